@@ -67,7 +67,7 @@ setup(
     packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
     package_data={
-        "fasttfm": ["py.typed", "**/*.yaml", "models/*.md", "serving/*.html"],
+        "fasttfm": ["py.typed", "**/*.yaml", "models/*.md", "translate/server/*.html"],
         "fasttfm.kernels.proof": ["*.csv"],
         "fasttfm.kernels.tiles": ["tuned/*"],
     },

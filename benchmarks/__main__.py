@@ -32,7 +32,7 @@ from benchmarks.measure.records import RESULTS
 from benchmarks.measure.text_table import duration
 from fasttfm.cli.parser import THREADS, Parser
 from fasttfm.errors import UserError
-from fasttfm.machine import multiplies_bfloat16, pick_device
+from fasttfm.system.machine import multiplies_bfloat16, pick_device
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +160,7 @@ def run_cases(
 
     from benchmarks.measure import harness, machine, records
     from benchmarks.measure.clocks import Clocks, ceilings
-    from fasttfm.memory import keep_freed_memory
+    from fasttfm.system.memory import keep_freed_memory
 
     keep_freed_memory()
     warnings.simplefilter("ignore")  # why a provider refused is in its row

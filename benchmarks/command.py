@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.measure import machine, records
 from benchmarks.measure.records import RESULTS, Record
-from fasttfm.children import child_environment, end_with_parent, run_to_end, signal_name
 from fasttfm.cli.main import EXIT_BROKEN_PIPE
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
-from fasttfm.signals import raise_dropped, stoppable
+from fasttfm.system.children import child_environment, end_with_parent, run_to_end, signal_name
+from fasttfm.system.signals import raise_dropped, stoppable
 
 
 def parser(module: str, docstring: str | None) -> Parser:

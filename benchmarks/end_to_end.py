@@ -28,12 +28,12 @@ from benchmarks import command
 from benchmarks.measure import machine, records
 from benchmarks.measure.providers import TORCH_NN
 from benchmarks.measure.records import RESULTS
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.children import child_environment, command_line, run_to_end
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.data.demo import write_demo_corpus
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_json
+from fasttfm.store.run_log import read_log
+from fasttfm.system.children import child_environment, command_line, run_to_end
+from fasttfm.system.parsing import parse_json
 
 BUILT_IN = "demo"
 """The corpus that needs no files."""

@@ -21,9 +21,9 @@ import torch
 
 from benchmarks import command
 from benchmarks.measure.machine import machine_name
-from fasttfm.children import child_environment, run_to_end
 from fasttfm.errors import UserError
-from fasttfm.machine import pick_device
+from fasttfm.system.children import child_environment, run_to_end
+from fasttfm.system.machine import pick_device
 
 if TYPE_CHECKING:
     from benchmarks.cases.host import Call, Case

@@ -17,7 +17,7 @@ from benchmarks import command
 from fasttfm.cli.parser import InRange
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.scoring import bleu, tokenizer_of
-from fasttfm.decoding import Translator
+from fasttfm.translate import Translator
 
 BEAMS = (1, 2, 4, 8)
 PENALTIES = (("none", 0.0), ("wu", 0.6), ("wu", 1.0), ("power", 0.6), ("power", 1.0))

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from fasttfm.parsing import parse_json
+from fasttfm.system.parsing import parse_json
 
 CLIENTS = 64
 KINDS = {"short": 12, "text": 2, "list": 2, "slow": 1, "heavy": 1, "hang up": 2}

@@ -34,13 +34,13 @@ from typing import Any
 
 from benchmarks import command, mixed_load
 from benchmarks.measure.machine import SINCE_START, family
-from fasttfm.children import end_with_parent
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.cli.parser import THREADS, InRange
 from fasttfm.data.corpus import read_lines
-from fasttfm.decoding import Translator
-from fasttfm.decoding.translator import Translation
-from fasttfm.parsing import parse_json
+from fasttfm.system.children import end_with_parent
+from fasttfm.system.parsing import parse_json
+from fasttfm.translate import Translator
+from fasttfm.translate.translator import Translation
 
 LOADS = (0.5, 0.8, 0.95)
 """Shares of the capacity."""
@@ -110,9 +110,9 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     end_with_parent()
     import torch
 
-    from fasttfm.serving.app import App
-    from fasttfm.serving.connections import Listener, server
-    from fasttfm.serving.limits import Limits
+    from fasttfm.translate.server.app import App
+    from fasttfm.translate.server.connections import Listener, server
+    from fasttfm.translate.server.limits import Limits
 
     ours = kind in EARLY_STOPPING
     torch.set_num_threads(

@@ -1,7 +1,7 @@
 """fasttfm: the encoder-decoder Transformer of "Attention Is All You Need" on fused Triton kernels.
 
 Importing it queries no device and needs neither a GPU nor Triton. The rooms: fasttfm.functional (operators),
-fasttfm.nn (torch.nn's modules), fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.decoding, fasttfm.interop,
+fasttfm.nn (torch.nn's modules), fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.search, fasttfm.convert,
 fasttfm.reference (the specification).
 """
 
@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fasttfm.decoding.pipeline import pipeline
+    from fasttfm.convert import replace_modules, restore_modules
     from fasttfm.functional import backend
-    from fasttfm.interop import replace_modules, restore_modules
+    from fasttfm.translate.pipeline import pipeline
 
 __version__ = "0.4.0"
 __all__ = ["__version__", "backend", "pipeline", "replace_modules", "restore_modules"]
@@ -19,9 +19,9 @@ __all__ = ["__version__", "backend", "pipeline", "replace_modules", "restore_mod
 
 _HOMES = {
     "backend": "fasttfm.functional",
-    "pipeline": "fasttfm.decoding.pipeline",
-    "replace_modules": "fasttfm.interop",
-    "restore_modules": "fasttfm.interop",
+    "pipeline": "fasttfm.translate.pipeline",
+    "replace_modules": "fasttfm.convert",
+    "restore_modules": "fasttfm.convert",
 }
 """Imported on first use, so that `fasttfm --help` does not wait for torch."""
 

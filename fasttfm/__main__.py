@@ -10,8 +10,8 @@ def command(started: float | None = None) -> int:
     started: when the command began that this process is a part of, by time.monotonic(); None: now.
     """
     try:
-        from fasttfm.children import end_with_parent
         from fasttfm.cli.main import main
+        from fasttfm.system.children import end_with_parent
 
         end_with_parent()
 

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from benchmarks import command
-from fasttfm.checkpoints.run_log import read_log
 from fasttfm.cli.parser import InRange
-from fasttfm.machine import pick_device
-from fasttfm.parsing import parse_json
-from fasttfm.presets import preset_section
+from fasttfm.config.presets import preset_section
+from fasttfm.store.run_log import read_log
+from fasttfm.system.machine import pick_device
+from fasttfm.system.parsing import parse_json
 from fasttfm_pretraining.config.data import MaskingConfig
 from fasttfm_pretraining.data.documents import PreparedDocuments, RowBatches
 from fasttfm_pretraining.interop.bert import read_pretraining

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.children import end_with_parent
 from fasttfm.cli.parser import Parser
 from fasttfm.config import sections_of
+from fasttfm.config.presets import preset_section
 from fasttfm.config.training import TrainingConfig
+from fasttfm.convert.config_json import described
 from fasttfm.errors import UserError
-from fasttfm.interop.config_json import described
-from fasttfm.machine import pick_device
-from fasttfm.memory import peak_memory
-from fasttfm.presets import preset_section
+from fasttfm.system.children import end_with_parent
+from fasttfm.system.machine import pick_device
+from fasttfm.system.memory import peak_memory
 from fasttfm.training.precision import resolved_precision
 from fasttfm_pretraining.config.bert import BertConfig
 from fasttfm_pretraining.config.gpt import GPTConfig

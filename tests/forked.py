@@ -171,7 +171,7 @@ def fork_own_children() -> None:
     globals()["_server"] = lambda loaded: own
     launcher = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     importlib.import_module(launcher).Popen = Popen
-    for name in ("fasttfm.children", "fasttfm.processes"):
+    for name in ("fasttfm.system.children", "fasttfm.system.processes"):
         importlib.import_module(name).subprocess = SUBPROCESS
 
 

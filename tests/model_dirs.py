@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import save_checkpoint
-from fasttfm.checkpoints.steps import step_folder
-from fasttfm.checkpoints.weights import model_weights
 from fasttfm.config import RunConfig, build, gather
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, train_tokenizer
-from fasttfm.decoding import Translator
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.store.checkpoint import save_checkpoint
+from fasttfm.store.steps import step_folder
+from fasttfm.store.weights import model_weights
+from fasttfm.translate import Translator
 
 TEXT = [
     "a dog runs over the green grass",

@@ -13,13 +13,13 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure.records import Record
 from benchmarks.measure.text_table import markdown
-from fasttfm.machine import version
+from fasttfm.system.machine import version
 from tests.pytest_runs import counted
 
 ROOMS: dict[str, list[str]] = {
     "functional": ["tests/functional"],
     "nn": ["tests/nn"],
-    "interop": ["tests/interop"],
+    "interop": ["tests/convert"],
     "compat": ["tests/compat"],
     "ptx-check": ["ptx-check/tests", "--ignore=ptx-check/tests/kernels"],
     "ptx-check, kernels": ["ptx-check/tests/kernels"],

@@ -23,8 +23,8 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.measure import machine, records
 from fasttfm.errors import UserError
-from fasttfm.machine import cpuinfo
-from fasttfm.parsing import parse_yaml
+from fasttfm.system.machine import cpuinfo
+from fasttfm.system.parsing import parse_yaml
 from tests.pytest_runs import counts, name_of, run_tests
 
 LIMIT = 60.0
@@ -38,8 +38,8 @@ GATE = (
     "cpu/test_linear.py",
     "cpu/test_compiled_loops.py",
     "cpu/test_training_passes.py",
-    "decoding/test_batch_invariance.py",
-    "decoding/test_alignment.py",
+    "search/test_batch_invariance.py",
+    "search/test_alignment.py",
 )
 
 

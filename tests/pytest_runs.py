@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine
-from fasttfm.children import run_to_end
+from fasttfm.system.children import run_to_end
 
 
 def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, str]) -> list[ElementTree.Element]:

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fasttfm import graphs
 from fasttfm.functional import backend
 from fasttfm.kernels.jit import Launch
+from fasttfm.models import graphs
 from fasttfm.training import graphs as training
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers

@@ -124,7 +124,7 @@ def forked_workers() -> Iterator[None]:
     """Processes that search, serve or draw for this one are forked: starting one takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
-            patch.setattr("fasttfm.processes.subprocess", forked.SUBPROCESS)
+            patch.setattr("fasttfm.system.processes.subprocess", forked.SUBPROCESS)
         yield
 
 

@@ -13,10 +13,10 @@ import forked
 import pytest
 from waiting import PATIENCE, wait_for_end, wait_until
 
-from fasttfm.checkpoints.steps import saved_steps
-from fasttfm.children import calling, command_line, run_to_end
 from fasttfm.errors import Stopped
-from fasttfm.folders import replacing
+from fasttfm.store.steps import saved_steps
+from fasttfm.system.children import calling, command_line, run_to_end
+from fasttfm.system.folders import replacing
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 
@@ -34,7 +34,7 @@ def test_children_are_started_by_command_lines_of_one_place():
         for path in (ROOT / "fasttfm").rglob("*.py")
         if re.search(ways, path.read_text(encoding="utf-8"))
     }
-    assert found == {"fasttfm/children.py"}
+    assert found == {"fasttfm/system/children.py"}
 
 
 def plant(folder: Path, told: Path) -> None:
@@ -138,7 +138,7 @@ def training_recipe(recipe: Path, folder: Path, workers: int, stdout=subprocess.
 
 def search(root: str) -> int:
     sys.path.insert(0, root)
-    from tests.decoding import test_workers as tests
+    from tests.search import test_workers as tests
 
     with tests.search_workers(tests.tiny_model(), 2) as workers:
         return len(list(workers.each(tests._who, [(0.0, 1)] * 4))) - 4
@@ -200,7 +200,7 @@ def test_what_a_stopped_child_leaves_running_is_killed(tmp_path):
 
 def test_ctrl_z_stops_a_child_too_until_its_parent_goes_on():
     child = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
-    call = f"import sys; from fasttfm.children import run_to_end; run_to_end([sys.executable, '-c', {child!r}])"
+    call = f"import sys; from fasttfm.system.children import run_to_end; run_to_end([sys.executable, '-c', {child!r}])"
 
     def state(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -20,8 +20,8 @@ from fasttfm.config import (
     read_yaml,
     with_defaults,
 )
+from fasttfm.config.presets import preset_names, preset_path
 from fasttfm.errors import UserError
-from fasttfm.presets import preset_names, preset_path
 
 SIZE = {"vocab_size": 100}
 

@@ -14,9 +14,9 @@ import pytest
 from model_dirs import write_model_dir
 from waiting import wait_until
 
-from fasttfm.children import command_line
 from fasttfm.data.demo import write_demo_corpus
 from fasttfm.data.prepare import PrepareOptions, prepare
+from fasttfm.system.children import command_line
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has died")
 
@@ -165,8 +165,8 @@ STARTED = {
     "benchmarks/queue/illegal_tile.py": 1,  # a program with a limit
     "benchmarks/queue/prepare.py": 1,  # strip
     "benchmarks/queue/run.py": 1,
-    "fasttfm/children.py": 1,
-    "fasttfm/processes.py": 1,
+    "fasttfm/system/children.py": 1,
+    "fasttfm/system/processes.py": 1,
     "kernels/proof/assembler.py": 1,  # ptxas
     "kernels/proof/matrix.py": 3,  # one of them git
     "ptx-check/src/ptx_check/ledger/counted.py": 1,  # ptxas

@@ -14,7 +14,7 @@ from forked import run
 from killed import environment
 
 from fasttfm.errors import UserError
-from fasttfm.folders import PREPARE_AGAIN, compare, is_unfinished, read_manifest, reading, replacing
+from fasttfm.system.folders import PREPARE_AGAIN, compare, is_unfinished, read_manifest, reading, replacing
 
 
 def write(folder: Path, **files: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.memory import peak_memory
+from fasttfm.system.memory import peak_memory
 
 pytest.importorskip("resource")
 
@@ -59,7 +59,7 @@ def test_peak_memory_is_that_of_this_process_alone():
     grown = torch.ones(60 << 20)
     assert peak_memory() >= 60 << 22
     assert grown.sum() == 60 << 20
-    script = "from fasttfm.memory import peak_memory; print(peak_memory())"
+    script = "from fasttfm.system.memory import peak_memory; print(peak_memory())"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 1 << 20 < int(child.stdout) < min(before, 100 << 20)
 
@@ -68,7 +68,7 @@ def test_peak_memory_is_that_of_this_process_alone():
 def test_what_is_freed_is_kept():
     script = """
 import resource, torch
-from fasttfm.memory import keep_freed_memory
+from fasttfm.system.memory import keep_freed_memory
 def mapped():
     return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 keep_freed_memory()

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 import fasttfm
-from fasttfm import kinds
-from fasttfm.config import read_yaml
+from fasttfm.config import kinds, read_yaml
 from fasttfm.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -197,7 +196,7 @@ def test_its_wheel_and_source_distribution_have_everything(tmp_path):
 def test_without_it_its_commands_say_what_to_install():
     """What imports nothing of it works; its commands, verbs and kinds of model end in a line and exit status 2."""
     script = (
-        "import sys; from fasttfm import kinds; kinds.provider = lambda: None; "
+        "import sys; from fasttfm.config import kinds; kinds.provider = lambda: None; "
         "from fasttfm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     way = "pip install ./pretraining in a clone of this repository (make install does it)"

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, read_plain_yaml
-from fasttfm.parsing import DEEPEST, Malformed, field, parse_json, parse_yaml, texts, write_yaml
+from fasttfm.system.files import read_json, read_plain_yaml
+from fasttfm.system.parsing import DEEPEST, Malformed, field, parse_json, parse_yaml, texts, write_yaml
 from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttfm import files, locks, processes
-from fasttfm.checkpoints import ownership
+from fasttfm.store import ownership
+from fasttfm.system import files, locks, processes
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +37,7 @@ def windows(monkeypatch):
     monkeypatch.delattr(os, "fork")
 
     class Windows:
-        """The module os as fasttfm.files sees it: pathlib keeps the name of the system that it was imported on."""
+        """The module os as fasttfm.system.files sees it: pathlib keeps the name of the system it was imported on."""
 
         name = "nt"
 
@@ -80,7 +80,7 @@ def test_the_package_is_imported_on_a_platform_without_these_modules(platform, m
         "import os\n"
         f"for name in ('fork', 'killpg', 'sched_getaffinity') if {platform == 'win32'} else ('sched_getaffinity',):\n"
         "    delattr(os, name) if hasattr(os, name) else None\n"
-        "import fasttfm.nn, fasttfm.models, fasttfm.decoding, fasttfm.training.run, fasttfm.cli.main\n"
+        "import fasttfm.nn, fasttfm.models, fasttfm.search, fasttfm.training.run, fasttfm.cli.main\n"
         "from fasttfm.models import Transformer\n"
         "Transformer.from_preset('demo', vocab_size=50).loss(*[torch.randint(4, 50, (2, 5))] * 3)[0].backward()\n"
     )

@@ -53,8 +53,8 @@ def asked(*args, **options):
     raise AssertionError("a device was asked for")
 for name in ("is_available", "device_count", "current_device", "get_device_properties", "get_device_capability"):
     setattr(torch.cuda, name, asked)
-LAUNCHES = ("fasttfm.decoding.device.launches", "fasttfm.models.step_launches")  # where kernels are what computes
-SUBCLASSES = ("fasttfm.interop.huggingface", "fasttfm.interop.auto_model")  # of the classes of transformers
+LAUNCHES = ("fasttfm.search.device.launches", "fasttfm.models.step_launches")  # where kernels are what computes
+SUBCLASSES = ("fasttfm.convert.huggingface", "fasttfm.convert.auto_model")  # of the classes of transformers
 import fasttfm
 for module in pkgutil.walk_packages(fasttfm.__path__, "fasttfm."):
     if not module.name.startswith(("fasttfm.kernels", "fasttfm.__main__", *LAUNCHES, *SUBCLASSES)):

@@ -9,7 +9,7 @@ from waiting import run_together, wait_until
 ROOT = Path(__file__).parents[1]
 CLOCKS = r"(perf_counter|monotonic|time\.time)\(\)|timeout=\d"
 READS_ONE = {
-    "tests/checkpoints/test_ownership.py": "files that are a day old",
+    "tests/store/test_ownership.py": "files that are a day old",
     "tests/executed/__main__.py": "a record",
     "tests/peer_tests/__main__.py": "a record",
     "tests/planted/__main__.py": "a record",

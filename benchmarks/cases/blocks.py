@@ -18,9 +18,9 @@ from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm import nn as fnn
 from fasttfm.config.model import TransformerConfig
-from fasttfm.interop import names
-from fasttfm.interop.bart import BART
-from fasttfm.interop.marian import marian_config
+from fasttfm.convert import names
+from fasttfm.convert.bart import BART
+from fasttfm.convert.marian import marian_config
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost
 

@@ -41,13 +41,13 @@ from benchmarks.measure.providers import (
 )
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
-from fasttfm.decoding import DecodingConfig, search_ids
-from fasttfm.decoding.batches import SHORTEST, multiply_in_int8, padded
-from fasttfm.decoding.device.search import held_bytes
-from fasttfm.decoding.search import search_workers
 from fasttfm.kernels.proof.costs import Cost
-from fasttfm.machine import multiplies_bfloat16
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, search_ids
+from fasttfm.search.batches import SHORTEST, multiply_in_int8, padded
+from fasttfm.search.device.search import held_bytes
+from fasttfm.search.search import search_workers
+from fasttfm.system.machine import multiplies_bfloat16
 
 Hypotheses = list[list[list[int]]]
 """Of each sentence its K hypotheses, without begin- and end-of-sentence."""

@@ -17,11 +17,11 @@ import fasttfm.nn as ours
 from benchmarks.cases import synthetic
 from benchmarks.peers import huggingface, torch_nn
 from fasttfm import functional as F
-from fasttfm.decoding import DecodingConfig
-from fasttfm.decoding.device.engine import Engine, Kind
-from fasttfm.decoding.device.state import Sizes
 from fasttfm.kernels.jit import Launch
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig
+from fasttfm.search.device.engine import Engine, Kind
+from fasttfm.search.device.state import Sizes
 
 Call = Callable[[], object]
 Sides = tuple[Sequence[Call], Sequence[Call]]

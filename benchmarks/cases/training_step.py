@@ -31,13 +31,13 @@ from benchmarks.measure.providers import (
 )
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
+from fasttfm.config.presets import preset_section
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
-from fasttfm.graphs import Graphs
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost, Shape
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.presets import preset_section
+from fasttfm.models.graphs import Graphs
 from fasttfm.training.graphs import run_on_batch
 from fasttfm.training.optimization import Optimization, rate_dtype
 from fasttfm.training.workers import Workers

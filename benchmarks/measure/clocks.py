@@ -18,7 +18,7 @@ from benchmarks.measure.case import PURE_PASSES, Case, Clock, Setting
 from fasttfm.cpu import int8
 from fasttfm.kernels.proof.costs import Machine
 from fasttfm.kernels.proof.launch_log import LaunchLog
-from fasttfm.timing import DeviceClock, l2_bytes
+from fasttfm.system.timing import DeviceClock, l2_bytes
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise
 

@@ -17,7 +17,7 @@ import psutil
 import torch
 from psutil import NoSuchProcess, Process
 
-from fasttfm.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
+from fasttfm.system.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
 
 ROOT = Path(__file__).parents[2]
 _NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured

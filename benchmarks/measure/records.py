@@ -16,7 +16,7 @@ import jsonschema
 
 from benchmarks.measure.machine import machine_name, slug
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_json, parse_yaml
+from fasttfm.system.parsing import parse_json, parse_yaml
 
 Schema = dict[str, Any]
 _SHORT = parse_yaml((Path(__file__).parent / "schemas.yaml").read_bytes())

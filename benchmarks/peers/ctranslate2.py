@@ -1,4 +1,4 @@
-"""CTranslate2 with our weights, written into its model format (fasttfm.interop.ctranslate2).
+"""CTranslate2 with our weights, written into its model format (fasttfm.convert.ctranslate2).
 
 https://opennmt.net/CTranslate2/python/ctranslate2.Translator.html         translate_batch and its options
 https://opennmt.net/CTranslate2/quantization.html                          compute_type
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.children import end_with_parent
+from fasttfm.convert.ctranslate2 import SPECIAL, write
 from fasttfm.data.tokenizer import BOS, PAD
-from fasttfm.interop.ctranslate2 import SPECIAL, write
 from fasttfm.models import TransformerConfig
+from fasttfm.system.children import end_with_parent
 
 
 class Translate:

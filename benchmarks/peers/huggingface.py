@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.torch_nn import summed_cross_entropy
+from fasttfm.convert.marian import marian_config, marian_weights
 from fasttfm.data.batches import Batch
 from fasttfm.data.tokenizer import BOS, PAD, UNK
-from fasttfm.decoding.batches import padded
-from fasttfm.interop.marian import marian_config, marian_weights
 from fasttfm.models import TransformerConfig
 from fasttfm.reference import positional_encoding
+from fasttfm.search.batches import padded
 
 
 def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout: float = 0.0) -> Any:

@@ -25,18 +25,18 @@ from benchmarks.peers import torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.config.data import DataConfig
+from fasttfm.config.presets import preset_section
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.shapes import length_batches
 from fasttfm.data.tokenizer import BOS, EOS
-from fasttfm.decoding.batches import padded
-from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
-from fasttfm.machine import pick_device
 from fasttfm.models import TransformerConfig
-from fasttfm.presets import preset_section
+from fasttfm.search.batches import padded
+from fasttfm.system.machine import pick_device
 from fasttfm.training.precision import autocast_dtype
+from fasttfm.translate.translator import one_line
 
 _LOG_EVERY = 50
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.queue.long_rows
 
-A line for each decision (fasttfm/tuning.py) between the kernel of every chip and one in Gluon by each of its tiles, one
-for what SDPA's cuDNN takes, and how many tensor maps the driver refused. bfloat16, 1,024 columns of all heads.
+A line for each decision (functional/tuning.py) between the kernel of every chip and one in Gluon by each of its tiles,
+one for what SDPA's cuDNN takes, and how many tensor maps the driver refused. bfloat16, 1,024 columns of all heads.
 """
 
 import itertools
@@ -18,9 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import command
 from fasttfm import functional as F
-from fasttfm import timing, tuning
 from fasttfm.cli.parser import Parser
+from fasttfm.functional import tuning
 from fasttfm.kernels import choices, launch
+from fasttfm.system import timing
 
 _SHAPES = ((16, 1024, 64), (4, 4096, 64), (16, 1024, 128))
 """B, L, D."""

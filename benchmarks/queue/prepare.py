@@ -29,9 +29,9 @@ from benchmarks.end_to_end import CORPORA
 from benchmarks.end_to_end import prepare as prepare_corpus
 from benchmarks.measure.machine import ROOT
 from benchmarks.queue.questions import Question
-from fasttfm.children import ask_for_parents_end, run_to_end
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
+from fasttfm.system.children import ask_for_parents_end, run_to_end
+from fasttfm.system.files import read_json
 from ptx_check.chips import CHIPS
 
 ARCHIVE = "prepared.tar.xz"

@@ -13,7 +13,7 @@ import jsonschema
 from benchmarks.measure.machine import ROOT, noisy
 from benchmarks.measure.records import Record
 from fasttfm.errors import UserError
-from fasttfm.parsing import Malformed, parse_yaml
+from fasttfm.system.parsing import Malformed, parse_yaml
 
 FILE = Path(__file__).parent / "questions.yaml"
 _REACHED = 1.1

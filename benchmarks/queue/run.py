@@ -33,10 +33,10 @@ from benchmarks.measure.records import RESULTS, Record
 from benchmarks.measure.text_table import markdown, number
 from benchmarks.queue import page, prepare
 from benchmarks.queue.questions import Question, digest, outcomes, read
-from fasttfm.children import ask_for_parents_end, child_environment
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 from fasttfm.kernels.proof.assembler import in_use
+from fasttfm.system.children import ask_for_parents_end, child_environment
 
 _GRACE = 10.0
 """Seconds that a question has to write what it found, when its limit has come."""

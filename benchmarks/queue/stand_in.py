@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import __main__ as program
 from benchmarks.measure.harness import Trial
 from benchmarks.measure.providers import CUDA_GRAPH, OURS, Absent
-from fasttfm import tuning
-from fasttfm.decoding.device.engine import Engine
-from fasttfm.decoding.device.state import column
-from fasttfm.graphs import Graphs
+from fasttfm.functional import tuning
+from fasttfm.models.graphs import Graphs
+from fasttfm.search.device.engine import Engine
+from fasttfm.search.device.state import column
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers
 from ptx_check.ledger.collect import Compiling
@@ -60,7 +60,7 @@ class _NoProducts(TorchDispatchMode):
 
 
 def _once(providers: Mapping[str, Callable[[], Any]], *_: Any, **__: Any) -> dict[str, float | str]:
-    """fasttfm.timing.measure, of which nothing is timed."""
+    """fasttfm.system.timing.measure, of which nothing is timed."""
     result: dict[str, float | str] = {}
     for name, run in providers.items():
         try:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttfm.errors import UserError
-from fasttfm.folders import MANIFEST, faults
-from fasttfm.machine import emulates_bfloat16, processor_units
+from fasttfm.system.folders import MANIFEST, faults
+from fasttfm.system.machine import emulates_bfloat16, processor_units
 
 _SAMPLE = 0.5
 """Seconds for which the processors' counters are watched."""
@@ -156,7 +156,7 @@ def gather(device: dict[str, Any] | None) -> Facts:
     import torch
 
     from fasttfm.cpu import int8
-    from fasttfm.machine import allowed_cores
+    from fasttfm.system.machine import allowed_cores
 
     tuned: dict[str, Any] = (device or {}).get("tuned") or {}
     faults = [each["fault"] for each in (device or {}).get("assembler", {}).values()]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fasttfm.children import child_environment, command_line, run_to_end
 from fasttfm.errors import UserError
+from fasttfm.system.children import child_environment, command_line, run_to_end
 
 _UPDATES, _WARM = 6, 2
 """Updates of a trial, and the first of them, which compile and are not counted."""
@@ -73,7 +73,7 @@ def fastest_division(arguments: Sequence[str], cores: int, note: Callable[[str],
 
 def _target_tokens_per_second(arguments: Sequence[str]) -> float | str:
     """The median of the updates of a trial; where it failed, the last line that it wrote."""
-    from fasttfm.checkpoints.run_log import read_log
+    from fasttfm.store.run_log import read_log
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "model"

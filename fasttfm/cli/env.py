@@ -10,7 +10,7 @@ from typing import Any
 from fasttfm.cli import check
 from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import LOADED_FOLDER
-from fasttfm.machine import describe_gpu, gpu, processor, processor_units, version
+from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units, version
 
 _OWN = {"panels": "panels of its own"}
 _NO_INT8 = "none that is exact and faster than float32: --precision int8 computes in float32"
@@ -82,7 +82,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
 def text(result: dict[str, Any]) -> str:
     """The same for people."""
-    from fasttfm.wording import counted
+    from fasttfm.system.wording import counted
 
     cpu, device = result["processor"], result["device"]
     units = " ".join(cpu["units"]) or "no AVX2"

@@ -8,10 +8,10 @@ from fasttfm.cli.parser import add_checkpoint, add_out
 from fasttfm.cli.paths import MODEL
 
 FORMATS = {
-    "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
-    "marian-hf": ("fasttfm.interop.marian", "transformers' MarianMTModel and MarianTokenizer"),
-    "onnx": ("fasttfm.interop.onnx", "onnxruntime (the encoder and one step of the decoder)"),
-    "pretrained": ("fasttfm.interop.exchange", "Transformer.from_pretrained(), pipeline() and Hugging Face's hub"),
+    "ctranslate2": ("fasttfm.convert.ctranslate2", "ctranslate2.Translator"),
+    "marian-hf": ("fasttfm.convert.marian", "transformers' MarianMTModel and MarianTokenizer"),
+    "onnx": ("fasttfm.convert.onnx", "onnxruntime (the encoder and one step of the decoder)"),
+    "pretrained": ("fasttfm.convert.exchange", "Transformer.from_pretrained(), pipeline() and Hugging Face's hub"),
 }
 """Format -> (module with export(model, folder), what loads it)."""
 
@@ -42,9 +42,9 @@ def add_check(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the directory and say what the other tool must be told."""
-    from fasttfm.folders import replacing
-    from fasttfm.interop.check import check
-    from fasttfm.interop.exchange import add_notes, load
+    from fasttfm.convert.check import check
+    from fasttfm.convert.exchange import add_notes, load
+    from fasttfm.system.folders import replacing
 
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)

@@ -11,13 +11,13 @@ from fasttfm.cli.parser import add_out
 from fasttfm.cli.paths import INPUT, INPUT_FILE
 
 if TYPE_CHECKING:
-    from fasttfm.interop.exchange import Model
+    from fasttfm.convert.exchange import Model
 
 FORMATS = {
-    "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
-    "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
-    "fairseq": ("fasttfm.interop.fairseq", "a checkpoint of fairseq-train, with --dict and --spm or --codes"),
-    "ctranslate2": ("fasttfm.interop.ctranslate2_read", "the output of CTranslate2's converters"),
+    "marian-hf": ("fasttfm.convert.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
+    "m2m100": ("fasttfm.convert.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
+    "fairseq": ("fasttfm.convert.fairseq", "a checkpoint of fairseq-train, with --dict and --spm or --codes"),
+    "ctranslate2": ("fasttfm.convert.ctranslate2_read", "the output of CTranslate2's converters"),
 }
 """Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is). That of
 fairseq takes a file, its dictionaries and its SentencePiece models or codes."""
@@ -59,9 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the model directory."""
+    from fasttfm.convert.check import check
+    from fasttfm.convert.exchange import store, warnings_as_lines
     from fasttfm.errors import UserError
-    from fasttfm.interop.check import check
-    from fasttfm.interop.exchange import store, warnings_as_lines
 
     module = importlib.import_module(FORMATS[args.format][0])
     languages = {"source_language": args.source_language, "target_language": args.target_language}

@@ -1,6 +1,6 @@
 """`fasttfm <command>`: finds the command's file, runs it, and turns every expected failure into one line.
 
-Each command is a module, here or of another distribution (fasttfm.kinds), with two functions:
+Each command is a module, here or of another distribution (fasttfm.config.kinds), with two functions:
 
     add_arguments(parser)    adds the command's arguments to its parser
     run(args)                does the work; returns an exit status or None for 0
@@ -23,15 +23,15 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fasttfm import kinds
 from fasttfm.cli.completion import SHELLS, Completion
 from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import check_paths
 from fasttfm.cli.verbs import add_verbs
+from fasttfm.config import kinds
 from fasttfm.errors import UserError, interrupted, is_out_of_memory
-from fasttfm.machine import version
-from fasttfm.memory import limit_remedy, refuse_small_limit
-from fasttfm.signals import raise_dropped, stoppable
+from fasttfm.system.machine import version
+from fasttfm.system.memory import limit_remedy, refuse_small_limit
+from fasttfm.system.signals import raise_dropped, stoppable
 
 GROUPS = {
     "from text to a model": {
@@ -59,7 +59,7 @@ GROUPS = {
         "tune": ("fasttfm.cli.tune", "measure and keep this machine's fastest kernel settings"),
     },
 }
-"""Title -> command -> (module, the line that `fasttfm --help` shows); no module where fasttfm.kinds knows it."""
+"""Title -> command -> (module, the line that `fasttfm --help` shows); no module where fasttfm.config.kinds knows it."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from fasttfm.cli.paths import CHECKPOINT, LOADED_FOLDER, MODEL, OUTPUT_FOLDER, SHARED_FOLDER, PathKind
 from fasttfm.config.convert import convert
 from fasttfm.errors import UserError
-from fasttfm.parsing import WHOLE_NUMBER, parse_yaml
+from fasttfm.system.parsing import WHOLE_NUMBER, parse_yaml
 
 _METAVARS: dict[Any, str] = {int: "N", float: "X"}
 _EXAMPLES = "examples:\n"

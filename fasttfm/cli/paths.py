@@ -3,7 +3,7 @@
     parser.add_argument("--out", type=OUTPUT_FILE, …)
 
 A command writes no file that it reads, and in the folder of a model or of data none that it did not make. What it reads
-is whole: a replacement that was cut off is finished or refused, and digests are compared once (fasttfm.folders).
+is whole: a replacement that was cut off is finished or refused, and digests are compared once (fasttfm.system.folders).
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttfm.errors import UserError
-from fasttfm.folders import compare, has_manifest, owner, settled
+from fasttfm.system.folders import compare, has_manifest, owner, settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ OUTPUT_FILE = PathKind(writes=True, is_file=True)
 OUTPUT_PICTURE = PathKind(writes=True, is_file=True, own="attention.png")
 OUTPUT_SHORTLIST = PathKind(writes=True, is_file=True, own="vmap.txt")
 OUTPUT_FOLDER = PathKind(writes=True, is_file=False, replaces=True)
-"""Made anew, all of it or nothing (fasttfm.folders.replacing)."""
+"""Made anew, all of it or nothing (fasttfm.system.folders.replacing)."""
 TRAINED_MODEL = PathKind(writes=True, is_file=False, metavar="MODEL")
 """A model directory that is created, or gone on with."""
 SHARED_FOLDER = PathKind(writes=True, is_file=False, metavar="DIR")

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _draw_attention(args: argparse.Namespace) -> str:
     """Draw the attention weights of one translation, which is returned."""
-    from fasttfm.decoding.attention_plot import attention_of, draw_attention
-    from fasttfm.decoding.translator import Translator
+    from fasttfm.translate.attention_plot import attention_of, draw_attention
+    from fasttfm.translate.translator import Translator
 
     if len(args.model) > 1:
         raise UserError(f"--attention draws one model, not {len(args.model)}: give one")

@@ -18,7 +18,7 @@ from fasttfm.data.datasets import DATASETS, DEMO, fetch_dataset
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.errors import UserError
-from fasttfm.machine import allowed_cores
+from fasttfm.system.machine import allowed_cores
 
 _TEXTS = {
     "--src": "training source text",

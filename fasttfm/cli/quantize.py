@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write Q and say how much smaller it is."""
-    from fasttfm.checkpoints.conversion import quantize_model
     from fasttfm.models import Transformer
+    from fasttfm.store.conversion import quantize_model
 
     before, after = quantize_model(args.model, args.checkpoint, args.out, Transformer)
     Output.of(args, "quantize").result(

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttfm.children import child_environment, command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import InRange, Parser, add_downloads
 from fasttfm.cli.paths import SHARED_FOLDER
 from fasttfm.errors import UserError, optional
-from fasttfm.files import writing
-from fasttfm.parsing import parse_yaml
+from fasttfm.system.children import child_environment, command_line, run_to_end, signal_name
+from fasttfm.system.files import writing
+from fasttfm.system.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from fasttfm.data.datasets import Texts

@@ -63,7 +63,7 @@ def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.data.scoring import bleu, chrf, comet, compare, compound_split_bleu, refuse_missing, ter
     from fasttfm.errors import UserError
-    from fasttfm.wording import counted
+    from fasttfm.system.wording import counted
 
     first, *others = args.ref
     reference = list(read_lines(first))
@@ -120,7 +120,7 @@ def run(args) -> None:
 def _tell_of_forms(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Warn of translations that differ from their references in Unicode's normal form alone."""
     from fasttfm.data.unicode_forms import composed
-    from fasttfm.wording import Tally
+    from fasttfm.system.wording import Tally
 
     differing = Tally()
     for number, (ours, theirs) in enumerate(zip(hypotheses, references), start=1):

@@ -18,12 +18,12 @@ from fasttfm.cli.parser import Parser, add_device, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError, optional
-from fasttfm.serving.limits import Limits
-from fasttfm.signals import taken_over
+from fasttfm.system.signals import taken_over
+from fasttfm.translate.server.limits import Limits
 
 if TYPE_CHECKING:
-    from fasttfm.decoding.translator import Translator
-    from fasttfm.serving.connections import Listener
+    from fasttfm.translate.server.connections import Listener
+    from fasttfm.translate.translator import Translator
 
 TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
 _LIMITS = [name for name in field_types(Limits) if name != "largest_beam"]
@@ -89,11 +89,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     for package in ("uvicorn", "starlette", "prometheus_client"):
         optional(package, "serve")
-    from fasttfm.decoding.translator import Translator
-    from fasttfm.serving.app import App
-    from fasttfm.serving.connections import connections_that_fit, server
-    from fasttfm.serving.gate import LOOPBACK
-    from fasttfm.serving.pool import Pool
+    from fasttfm.translate.server.app import App
+    from fasttfm.translate.server.connections import connections_that_fit, server
+    from fasttfm.translate.server.gate import LOOPBACK
+    from fasttfm.translate.server.pool import Pool
+    from fasttfm.translate.translator import Translator
 
     if sys.__stdout__ is None:
         print("fasttfm serve: standard output is closed: the address is told there; use >/dev/null", file=sys.stderr)
@@ -149,7 +149,7 @@ def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
     """UserError for more processes than one where models are not on a CPU, or this system cannot fork."""
     import torch
 
-    from fasttfm.processes import can_fork
+    from fasttfm.system.processes import can_fork
 
     possible = all(can_fork(each.model) for each in translators)
     if not possible and (workers or 1) > 1:
@@ -158,7 +158,7 @@ def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
 
 
 def _listening(host: str, port: int) -> "Listener":
-    from fasttfm.serving.connections import Listener
+    from fasttfm.translate.server.connections import Listener
 
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port}: must be from 0 to 65535")

@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> None:
     """Write the file and say how many tokens sentences keep."""
     import numpy as np
 
-    from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
     from fasttfm.data.prepared import ParallelTokens, PreparedData
-    from fasttfm.decoding.shortlist import FILE_NAME, Shortlist
+    from fasttfm.store.vocabulary import refuse_another_vocabulary
+    from fasttfm.translate.shortlist import FILE_NAME, Shortlist
 
     if not (args.model / "config.yaml").exists():
         raise UserError(f"{args.model}: not a model directory (no config.yaml): give one that fasttfm train made")

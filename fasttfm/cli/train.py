@@ -26,11 +26,11 @@ from fasttfm.config import (
     gather,
     with_defaults,
 )  # fmt: skip
+from fasttfm.config.presets import preset_names, preset_summary
 from fasttfm.config.training import RESUMABLE, TrainingConfig
 from fasttfm.errors import Stopped, UserError
-from fasttfm.machine import emulates_bfloat16, processor_units
-from fasttfm.parsing import parse_yaml
-from fasttfm.presets import preset_names, preset_summary
+from fasttfm.system.machine import emulates_bfloat16, processor_units
+from fasttfm.system.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from fasttfm.training.run import Outcome
@@ -184,7 +184,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
 
 def _tell(args: argparse.Namespace, command: str, outcome: "Outcome") -> None:
     """Print how a run has ended, and what it leaves."""
-    from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.store.steps import saved_steps
 
     is_saved = bool(saved_steps(args.out))
     told: dict[str, Any] = {
@@ -230,7 +230,7 @@ def _timed_division(args: argparse.Namespace, values: Values, command: str) -> D
 
 def _what_is_saved(model_dir: Path) -> str:
     """Say what a run that was stopped outside the updates leaves, and what to do."""
-    from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.store.steps import saved_steps
 
     try:
         steps = saved_steps(model_dir)
@@ -243,7 +243,7 @@ def _what_is_saved(model_dir: Path) -> str:
 
 def _drawn_curve(model_dir: Path) -> Path | None:
     """The picture of the run's log; None when there is nothing to draw, or, with a warning, when drawing fails."""
-    from fasttfm.checkpoints.run_log import read_log
+    from fasttfm.store.run_log import read_log
     from fasttfm.training.plots import plot_curve
     from fasttfm.training.progress import tell
 

@@ -16,11 +16,11 @@ from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
-from fasttfm.files import writing
+from fasttfm.system.files import writing
 
 if TYPE_CHECKING:
-    from fasttfm.decoding.translator import Translation, Translator
-    from fasttfm.wording import Tally
+    from fasttfm.system.wording import Tally
+    from fasttfm.translate.translator import Translation, Translator
 
 
 def add_arguments(parser: Parser) -> None:
@@ -98,8 +98,8 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Translate standard input, buffer by buffer."""
     from fasttfm.data.corpus import read_lines
-    from fasttfm.decoding.combinations import refuse_config
-    from fasttfm.decoding.translator import Translator
+    from fasttfm.translate.combinations import refuse_config
+    from fasttfm.translate.translator import Translator
 
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
@@ -158,8 +158,8 @@ def _warn(text: str) -> None:
 def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Pair after pair, a buffer of lines at a time."""
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.decoding.translator import Translator
     from fasttfm.errors import UserError
+    from fasttfm.translate.translator import Translator
 
     translator = Translator.from_directory(
         args.model, args.checkpoint, device=args.device, precision=args.translation_precision, workers=1, **settings
@@ -184,8 +184,8 @@ def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None:
     """Standard input line by line, with what goes with the lines."""
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.decoding.alignment import pharaoh
-    from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
+    from fasttfm.translate.alignment import pharaoh
+    from fasttfm.translate.sentences import sentence_splitter, translate_sentences
 
     with contextlib.ExitStack() as stack:
         alignment = None if args.alignment is None else stack.enter_context(writing(args.alignment))

@@ -22,11 +22,11 @@ def run(args: argparse.Namespace) -> None:
     """Measure, store the result, and print what changed."""
     import torch
 
-    from fasttfm import tuning
     from fasttfm.errors import UserError
+    from fasttfm.functional import tuning
     from fasttfm.functional.backends import use_triton
-    from fasttfm.machine import pick_device
-    from fasttfm.timing import DeviceClock
+    from fasttfm.system.machine import pick_device
+    from fasttfm.system.timing import DeviceClock
 
     device, output = pick_device(args.device), Output.of(args, "tune")
     if device.type == "cpu":

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttfm.children import PARENT, child_environment, command_line, signal_name
 from fasttfm.errors import LOST_PEER, UserError, interrupted
-from fasttfm.machine import allowed_cores
+from fasttfm.system.children import PARENT, child_environment, command_line, signal_name
+from fasttfm.system.machine import allowed_cores
 
 _GRACE = 600
 """Seconds that ranks have to finish an update and save when they are stopped."""

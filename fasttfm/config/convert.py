@@ -10,7 +10,7 @@ import typing
 from typing import Any, Literal
 
 from fasttfm.errors import UserError
-from fasttfm.parsing import NUMBER, WHOLE_NUMBER, shown
+from fasttfm.system.parsing import NUMBER, WHOLE_NUMBER, shown
 
 _TRUTH = {"true": True, "false": False}
 _RULES = {

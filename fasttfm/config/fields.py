@@ -3,8 +3,8 @@
     model     TransformerConfig     data      DataConfig
     training  TrainingConfig        decoding  DecodingConfig
 
-These are of the kind transformer; fasttfm.kinds knows the others. Field names are unique over all sections of a kind,
-so `--d-model 128` says by itself that it means model.d_model.
+These are of the kind transformer; fasttfm.config.kinds knows the others. Field names are unique over all sections of
+a kind, so `--d-model 128` says by itself that it means model.d_model.
 """
 
 import ast
@@ -19,10 +19,10 @@ from typing import Any
 
 from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.kinds import pretrained_kinds
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
-from fasttfm.kinds import pretrained_kinds
 
 TRANSFORMER = "transformer"
 SECTIONS: dict[str, type] = {

@@ -14,10 +14,10 @@ from typing import Any
 from fasttfm.config.checks import refuse_stopped
 from fasttfm.config.convert import convert
 from fasttfm.config.fields import FROM_DATA, TRANSFORMER, Values, field_types, flag_name, section_of, sections_of
+from fasttfm.config.presets import preset_path
 from fasttfm.config.training import STOPPED_BY, TrainingConfig
 from fasttfm.config.yaml_file import dump_yaml, read_yaml
 from fasttfm.errors import UserError
-from fasttfm.presets import preset_path
 
 _ANY_VOCABULARY = 8000
 

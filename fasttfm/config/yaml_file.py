@@ -14,9 +14,9 @@ from fasttfm.config.fields import (
     section_of,
     sections_of,
 )
+from fasttfm.config.kinds import pretrained_kinds, refuse_unknown
 from fasttfm.errors import UserError
-from fasttfm.kinds import pretrained_kinds, refuse_unknown
-from fasttfm.parsing import Lines, Malformed, parse_yaml_lines, shown, write_yaml
+from fasttfm.system.parsing import Lines, Malformed, parse_yaml_lines, shown, write_yaml
 
 
 def kind_of(path: str | Path) -> str:

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 from fasttfm.data.packed_files import Hashed, is_damage, kind_of, unpacked
 from fasttfm.data.unicode_forms import has_invisible, is_composed
 from fasttfm.errors import UserError
-from fasttfm.wording import Tally, counted
+from fasttfm.system.wording import Tally, counted
 
 
 class Pair(NamedTuple):

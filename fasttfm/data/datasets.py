@@ -18,9 +18,9 @@ from fasttfm.data.archives import read_pairs
 from fasttfm.data.demo import write_demo_corpus
 from fasttfm.data.download import RemoteFile, download
 from fasttfm.errors import UserError
-from fasttfm.folders import MANIFEST, compare, read_manifest, replacing, settled
-from fasttfm.parsing import parse_yaml
-from fasttfm.wording import counted
+from fasttfm.system.folders import MANIFEST, compare, read_manifest, replacing, settled
+from fasttfm.system.parsing import parse_yaml
+from fasttfm.system.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

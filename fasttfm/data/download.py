@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttfm.errors import UserError
-from fasttfm.locks import locked
+from fasttfm.system.locks import locked
 
 if TYPE_CHECKING:
     import requests

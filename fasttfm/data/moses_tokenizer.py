@@ -15,7 +15,7 @@ from typing import Any
 
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import optional
-from fasttfm.parsing import characters
+from fasttfm.system.parsing import characters
 
 JOINED = "@@"
 """What a piece ends with that another follows in its word."""

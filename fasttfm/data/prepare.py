@@ -23,9 +23,9 @@ from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_
 from fasttfm.data.tokenizer import ModelType, Normalization, Tokenizer, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
-from fasttfm.parsing import characters
-from fasttfm.wording import counted
+from fasttfm.system.folders import replacing
+from fasttfm.system.parsing import characters
+from fasttfm.system.wording import counted
 
 Progress = Callable[[int, int], None]
 """Told what is done, and of how many."""

@@ -5,7 +5,7 @@
     {train,valid}.{src,tgt}.npy            all ids of a side, one sentence after the other, uint16 (or int32)
     {train,valid}.{src,tgt}.offsets.npy    sentence i is ids[offsets[i]:offsets[i + 1]], int64
     valid.src.txt, valid.tgt.txt           the raw text of the validation pairs, for BLEU
-    sha256sums                             of all these (see fasttfm.folders)
+    sha256sums                             of all these (see fasttfm.system.folders)
 
 Ids carry neither bos nor eos. A kill at any moment leaves either the old data or the new, or a directory that says
 that it is neither until `prepare` is run again.
@@ -26,10 +26,10 @@ import numpy as np
 from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.files import read_plain_yaml, unreadable
-from fasttfm.folders import PREPARE_AGAIN, VOCABULARY_FILES, read_manifest, reading
-from fasttfm.parsing import write_yaml
-from fasttfm.wording import counted
+from fasttfm.system.files import read_plain_yaml, unreadable
+from fasttfm.system.folders import PREPARE_AGAIN, VOCABULARY_FILES, read_manifest, reading
+from fasttfm.system.parsing import write_yaml
+from fasttfm.system.wording import counted
 
 FORMAT = "fasttfm prepared data, version 1"
 DESCRIPTION = "data.yaml"

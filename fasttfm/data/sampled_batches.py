@@ -25,7 +25,7 @@ from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import Tokenizer
-from fasttfm.processes import WorkerPool
+from fasttfm.system.processes import WorkerPool
 
 _PROBES = 2000
 _MARGIN = 1.1

@@ -18,7 +18,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest, Result
 
 from fasttfm.errors import UserError, optional
-from fasttfm.machine import version
+from fasttfm.system.machine import version
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flores101", "flores200")
 """What sacreBLEU may split into words with. The mecab ones need extra packages, the flores ones a download."""

@@ -25,7 +25,7 @@ import sentencepiece as spm
 
 from fasttfm.data.unicode_forms import composition_rules
 from fasttfm.errors import UserError
-from fasttfm.parsing import characters, parse_json
+from fasttfm.system.parsing import characters, parse_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, the unknown piece, the start and the end of a sentence, in every vocabulary."""

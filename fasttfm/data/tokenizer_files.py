@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer
-from fasttfm.folders import VOCABULARY_FILES, settled
+from fasttfm.system.folders import VOCABULARY_FILES, settled
 
 PIECES_FILE = Tokenizer.file_name.format("")
 """The SentencePiece model of both sides."""

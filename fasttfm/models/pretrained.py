@@ -19,18 +19,18 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE
-from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.vocabulary import read_checkpoint
 from fasttfm.config import Values, build, convert, field_types, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, read_plain_yaml, unreadable, write_file
-from fasttfm.folders import VOCABULARY_FILES, reading, replacing, settled
+from fasttfm.store.checkpoint import MODEL_FILE
+from fasttfm.store.model_dir import CONFIG_FILE, DATA_FILE
+from fasttfm.store.run_log import read_log
+from fasttfm.store.vocabulary import read_checkpoint
+from fasttfm.system.files import read_json, read_plain_yaml, unreadable, write_file
+from fasttfm.system.folders import VOCABULARY_FILES, reading, replacing, settled
 
 PRETRAINED_FILE = "config.json"
 MODEL_TYPE = "fasttfm"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.model import TransformerConfig
+from fasttfm.config.presets import preset_section
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.attention import Attention
 from fasttfm.models.cache import DecoderCache
@@ -22,7 +22,7 @@ from fasttfm.models.plain import apply_linear
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.models.residual import SITES_PER_LAYER
 from fasttfm.models.stack import Stack
-from fasttfm.presets import preset_section
+from fasttfm.store.weights import model_weights, with_weights
 
 if TYPE_CHECKING:
     from fasttfm.data.batches import Batch
@@ -71,7 +71,7 @@ class Transformer(Model):
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
-        """Build the model of a preset (fasttfm/presets/NAME.yaml) for a vocabulary, with any fields changed.
+        """Build the model of a preset (fasttfm/config/presets/NAME.yaml) for a vocabulary, with any fields changed.
 
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
-from fasttfm.checkpoints.steps import checkpoints_folder, consecutive_steps, saved_steps, step_folder
-from fasttfm.checkpoints.vocabulary import checkpoint_vocabulary
 from fasttfm.errors import UserError
-from fasttfm.wording import counted
+from fasttfm.store.checkpoint import read_weights, save_checkpoint
+from fasttfm.store.steps import checkpoints_folder, consecutive_steps, saved_steps, step_folder
+from fasttfm.store.vocabulary import checkpoint_vocabulary
+from fasttfm.system.wording import counted
 
 
 def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:

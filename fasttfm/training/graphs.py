@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
-from fasttfm.graphs import Graphs
+from fasttfm.models.graphs import Graphs
 from fasttfm.models.plain import hooked
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.workers import Workers

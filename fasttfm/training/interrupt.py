@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from fasttfm.errors import ENDING_SIGNALS, Stopped
-from fasttfm.signals import ignore_repeats, raise_stopped, taken_over
+from fasttfm.system.signals import ignore_repeats, raise_stopped, taken_over
 
 
 class Interruption:

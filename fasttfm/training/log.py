@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from fasttfm.checkpoints.run_log import LOG_FILE, read_log
-from fasttfm.files import replace_file
+from fasttfm.store.run_log import LOG_FILE, read_log
+from fasttfm.system.files import replace_file
 
 
 class RunLog:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fasttfm.checkpoints.run_log import LOG_FILE, read_log
-from fasttfm.drawing import drawing, plain_text, save
 from fasttfm.errors import UserError
+from fasttfm.store.run_log import LOG_FILE, read_log
+from fasttfm.system.drawing import drawing, plain_text, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

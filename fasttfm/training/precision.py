@@ -2,7 +2,7 @@
 
 import torch
 
-from fasttfm.machine import multiplies_bfloat16
+from fasttfm.system.machine import multiplies_bfloat16
 
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

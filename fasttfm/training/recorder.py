@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttfm.memory import peak_memory
+from fasttfm.system.memory import peak_memory
+from fasttfm.system.wording import counted
 from fasttfm.training import tensorboard
 from fasttfm.training.callback import Callback
 from fasttfm.training.log import RunLog
 from fasttfm.training.progress import Progress
 from fasttfm.training.throughput import Throughput
-from fasttfm.wording import counted
 
 if TYPE_CHECKING:
     from fasttfm.training.updates import Skipped, Updates

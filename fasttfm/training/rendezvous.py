@@ -14,7 +14,7 @@ import uuid
 import torch.distributed as dist
 
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_json
+from fasttfm.system.parsing import parse_json
 
 _PERIOD = 0.02
 """Seconds between two looks at the store."""

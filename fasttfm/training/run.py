@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import CONFIG_FILE, Data, prepare_model_dir, read_config, refuse_strangers
-from fasttfm.checkpoints.steps import consecutive_steps, saved_steps, step_folder
-from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.config.flags import written
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError, is_out_of_memory
-from fasttfm.locks import locked
-from fasttfm.memory import keep_freed_memory, limit_remedy
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.model_dir import CONFIG_FILE, Data, prepare_model_dir, read_config, refuse_strangers
+from fasttfm.store.steps import consecutive_steps, saved_steps, step_folder
+from fasttfm.store.weights import load_weights, model_weights
+from fasttfm.system.locks import locked
+from fasttfm.system.memory import keep_freed_memory, limit_remedy
+from fasttfm.system.wording import counted
 from fasttfm.training.average import average_last
 from fasttfm.training.callback import Callback
 from fasttfm.training.precision import resolved_precision
@@ -30,7 +31,6 @@ from fasttfm.training.trainer import Trainer
 from fasttfm.training.translation import Translation
 from fasttfm.training.validation import Score
 from fasttfm.training.workers import Workers, device_of_rank, joined
-from fasttfm.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

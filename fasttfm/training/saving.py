@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.checkpoints.background import Background
-from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
-from fasttfm.checkpoints.model_dir import CONFIG_FILE
-from fasttfm.checkpoints.ownership import recover
-from fasttfm.checkpoints.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
-from fasttfm.checkpoints.vocabulary import check_vocabulary, vocabulary_digest
-from fasttfm.checkpoints.weights import is_finite, load_weights, model_weights
 from fasttfm.errors import UserError
-from fasttfm.locks import LOCK_FILE
+from fasttfm.store.background import Background
+from fasttfm.store.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
+from fasttfm.store.model_dir import CONFIG_FILE
+from fasttfm.store.ownership import recover
+from fasttfm.store.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
+from fasttfm.store.vocabulary import check_vocabulary, vocabulary_digest
+from fasttfm.store.weights import is_finite, load_weights, model_weights
+from fasttfm.system.locks import LOCK_FILE
 from fasttfm.training.sharding import divided, load_parts, whole
 from fasttfm.training.updates import Updates
 

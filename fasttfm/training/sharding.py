@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.checkpoints.weights import model_weights
 from fasttfm.models.stack import Stack
+from fasttfm.store.weights import model_weights
 
 if TYPE_CHECKING:
     from fasttfm.training.workers import Workers

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import CONFIG_FILE
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import checkpoint_vocabulary, vocabulary_digest
-from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.errors import UserError
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.model_dir import CONFIG_FILE
+from fasttfm.store.steps import resolve_checkpoint
+from fasttfm.store.vocabulary import checkpoint_vocabulary, vocabulary_digest
+from fasttfm.store.weights import load_weights
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.validation import DividedValidator
 

@@ -11,10 +11,11 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import nn
 
-from fasttfm.checkpoints.steps import delete_since, saved_steps
-from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError
+from fasttfm.store.steps import delete_since, saved_steps
+from fasttfm.store.weights import load_weights, model_weights
+from fasttfm.system.wording import counted
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.protocols import TrainableModel, TrainingBatches
@@ -24,7 +25,6 @@ from fasttfm.training.sharding import whole
 from fasttfm.training.updates import Updates
 from fasttfm.training.validation import DividedValidator, Score
 from fasttfm.training.workers import ALONE, Workers
-from fasttfm.wording import counted
 
 _SETTLING = 16
 """Updates that fp16 may skip beyond the limit: its loss scale begins at 65,536 and is halved at each."""

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.weights import layer_map
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
@@ -17,14 +16,15 @@ from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.data.scoring import AUTO, bleu, tokenizer_of
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
-from fasttfm.decoding import DecodingConfig, translate_ids
-from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.search import DecodingConfig, translate_ids
+from fasttfm.store.weights import layer_map
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers, cores_of_rank
+from fasttfm.translate.translator import one_line
 
 LEAST_BLEU = 1.0
 

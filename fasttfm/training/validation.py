@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from fasttfm.config.training import TrainingConfig
-from fasttfm.decoding.batches import evaluating
+from fasttfm.search.batches import evaluating
 from fasttfm.training.precision import autocast_dtype
 from fasttfm.training.workers import ALONE, Workers
 

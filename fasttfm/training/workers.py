@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
-from fasttfm.machine import allowed_cores
-from fasttfm.signals import ending_at_once, ignore_repeats
+from fasttfm.system.machine import allowed_cores
+from fasttfm.system.signals import ending_at_once, ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
 
 _PATIENCE_TO_JOIN = datetime.timedelta(minutes=30)

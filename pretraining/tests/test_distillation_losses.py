@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck
 
-from fasttfm.checkpoints.weights import layer_map
 from fasttfm.models import TransformerConfig
 from fasttfm.models.layers import EncoderLayer
 from fasttfm.models.stack import Stack
+from fasttfm.store.weights import layer_map
 from fasttfm_pretraining.models.distillation import (
     attention_loss,
     attention_scores,

@@ -12,12 +12,12 @@ import torch
 import yaml
 from training.runs import assert_same_weights
 
-from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
-from fasttfm.checkpoints.steps import resolve_checkpoint, step_folder
-from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
+from fasttfm.store.checkpoint import read_weights, save_checkpoint
+from fasttfm.store.steps import resolve_checkpoint, step_folder
+from fasttfm.store.weights import model_weights
 from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.text_tokenizer import train_text_tokenizer

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from fasttfm.config.presets import preset_names
 from fasttfm.functional import backend
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.packing import Packing
-from fasttfm.presets import preset_names
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.documents import Documents, RowBatches
 from fasttfm_pretraining.models.gpt import GPT

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.interop.weight_files import read_tensors
+from fasttfm.convert.weight_files import read_tensors
 from fasttfm_pretraining.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm_pretraining.data.task_batches import Examples
 from fasttfm_pretraining.data.task_inputs import Markers, Row, join

@@ -6,11 +6,11 @@ from torch import nn
 from training.runs import assert_same_weights, log_without_times, weights_of
 from training.tiny import TINY
 
-from fasttfm.checkpoints.model_dir import read_kind
-from fasttfm.checkpoints.run_log import read_log
 from fasttfm.cli.main import main
 from fasttfm.config import gather
 from fasttfm.errors import UserError
+from fasttfm.store.model_dir import read_kind
+from fasttfm.store.run_log import read_log
 from fasttfm.training.run import train
 from fasttfm_pretraining.config.data import DocumentOptions
 from fasttfm_pretraining.data.documents import PreparedDocuments, RowBatches

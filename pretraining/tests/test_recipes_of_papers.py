@@ -2,8 +2,8 @@
 
 import pytest
 
+from fasttfm.config.presets import preset_path, preset_section
 from fasttfm.config.training import TrainingConfig
-from fasttfm.presets import preset_path, preset_section
 from fasttfm.training.schedule import learning_rate
 
 PAPERS = [

@@ -11,12 +11,12 @@ from test_finetuning import NAMES, PLACES, squad, swag, texts, write
 from torch.nn.functional import layer_norm
 from training.runs import assert_same_weights
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.steps import resolve_checkpoint
+from fasttfm.store.weights import model_weights
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm_pretraining.config.task_student import TaskStudentConfig
 from fasttfm_pretraining.data.task_batches import TaskBatch

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from fasttfm import __version__
-from fasttfm.folders import replacing
+from fasttfm.system.folders import replacing
 from scripts.hub import texts
 from scripts.hub.sources import place, relative, sources
 

@@ -12,8 +12,8 @@ from benchmarks.cases import synthetic
 from benchmarks.measure import records
 from benchmarks.peers.torch_nn import TorchTransformer
 from benchmarks.peers.torch_nn_trainer import greedy
-from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, translate_ids
 
 WORDS = [*"abcdefghijklmnopqrst"]
 

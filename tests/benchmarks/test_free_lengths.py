@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
-from fasttfm.decoding import DecodingConfig, score_ids, search_ids
-from fasttfm.decoding.batches import padded
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, score_ids, search_ids
+from fasttfm.search.batches import padded
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=64, heads=4, d_ff=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_length=128

@@ -11,7 +11,7 @@ import torch
 from benchmarks import host
 from benchmarks.measure import records
 from benchmarks.report.page import machine_page
-from fasttfm.children import child_environment
+from fasttfm.system.children import child_environment
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from benchmarks.measure import clocks, harness, machine, providers, records
 from benchmarks.measure.case import LEVELS, Setting
 from benchmarks.measure.clocks import Clocks
 from benchmarks.measure.providers import Absent
-from fasttfm.timing import measure
+from fasttfm.system.timing import measure
 
 SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
 HERE = machine.describe()

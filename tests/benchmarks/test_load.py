@@ -11,7 +11,7 @@ from waiting import PATIENCE, wait_for_end
 
 from benchmarks.measure import machine as load
 from benchmarks.measure.machine import instruction_sets, machine_name
-from fasttfm.machine import allowed_cores
+from fasttfm.system.machine import allowed_cores
 
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
 SEEN = 0.5 - 0.1

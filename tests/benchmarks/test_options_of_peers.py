@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks.peers import huggingface
+from fasttfm.convert.ctranslate2 import write
 from fasttfm.data.tokenizer import BOS, EOS, PAD
-from fasttfm.decoding import DecodingConfig, score_ids, search_ids
-from fasttfm.decoding.attention import cross_attention
-from fasttfm.interop.ctranslate2 import write
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, score_ids, search_ids
+from fasttfm.search.coverage import cross_attention
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=64, heads=4, d_ff=128, encoder_layers=2, decoder_layers=3, dropout=0.0, max_length=128

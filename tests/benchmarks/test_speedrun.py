@@ -9,7 +9,7 @@ import pytest
 from benchmarks import end_to_end
 from benchmarks.measure import records
 from fasttfm.cli.main import main
-from fasttfm.presets import preset_section
+from fasttfm.config.presets import preset_section
 
 NAME = "multi30k-fast"
 

@@ -115,7 +115,7 @@ def test_a_case_counts_the_tokens_that_are_not_padding():
     ],
 )
 def test_a_step_runs_in_the_dtype_that_was_asked_for_or_in_that_of_the_presets(words, units, dtype, monkeypatch):
-    monkeypatch.setattr("fasttfm.machine.processor_units", lambda: units)
+    monkeypatch.setattr("fasttfm.system.machine.processor_units", lambda: units)
     setting = command_line.setting_of(command_line._parser().parse_args([*words, "--device", "cpu"]))
     assert {case.dtype for case in training_step.cases(setting)} == {dtype}
     assert setting.dtype_name == ("float32" if not words else dtype)  # kernels'

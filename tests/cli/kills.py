@@ -27,15 +27,15 @@ from interop.test_spoiled_exports import COMMANDS, export_words, write_model
 from killed import calls_of
 from model_dirs import PAIRS, write_model_dir
 
-from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
-from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import main
+from fasttfm.convert.exchange import load
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
-from fasttfm.folders import reading
-from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
+from fasttfm.store.checkpoint import read_weights, save_checkpoint
+from fasttfm.store.steps import step_folder
+from fasttfm.system.folders import reading
 from fasttfm_pretraining.data.documents import PreparedDocuments
 from scripts.hub import package
 

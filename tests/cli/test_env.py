@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import fasttfm
-from fasttfm import machine
 from fasttfm.cli import env
 from fasttfm.cli.main import main
 from fasttfm.functional import backend
 from fasttfm.kernels.proof import assembler
-from fasttfm.wording import counted
+from fasttfm.system import machine
+from fasttfm.system.wording import counted
 
 
 def printed(capsys, *arguments: str) -> str:

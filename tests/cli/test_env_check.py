@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttfm.checkpoints.checkpoint import save_checkpoint
-from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli import check
 from fasttfm.cli.check import Facts, judge
 from fasttfm.cli.main import main
-from fasttfm.folders import replacing
+from fasttfm.store.checkpoint import save_checkpoint
+from fasttfm.store.steps import step_folder
+from fasttfm.system.folders import replacing
 
 CPU = Facts(cores=4, threads=4, busy_cores=0.1, units=frozenset({"avx2", "amx_bf16"}))
 GPU = replace(CPU, device="a GPU", tf32=True, has_tf32=True, threads=1, missing=frozenset({"numba"}))

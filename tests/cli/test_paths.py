@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from model_dirs import LINES, write_model_dir
 
-from fasttfm import folders
-from fasttfm.checkpoints.ownership import read_digests
-from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import COMMANDS, build_parser, main
 from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, check_paths
 from fasttfm.errors import UserError
-from fasttfm.files import unfinished, writing
 from fasttfm.models import Transformer
+from fasttfm.store.ownership import read_digests
+from fasttfm.store.steps import step_folder
+from fasttfm.system import folders
+from fasttfm.system.files import unfinished, writing
 
 PATH_WORDS = {"FILE", "DIR", "FOLDER", "MODEL", "DATA", "OUT", "CHECKPOINT", "TEACHER", "RUN", "WHOLE", "Q"}
 """What a path is called in the help of a command."""
@@ -247,7 +247,7 @@ def test_translate_keeps_model_input_and_companions_from_its_alignment(path, mod
 
 
 def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
-    from fasttfm.checkpoints.model_dir import refuse_strangers
+    from fasttfm.store.model_dir import refuse_strangers
 
     with folders.replacing(Path("MODEL"), "writing", "files") as fresh:
         (fresh.path / "config.yaml").write_text("kind: gpt\n")
@@ -317,9 +317,9 @@ def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capf
 def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
     import torch
 
-    from fasttfm.checkpoints.checkpoint import TrainingState, save_checkpoint
-    from fasttfm.checkpoints.steps import prune
-    from fasttfm.files import sha256
+    from fasttfm.store.checkpoint import TrainingState, save_checkpoint
+    from fasttfm.store.steps import prune
+    from fasttfm.system.files import sha256
 
     for step in range(1, 5):
         state = TrainingState(tensors={"m": torch.ones(3)}, values={})

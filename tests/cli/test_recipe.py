@@ -10,10 +10,10 @@ import pytest
 from fasttfm.cli.main import main
 from fasttfm.cli.recipe import RECIPES
 from fasttfm.config import gather, with_defaults
+from fasttfm.config.presets import preset_names
 from fasttfm.data import datasets
 from fasttfm.data.datasets import DATASETS, Texts
-from fasttfm.folders import replacing
-from fasttfm.presets import preset_names
+from fasttfm.system.folders import replacing
 
 SMALL = (
     "--d-model 32 --heads 2 --d-ff 64 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --workers 1 --device cpu"

@@ -9,7 +9,7 @@ from model_dirs import LINES, PAIRS, write_model_dir
 
 from fasttfm.cli.main import main
 from fasttfm.data.corpus import read_lines
-from fasttfm.decoding import Translator
+from fasttfm.translate import Translator
 
 
 @pytest.fixture(scope="module")

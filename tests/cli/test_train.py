@@ -11,12 +11,12 @@ import pytest
 import torch
 from forked import run
 
-from fasttfm.checkpoints.checkpoint import read_meta, read_state, read_weights, save_checkpoint
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import train_tokenizer
-from fasttfm.decoding.translator import Translator
+from fasttfm.store.checkpoint import read_meta, read_state, read_weights, save_checkpoint
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import resolve_checkpoint, saved_steps, step_folder
+from fasttfm.translate.translator import Translator
 
 SMALL = shlex.split(
     "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 256 --schedule constant "
@@ -374,8 +374,8 @@ def test_nan_weights_are_refused_by_every_command_that_reads_them(data, model, c
 
 @pytest.mark.parametrize("name", ["norm_first", "packed", "embedding_dropout", "adam_betas", "weight_decay", "init"])
 def test_the_flag_that_goes_on_with_the_old_value_is_one_that_train_takes(data, trained, name, capsys):
-    from fasttfm.checkpoints.model_dir import _flag, read_config
     from fasttfm.config import section_of
+    from fasttfm.store.model_dir import _flag, read_config
 
     old = read_config(trained)[section_of(name)][name]
     assert main(["train", *_flag(name, old).split(), "--dump-config"]) == 0

@@ -15,14 +15,14 @@ from model_dirs import resolve
 from safetensors.torch import load_file, save_file
 from waiting import PATIENCE
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE, save_checkpoint
-from fasttfm.checkpoints.steps import step_folder
-from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.cpu import int8
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
-from fasttfm.decoding.translator import Translator
 from fasttfm.models import Transformer
+from fasttfm.store.checkpoint import MODEL_FILE, save_checkpoint
+from fasttfm.store.steps import step_folder
+from fasttfm.store.weights import model_weights
+from fasttfm.translate.translator import Translator
 
 TEXT = ["a dog runs over the green grass", "two men sit in a small boat", "ein Hund läuft über die grüne Wiese"]
 INPUT = "a dog\n\ntwo men sit in a boat\r\n   \nthe green grass"
@@ -269,7 +269,7 @@ def test_input_in_another_normal_form_is_told(translate, model_dir):
 
 
 def test_no_translation_is_empty_unless_it_may_be_and_is_told(translate, model_dir, monkeypatch):
-    from fasttfm.decoding import hypotheses
+    from fasttfm.search import hypotheses
 
     forbid = hypotheses.Constraints.apply
 
@@ -324,7 +324,7 @@ def test_a_device_that_torch_knows_and_this_machine_lacks_is_refused_in_a_short_
 
 @pytest.mark.parametrize("settings", [["--beam", 4_096], ["--sampling", "--nbest", 10_000_000]])
 def test_a_search_larger_than_the_memory_is_refused_before_it_begins(translate, model_dir, settings, monkeypatch):
-    monkeypatch.setattr("fasttfm.decoding.memory.available_bytes", lambda: 10 << 20)
+    monkeypatch.setattr("fasttfm.search.memory.available_bytes", lambda: 10 << 20)
     told = failure(translate(model_dir, *settings, text="a dog\ntwo men\n"))
     assert re.search(
         rf"{settings[-2]} {settings[-1]:,} needs about [0-9,.]+ GiB for 2 sentences at once, but 0.0 GiB", told

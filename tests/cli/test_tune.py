@@ -6,11 +6,13 @@ import json
 import pytest
 import torch
 
-from fasttfm import functional, timing, tuning
+from fasttfm import functional
 from fasttfm.cli import main
 from fasttfm.errors import UserError
+from fasttfm.functional import tuning
 from fasttfm.kernels import choice_cache, choices, launch
 from fasttfm.kernels.chip import CHIPS
+from fasttfm.system import timing
 
 CHIP = CHIPS["sm_90"]
 SYSTEM = {"device": "a device", "chip": "sm_90", "driver": "1.0", "versions": {"torch": "2.13.0"}}
@@ -126,7 +128,7 @@ def device(bench, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
     monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: SYSTEM)
     monkeypatch.setattr(launch, "chip", lambda device: CHIP)
-    monkeypatch.setattr("fasttfm.machine.pick_device", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr("fasttfm.system.machine.pick_device", lambda device: torch.device("cuda", 0))
     monkeypatch.setattr("fasttfm.functional.backends.use_triton", lambda device: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(tuning, "model_work", lambda device, quick: bench.work)

@@ -6,8 +6,8 @@ import torch
 
 from fasttfm import reference
 from fasttfm.cpu import step_passes
-from fasttfm.decoding import DecodingConfig, score_ids, search_ids
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, score_ids, search_ids
 
 pytest.importorskip("numba")
 

@@ -12,9 +12,9 @@ from fasttfm.data.moses_tokenizer import MosesTokenizer, MosesVocabulary
 from fasttfm.data.sampling import SubwordSampler
 from fasttfm.data.tokenizer import UNK
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
-from fasttfm.decoding.streaming import stream_text
-from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
+from fasttfm.search.streaming import stream_text
+from fasttfm.translate.terminology import Terminology
 
 sacremoses = pytest.importorskip("sacremoses")
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]

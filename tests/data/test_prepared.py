@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from model_dirs import contents
 
-from fasttfm import folders
 from fasttfm.data import prepare as prepare_module
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import ParallelTokens, PreparedData
 from fasttfm.errors import UserError
+from fasttfm.system import folders
 
 SMALL = PrepareOptions(vocab_size=500)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from forked import run
 
-from fasttfm.children import command_line
 from fasttfm.cli.main import main
 from fasttfm.data.demo import write_demo_corpus
+from fasttfm.system.children import command_line
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to-fine-tune.md"
 SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --max-update 3"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fasttfm.children import child_environment
-from fasttfm.interop.onnx import Encoder, Step
+from fasttfm.convert.onnx import Encoder, Step
 from fasttfm.kernels.launch import interpreted
 from fasttfm.models import Transformer
+from fasttfm.system.children import child_environment
 
 from .blocks import DOCS, blocks, run
 

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure import machine, records
 from fasttfm.kernels import choice_cache
-from fasttfm.parsing import parse_json
+from fasttfm.system.parsing import parse_json
 from tests.pytest_runs import counts, run_tests
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")

@@ -5,9 +5,9 @@ import torch
 from executed_chips import CHIPS
 
 from fasttfm import functional
-from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, translate_ids
 from ptx_check import executed as checked
 
 SIZE = {"vocab_size": 64, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}

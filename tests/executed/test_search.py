@@ -13,12 +13,12 @@ from test_search_kernels import DTYPES, EOS, Step, assert_equal_states, drawn_lo
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import PAD
-from fasttfm.decoding.device import choice
-from fasttfm.decoding.device.state import NEVER, Settings, Sizes
 from fasttfm.kernels import search
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.kernels.tiles.rows import SEARCH_SHARES
+from fasttfm.search.device import choice
+from fasttfm.search.device.state import NEVER, Settings, Sizes
 
 SIZES = Sizes(slots=3, beam=4, nbest=3, steps=5, sources=9, places=4, vocabulary=1100)
 LAUNCHED = ["_admit", "_likeliest", "_choose"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fasttfm.children import child_environment
+from fasttfm.system.children import child_environment
 
 
 class Bound(NamedTuple):

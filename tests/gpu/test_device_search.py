@@ -7,11 +7,11 @@ from unittest import mock
 import pytest
 import torch
 
-from fasttfm.decoding import DecodingConfig, search_ids
-from fasttfm.decoding.device.search import _of_models
-from fasttfm.decoding.streaming import stream_ids
-from fasttfm.graphs import Graphs
-from tests.decoding import device_cases, small_models
+from fasttfm.models.graphs import Graphs
+from fasttfm.search import DecodingConfig, search_ids
+from fasttfm.search.device.search import _of_models
+from fasttfm.search.streaming import stream_ids
+from tests.search import device_cases, small_models
 
 
 def assert_as_on_a_cpu(model, device, sources, config, **given):

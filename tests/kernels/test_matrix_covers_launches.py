@@ -9,8 +9,6 @@ import torch
 from search_step import a_step
 
 from fasttfm import functional as F
-from fasttfm.decoding.device.launches import memory_of, sizes_of
-from fasttfm.decoding.device.state import Sizes, State
 from fasttfm.functional import backend
 from fasttfm.kernels import launch, search
 from fasttfm.kernels.attention import launch as attention_launch
@@ -22,6 +20,8 @@ from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof.attention_case import WIDTHS
 from fasttfm.kernels.tiles import attention as tables
 from fasttfm.kernels.tiles.table import Tile
+from fasttfm.search.device.launches import memory_of, sizes_of
+from fasttfm.search.device.state import Sizes, State
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 

@@ -1,4 +1,4 @@
-"""The kernels of a beam search's step through the interpreter against fasttfm/decoding/device/choice.py."""
+"""The kernels of a beam search's step through the interpreter against fasttfm/search/device/choice.py."""
 
 import copy
 import random
@@ -8,11 +8,11 @@ import torch
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD
-from fasttfm.decoding.device import choice
-from fasttfm.decoding.device.state import NEVER, Settings, Sizes, State
 from fasttfm.kernels import search
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.table import Tile
+from fasttfm.search.device import choice
+from fasttfm.search.device.state import NEVER, Settings, Sizes, State
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 INF = float("inf")

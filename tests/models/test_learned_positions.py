@@ -7,10 +7,11 @@ import pytest
 import torch
 from model_dirs import LINES, write_model_dir
 
-from fasttfm.decoding import DecodingConfig, Translator, translate_ids
-from fasttfm.decoding.scoring import score_ids
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, translate_ids
+from fasttfm.search.scoring import score_ids
+from fasttfm.translate import Translator
 
 SIZES = {"vocab_size": 20, "d_model": 16, "heads": 2, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from fasttfm.decoding.decoder import decoder_of
 from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search.decoder import decoder_of
 
 INNER = [
     "encoder",

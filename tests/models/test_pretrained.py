@@ -7,9 +7,9 @@ import torch
 from model_dirs import LINES, write_model_dir
 
 import fasttfm
-from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.translate import Translator
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from torch import nn
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.decoding.decoder import decoder_of
 from fasttfm.errors import UserError
 from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search.decoder import decoder_of
 
 PAD, BOS, EOS = 0, 2, 3
 

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure import machine
 from fasttfm.errors import UserError
-from fasttfm.machine import version
-from fasttfm.parsing import parse_json
+from fasttfm.system.machine import version
+from fasttfm.system.parsing import parse_json
 from tests.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 
 REVIEWED = (8, 0)

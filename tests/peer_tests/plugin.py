@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fasttfm.parsing import parse_json
+from fasttfm.system.parsing import parse_json
 from tests.peer_tests.suites import SUITES
 
 GIVEN = parse_json(os.environ["FASTTFM_PEER_TESTS"])

@@ -36,8 +36,8 @@ from torch.utils import _pytree as tree
 import fasttfm.nn
 from fasttfm import functional as F
 from fasttfm.compat import losses
+from fasttfm.convert import replace_modules
 from fasttfm.functional import backend
-from fasttfm.interop import replace_modules
 from tests.quick_interpreter import make_quick
 
 MODULES = (

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fasttfm.parsing import parse_yaml
+from fasttfm.system.parsing import parse_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,8 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.measure import machine
 from benchmarks.measure.records import Record
-from fasttfm.children import run_to_end
-from fasttfm.parsing import parse_yaml
+from fasttfm.system.children import run_to_end
+from fasttfm.system.parsing import parse_yaml
 
 ROOT = machine.ROOT
 

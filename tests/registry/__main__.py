@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from benchmarks import command
-from fasttfm.interop import huggingface
+from fasttfm.convert import huggingface
 from tests.registry import small, verdicts
 
 SECONDS = 40

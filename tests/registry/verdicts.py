@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.interop import huggingface
+from fasttfm.convert import huggingface
 from tests.registry.small import NotBuilt, batches, brief, make
 
 Batches = dict[str, tuple[dict[str, Any], dict[int, Tensor]]]

@@ -2,11 +2,11 @@
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.data.batches import TokenBatches
 from fasttfm.models import Transformer
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import resolve_checkpoint
 from fasttfm.training.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE
 
-from fasttfm.checkpoints.background import Background
-from fasttfm.checkpoints.checkpoint import is_resumable, save_checkpoint
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import step_folder
 from fasttfm.errors import UserError
+from fasttfm.store.background import Background
+from fasttfm.store.checkpoint import is_resumable, save_checkpoint
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import step_folder
 from fasttfm.training.callback import Callback
 from fasttfm.training.run import train
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fasttfm.checkpoints.checkpoint import is_resumable, read_state, read_weights
-from fasttfm.checkpoints.model_dir import prepare_model_dir
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import saved_steps, step_folder
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
+from fasttfm.store.checkpoint import is_resumable, read_state, read_weights
+from fasttfm.store.model_dir import prepare_model_dir
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import saved_steps, step_folder
 from fasttfm.training.run import train
 
 from .runs import CPU, make_trainer

@@ -64,7 +64,7 @@ def test_an_epoch_may_be_shorter_than_a_trial(speeds, median, monkeypatch):
     done = subprocess.CompletedProcess([], 0, None, "first\nwhy\n")
     monkeypatch.setattr(divisions, "run_to_end", lambda command, **options: done)
     log = [{"kind": "train", "tokens_per_second": speed} for speed in speeds]
-    monkeypatch.setattr("fasttfm.checkpoints.run_log.read_log", lambda out: [*log, {"kind": "valid"}])
+    monkeypatch.setattr("fasttfm.store.run_log.read_log", lambda out: [*log, {"kind": "valid"}])
     assert divisions._target_tokens_per_second(["train"]) == median
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.store.weights import load_weights, model_weights
 from fasttfm.training.translation import Translation
 from tests.model_dirs import write_model_dir
 

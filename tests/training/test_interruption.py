@@ -13,15 +13,15 @@ import pytest
 import torch
 from waiting import PATIENCE
 
-from fasttfm import files
-from fasttfm.checkpoints import model_dir
-from fasttfm.checkpoints.checkpoint import read_meta
-from fasttfm.checkpoints.model_dir import prepare_model_dir
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import Stopped, UserError
-from fasttfm.signals import stoppable
+from fasttfm.store import model_dir
+from fasttfm.store.checkpoint import read_meta
+from fasttfm.store.model_dir import prepare_model_dir
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import resolve_checkpoint, saved_steps
+from fasttfm.system import files
+from fasttfm.system.signals import stoppable
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.run import train
@@ -111,7 +111,7 @@ KILLS_ITSELF = """
 import os, signal, sys
 from fasttfm.cli.main import main
 from fasttfm.training import log, optimization
-from fasttfm.checkpoints import checkpoint, ownership
+from fasttfm.store import checkpoint, ownership
 places = {
     "update": ("step", optimization.Optimization),
     "checkpoint": ("write_file", checkpoint, ownership),

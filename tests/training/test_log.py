@@ -9,8 +9,8 @@ import threading
 import pytest
 from forked import run
 
-from fasttfm.checkpoints.run_log import read_log
 from fasttfm.errors import UserError
+from fasttfm.store.run_log import read_log
 from fasttfm.training.log import RunLog
 from fasttfm.training.plots import plot_curve
 from fasttfm.training.progress import Progress, duration, hushed, tell

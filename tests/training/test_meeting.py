@@ -19,7 +19,7 @@ MEETS = """
 import datetime, os, sys, torch
 import torch.distributed as dist
 from fasttfm.errors import UserError
-from fasttfm.signals import stoppable
+from fasttfm.system.signals import stoppable
 from fasttfm.training import workers
 
 connect = dist.init_process_group

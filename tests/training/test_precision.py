@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fasttfm.checkpoints.model_dir import read_config
 from fasttfm.errors import UserError
-from fasttfm.machine import emulates_bfloat16
+from fasttfm.store.model_dir import read_config
+from fasttfm.system.machine import emulates_bfloat16
 from fasttfm.training.precision import autocast_dtype, resolved_precision
 from fasttfm.training.run import train
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def processor(monkeypatch):
     """Sets the units that the processor is said to have."""
-    return lambda *units: monkeypatch.setattr("fasttfm.machine.processor_units", lambda: list(units))
+    return lambda *units: monkeypatch.setattr("fasttfm.system.machine.processor_units", lambda: list(units))
 
 
 @pytest.mark.parametrize(

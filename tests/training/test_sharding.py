@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_state, read_weights
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
 from fasttfm.errors import UserError
+from fasttfm.store.checkpoint import read_state, read_weights
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import resolve_checkpoint, saved_steps
 
 from .runs import assert_same_weights
 from .test_workers import assert_close, words

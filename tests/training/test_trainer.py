@@ -7,16 +7,16 @@ import types
 import pytest
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_meta, read_weights
-from fasttfm.checkpoints.model_dir import prepare_model_dir
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
-from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.store.checkpoint import read_meta, read_weights
+from fasttfm.store.model_dir import prepare_model_dir
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.training.run import train
+from fasttfm.translate.translator import Translator
 
 from .runs import CPU, assert_same_weights, log_without_times, make_trainer, weights_of
 from .tiny import TINY

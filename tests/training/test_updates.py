@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from fasttfm.checkpoints.run_log import read_log
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.store.run_log import read_log
 from fasttfm.training.run import train
 from fasttfm.training.throughput import Throughput
 from fasttfm.training.updates import Updates

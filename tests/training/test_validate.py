@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from fasttfm.checkpoints.run_log import read_log
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.scoring import bleu
-from fasttfm.decoding import DecodingConfig
-from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.search import DecodingConfig
+from fasttfm.store.run_log import read_log
 from fasttfm.training.run import train
 from fasttfm.training.translation import Validation, Validator
+from fasttfm.translate.translator import Translator
 
 CPU = torch.device("cpu")
 

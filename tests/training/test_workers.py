@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE, free_port, wait_for_end
 
-from fasttfm import machine
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import saved_steps, step_folder
-from fasttfm.children import command_line
 from fasttfm.cli.workers import number_of_workers
 from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import saved_steps, step_folder
+from fasttfm.system import machine
+from fasttfm.system.children import command_line
 from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fasttfm.data.demo.sentences import Sentences
-from fasttfm.files import write_file
-from fasttfm.folders import replacing
+from fasttfm.system.files import write_file
+from fasttfm.system.folders import replacing
 
 SPLITS = {"test": 500, "valid": 300, "train": 20_000}
 """Split -> number of pairs."""

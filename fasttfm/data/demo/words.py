@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fasttfm.parsing import parse_yaml
+from fasttfm.system.parsing import parse_yaml
 
 GRAMMAR = parse_yaml((Path(__file__).parent / "grammar.yaml").read_bytes())
 CASES = ("nom", "acc", "dat", "gen")

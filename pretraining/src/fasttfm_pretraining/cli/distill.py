@@ -9,8 +9,8 @@ from fasttfm.cli.train import SHOWN, add_recipe_flags, add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.config.flags import add_field_flags
+from fasttfm.config.presets import preset_names
 from fasttfm.errors import UserError
-from fasttfm.presets import preset_names
 from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
 from fasttfm_pretraining.config.task_student import LOSSES, TaskStudentConfig
 
@@ -24,7 +24,7 @@ def _add_bert(parser: Parser) -> None:
 
 
 def _bert(args: argparse.Namespace) -> int:
-    from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.store.steps import saved_steps
     from fasttfm.training.progress import tell
     from fasttfm_pretraining.training.distillation import Distillation, write_student
 
@@ -60,8 +60,8 @@ def _add_task(parser: Parser) -> None:
 
 
 def _task(args: argparse.Namespace) -> int:
-    from fasttfm.checkpoints.model_dir import read_kind
-    from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.store.model_dir import read_kind
+    from fasttfm.store.steps import saved_steps
     from fasttfm.training.progress import tell
     from fasttfm_pretraining.training.task_distillation import TaskDistillation, write_task_student
     from fasttfm_pretraining.training.task_prediction import FineTuned

@@ -5,16 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fasttfm.checkpoints.model_dir import read_kind
-from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import Parser, add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.cli.train import SHOWN, add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
+from fasttfm.config.presets import preset_names, preset_path
 from fasttfm.errors import UserError
-from fasttfm.presets import preset_names, preset_path
+from fasttfm.store.model_dir import read_kind
+from fasttfm.store.run_log import LOG_FILE
 from fasttfm_pretraining.cli import distill
 from fasttfm_pretraining.cli.shared import add_huggingface_export, add_huggingface_import
 from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
@@ -93,7 +93,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from fasttfm.machine import pick_device
+    from fasttfm.system.machine import pick_device
     from fasttfm_pretraining.data.answers import write_json
     from fasttfm_pretraining.training.task_prediction import FineTuned
 

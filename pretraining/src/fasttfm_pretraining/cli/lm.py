@@ -37,7 +37,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, Any]:
     """The model of a folder, args.model where None, on its device; and its tokenizer."""
-    from fasttfm.machine import pick_device
+    from fasttfm.system.machine import pick_device
     from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm_pretraining.models.kinds import read_model
 

@@ -28,7 +28,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from fasttfm.machine import pick_device
+    from fasttfm.system.machine import pick_device
     from fasttfm_pretraining.training.masked_modelling import evaluate
 
     score = evaluate(args.model, args.data, args.checkpoint, pick_device(args.device))
@@ -49,7 +49,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
 
 
 def _attention(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.attention_plot import draw_attention
+    from fasttfm.translate.attention_plot import draw_attention
     from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm_pretraining.decoding.text_attention import attention_of_text
     from fasttfm_pretraining.models.kinds import read_body

@@ -13,8 +13,8 @@ from fasttfm.cli.train import SHOWN, add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_field_flags, all_fields, field_types, field_values, kind_of
 from fasttfm.config.fields import flag_name
+from fasttfm.config.presets import preset_names
 from fasttfm.errors import UserError
-from fasttfm.presets import preset_names
 from fasttfm_pretraining.config.data import DocumentOptions
 from fasttfm_pretraining.kinds import KINDS, kinds_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttfm.errors import UserError
-from fasttfm.files import replace_file
+from fasttfm.system.files import replace_file
 from fasttfm_pretraining.data.squad import SquadData, read_json_text
 from fasttfm_pretraining.data.task_inputs import Window
 

@@ -4,7 +4,7 @@
     spm.model          the SentencePiece model; or bytes.json, or tokenizer.json
     {train,valid}.npy           all tokens, one document after the other, uint16 (or int32)
     {train,valid}.offsets.npy   document i is ids[offsets[i]:offsets[i + 1]], int64; its last token is `end`
-    sha256sums         of all these (see fasttfm.folders)
+    sha256sums         of all these (see fasttfm.system.folders)
 
 A row is the next `row_length` tokens of the documents, wherever these begin and end: no cell is padding. A model is
 given each token's predecessor, `begin` before the first of a document; a document's part of a row is a sequence of its
@@ -25,7 +25,7 @@ import torch
 from fasttfm.data.prepared import PreparedFolder, StoredIds, id_dtype, load_ids, read_description
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.errors import UserError
-from fasttfm.folders import PREPARE_AGAIN, read_manifest, reading
+from fasttfm.system.folders import PREPARE_AGAIN, read_manifest, reading
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 
 FORMAT = "fasttfm prepared documents, version 1"

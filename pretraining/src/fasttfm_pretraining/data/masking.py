@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
+from fasttfm.system.files import unreadable
 
 
 @dataclass(frozen=True, kw_only=True)

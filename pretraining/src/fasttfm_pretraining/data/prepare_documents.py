@@ -14,8 +14,8 @@ from typing import Any
 from fasttfm.data.corpus import TextFile
 from fasttfm.data.prepared import IdsWriter, id_dtype, save_description
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
-from fasttfm.wording import counted
+from fasttfm.system.folders import replacing
+from fasttfm.system.wording import counted
 from fasttfm_pretraining.config.data import DocumentOptions
 from fasttfm_pretraining.data.documents import FORMAT, PreparedDocuments
 from fasttfm_pretraining.data.text_tokenizer import (

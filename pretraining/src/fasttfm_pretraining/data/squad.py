@@ -12,7 +12,7 @@ from typing import Any
 
 from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
-from fasttfm.parsing import Malformed, field, parse_json
+from fasttfm.system.parsing import Malformed, field, parse_json
 
 _ANYWHERE = "give the official JSON of SQuAD 1.1 or 2.0"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
-from fasttfm.parsing import Malformed, parse_json, told
+from fasttfm.system.parsing import Malformed, parse_json, told
 
 _FORMS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _PACKED = (".gz", ".bz2", ".xz", ".zst")

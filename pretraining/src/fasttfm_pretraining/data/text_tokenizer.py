@@ -13,9 +13,9 @@ from typing import Any
 from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from fasttfm.data.tokenizer_files import MASK_PIECE, PIECES_FILE, TOKENIZER_FILE
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.folders import settled
-from fasttfm.parsing import characters, decoded, parse_json
+from fasttfm.system.files import read_json
+from fasttfm.system.folders import settled
+from fasttfm.system.parsing import characters, decoded, parse_json
 
 NEWLINE = "\n"
 BYTES_FILE = "bytes.json"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fasttfm.decoding.batches import inference
-from fasttfm.decoding.greedy import draw_tokens
-from fasttfm.decoding.hypotheses import NOT_A_NUMBER
 from fasttfm.errors import UserError
 from fasttfm.models.cache import DecoderCache
+from fasttfm.search.batches import inference
+from fasttfm.search.greedy import draw_tokens
+from fasttfm.search.hypotheses import NOT_A_NUMBER
 from fasttfm_pretraining.config.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 
 from fasttfm.config.checks import Seed, Whole, check_flags
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.parsing import told
+from fasttfm.system.files import read_json
+from fasttfm.system.parsing import told
 
 if TYPE_CHECKING:
     from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
@@ -134,7 +134,7 @@ def option_scores(model: Any, tokenizer: TextTokenizer, prompt: str, options: Se
 
     Raises UserError for an option that the model has too few positions for.
     """
-    from fasttfm.decoding.batches import inference  # and torch, which the command's flags do without
+    from fasttfm.search.batches import inference  # and torch, which the command's flags do without
 
     before = tokenizer.encode(prompt)
     sequences, scored = [], []

@@ -2,8 +2,8 @@
 
 import torch
 
-from fasttfm.decoding.attention_plot import MOST_TOKENS, Attention
 from fasttfm.errors import UserError
+from fasttfm.translate.attention_plot import MOST_TOKENS, Attention
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.models.bert import Bert

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fasttfm.errors import UserError
-from fasttfm.interop.config_json import (
+from fasttfm.convert.config_json import (
     THEIR_ACTIVATIONS,
     Field,
     configuration,
@@ -26,10 +25,11 @@ from fasttfm.interop.config_json import (
     refuse_others,
     tell_unknown_fields,
 )
-from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, renamed, theirs
-from fasttfm.interop.weight_files import read_tensors
+from fasttfm.convert.names import Parameter, Table, TheirWeights, parameters, renamed, theirs
+from fasttfm.convert.weight_files import read_tensors
+from fasttfm.errors import UserError
 from fasttfm.models.pretrained import write_files
-from fasttfm.parsing import field
+from fasttfm.system.parsing import field
 from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer

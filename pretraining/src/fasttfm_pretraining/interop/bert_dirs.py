@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from fasttfm.convert.exchange import exporting, warnings_as_lines
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.interop.exchange import exporting, warnings_as_lines
+from fasttfm.system.files import read_json
 from fasttfm_pretraining.config.data import MaskingConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.convert.names import renamed
 from fasttfm.errors import UserError
-from fasttfm.interop.names import renamed
-from fasttfm.parsing import field
+from fasttfm.system.parsing import field
 
 RELATIVES = ("roberta", "distilbert")
 """Values of model_type."""

@@ -3,9 +3,9 @@
 from functools import partial
 from pathlib import Path
 
-from fasttfm.files import read_json
-from fasttfm.interop.config_json import read_search, tell_search
-from fasttfm.interop.exchange import warnings_as_lines
+from fasttfm.convert.config_json import read_search, tell_search
+from fasttfm.convert.exchange import warnings_as_lines
+from fasttfm.system.files import read_json
 from fasttfm_pretraining.config.data import DocumentsConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import gpt, llama

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.convert.check import computing_in
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.interop.check import computing_in
+from fasttfm.system.files import read_json
 from fasttfm_pretraining.interop.bert import TransformersModel
 from fasttfm_pretraining.models.bert import MaskedHead
 from fasttfm_pretraining.models.heads import Answerer

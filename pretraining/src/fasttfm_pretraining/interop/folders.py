@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config import RunConfig
 from fasttfm.config.training import TrainingConfig
+from fasttfm.convert.exchange import exporting
 from fasttfm.errors import UserError
-from fasttfm.interop.exchange import exporting
 from fasttfm.models.pretrained import write_files
-from fasttfm.wording import counted
+from fasttfm.store.weights import model_weights, with_weights
+from fasttfm.system.wording import counted
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.tokenizer_files import write_text_tokenizer
 from fasttfm_pretraining.models.saved import write_run

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fasttfm.checkpoints.weights import model_weights, with_weights
-from fasttfm.errors import UserError
-from fasttfm.interop.config_json import (
+from fasttfm.convert.config_json import (
     ACTIVATIONS,
     THEIR_ACTIVATIONS,
     Field,
@@ -23,9 +21,11 @@ from fasttfm.interop.config_json import (
     refuse_others,
     tell_unknown_fields,
 )
-from fasttfm.interop.names import Parameter, TheirWeights, parameters, renamed, theirs
-from fasttfm.interop.weight_files import read_tensors
-from fasttfm.parsing import field
+from fasttfm.convert.names import Parameter, TheirWeights, parameters, renamed, theirs
+from fasttfm.convert.weight_files import read_tensors
+from fasttfm.errors import UserError
+from fasttfm.store.weights import model_weights, with_weights
+from fasttfm.system.parsing import field
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.folders import Compare, write_causal

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttfm.convert.exchange import exporting, warnings_as_lines
+from fasttfm.convert.names import parameters
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.interop.exchange import exporting, warnings_as_lines
-from fasttfm.interop.names import parameters
-from fasttfm.parsing import field
+from fasttfm.system.files import read_json
+from fasttfm.system.parsing import field
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm_pretraining.config.data import TaskConfig
 from fasttfm_pretraining.data.swag import ENDINGS

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fasttfm.checkpoints.weights import model_weights, with_weights
+from fasttfm.convert.config_json import Field, configuration, described, read_config, refuse_others, tell_unknown_fields
+from fasttfm.convert.names import Parameter, parameters, theirs
+from fasttfm.convert.weight_files import read_tensors
 from fasttfm.errors import UserError
-from fasttfm.interop.config_json import Field, configuration, described, read_config, refuse_others, tell_unknown_fields
-from fasttfm.interop.names import Parameter, parameters, theirs
-from fasttfm.interop.weight_files import read_tensors
-from fasttfm.parsing import field
+from fasttfm.store.weights import model_weights, with_weights
+from fasttfm.system.parsing import field
 from fasttfm_pretraining.config.llama import LlamaConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.folders import Compare, write_causal

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fasttfm.convert.tokenizer_json import Frame, bpe, content_of, write_content, write_tokenizer
 from fasttfm.data.tokenizer_files import PIECES_FILE, TOKENIZER_FILE
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.interop.tokenizer_json import Frame, bpe, content_of, write_content, write_tokenizer
-from fasttfm.parsing import field, shown
+from fasttfm.system.files import read_json
+from fasttfm.system.parsing import field, shown
 from fasttfm_pretraining.data.text_tokenizer import (
     BYTES_FILE,
     ByteTokenizer,

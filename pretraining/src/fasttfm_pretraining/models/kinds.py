@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from fasttfm.checkpoints.model_dir import read_kind
-from fasttfm.checkpoints.weights import with_weights
 from fasttfm.errors import UserError
+from fasttfm.store.model_dir import read_kind
+from fasttfm.store.weights import with_weights
 from fasttfm_pretraining.kinds import kinds_of
 from fasttfm_pretraining.models.bert import Bert, BertPretraining
 from fasttfm_pretraining.models.electra import Electra

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import sections_of
+from fasttfm.config.presets import preset_section
 from fasttfm.models.attention import Lengths
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.model import Model, token_loss
 from fasttfm.models.packing import Packing
 from fasttfm.models.plain import apply_linear
-from fasttfm.presets import preset_section
+from fasttfm.store.weights import with_weights
 from fasttfm_pretraining.models.saved import read_run
 
 if TYPE_CHECKING:

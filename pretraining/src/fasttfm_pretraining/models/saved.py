@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE, write_tensors
-from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config
-from fasttfm.checkpoints.vocabulary import read_checkpoint
 from fasttfm.config import RunConfig, build
-from fasttfm.files import write_file
-from fasttfm.folders import reading, replacing
-from fasttfm.parsing import write_yaml
+from fasttfm.store.checkpoint import MODEL_FILE, write_tensors
+from fasttfm.store.model_dir import CONFIG_FILE, DATA_FILE, read_config
+from fasttfm.store.vocabulary import read_checkpoint
+from fasttfm.system.files import write_file
+from fasttfm.system.folders import reading, replacing
+from fasttfm.system.parsing import write_yaml
 
 
 def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConfig, dict[str, Tensor], Path]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.checkpoints.weights import layer_map
 from fasttfm.models.model import reset_parameters
+from fasttfm.store.weights import layer_map
 from fasttfm_pretraining.config.bert import StudentConfig
 from fasttfm_pretraining.models.bert import BertPretraining, inputs
 from fasttfm_pretraining.models.distillation import (

@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from fasttfm.checkpoints.model_dir import read_kind
-from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
-from fasttfm.checkpoints.weights import layer_map
 from fasttfm.config import RunConfig, Values, build, field_types
 from fasttfm.errors import UserError
+from fasttfm.store.model_dir import read_kind
+from fasttfm.store.vocabulary import refuse_another_vocabulary
+from fasttfm.store.weights import layer_map
 from fasttfm_pretraining.config.bert import BertConfig
 from fasttfm_pretraining.config.shared import shared_fields
 from fasttfm_pretraining.data.documents import PreparedDocuments

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import DATA_FILE, read_config, read_kind
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import check_vocabulary
-from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values, build, field_types
 from fasttfm.errors import UserError
-from fasttfm.files import sha256
-from fasttfm.folders import VOCABULARY_FILES
-from fasttfm.parsing import write_yaml
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.model_dir import DATA_FILE, read_config, read_kind
+from fasttfm.store.steps import resolve_checkpoint
+from fasttfm.store.vocabulary import check_vocabulary
+from fasttfm.store.weights import load_weights, model_weights
+from fasttfm.system.files import sha256
+from fasttfm.system.folders import VOCABULARY_FILES
+from fasttfm.system.parsing import write_yaml
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, settings_of
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.model_dir import read_config, read_kind
-from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
+from fasttfm.store.model_dir import read_config, read_kind
+from fasttfm.store.vocabulary import refuse_another_vocabulary
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, Score, settings_of

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import DATA_FILE
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import vocabulary_digest
-from fasttfm.checkpoints.weights import layer_map
 from fasttfm.config import RunConfig, Values
 from fasttfm.errors import UserError
-from fasttfm.files import read_plain_yaml
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.model_dir import DATA_FILE
+from fasttfm.store.steps import resolve_checkpoint
+from fasttfm.store.vocabulary import vocabulary_digest
+from fasttfm.store.weights import layer_map
+from fasttfm.system.files import read_plain_yaml
 from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
 from fasttfm_pretraining.config.shared import shared_fields

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.model_dir import DATA_FILE, read_kind
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import RunConfig
-from fasttfm.decoding.batches import evaluating
 from fasttfm.errors import UserError
-from fasttfm.files import read_plain_yaml
-from fasttfm.parsing import field, texts
+from fasttfm.search.batches import evaluating
+from fasttfm.store.model_dir import DATA_FILE, read_kind
+from fasttfm.store.run_log import read_log
+from fasttfm.store.weights import with_weights
+from fasttfm.system.files import read_plain_yaml
+from fasttfm.system.parsing import field, texts
 from fasttfm_pretraining.data.answers import Predictions
 from fasttfm_pretraining.data.squad import SquadData
 from fasttfm_pretraining.data.task_batches import evaluation_batches

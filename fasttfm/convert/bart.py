@@ -1,0 +1,194 @@
+"""Common parts of the files of BART's relatives: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.convert.config_json import Field, configuration, our_activation, read_search, tell_search
+from fasttfm.convert.exchange import Arrangement, shapes, with_tables
+from fasttfm.convert.names import EncoderDecoderNames, Table, TheirWeights
+from fasttfm.errors import UserError
+from fasttfm.reference import positional_encoding
+from fasttfm.system.parsing import field, shown
+
+_ENCODER_LAYER: Table = {
+    "self_attn.in_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.out_proj": "self_attn.out_proj",
+    "norm1": "self_attn_layer_norm",
+    "linear1": "fc1",
+    "linear2": "fc2",
+    "norm2": "final_layer_norm",
+}
+_DECODER_LAYER: Table = {
+    **_ENCODER_LAYER,
+    "multihead_attn.in_proj": ("encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "multihead_attn.out_proj": "encoder_attn.out_proj",
+    "norm2": "encoder_attn_layer_norm",
+    "norm3": "final_layer_norm",
+}
+BART = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layers.{}")
+FIELDS = (
+    Field("d_model", "d_model"),
+    Field("heads", "encoder_attention_heads"),
+    Field("d_ff", "encoder_ffn_dim"),
+    Field("encoder_layers", "encoder_layers"),
+    Field("decoder_layers", "decoder_layers"),
+    Field("dropout", "dropout", 0.1),
+    Field("max_length", "max_position_embeddings", 1024),
+)
+KNOWN = {
+    *(each.theirs for each in FIELDS),
+    *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "add_bias_logits"),
+    *("share_encoder_decoder_embeddings", "decoder_vocab_size", "forced_eos_token_id"),
+    *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
+    *("length_penalty", "num_beams", "early_stopping", "no_repeat_ngram_size", "suppress_tokens"),
+    # how they are trained, searched and run
+    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
+    *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
+}
+"""Fields of config.json that are read, or that change no logit, beside those of every model."""
+_SHARED = r"model\.shared\.weight"
+"""Written, and not read, where every side has a table of its own."""
+_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "suppress_tokens")
+_OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
+"""Fields that config.json had before there was a generation_config.json."""
+
+
+def read_network(
+    folder: Path,
+    config: TransformerConfig,
+    weights: TheirWeights,
+    arrangements: Sequence[Arrangement],
+    embeddings: tuple[Tensor, Tensor, Tensor | None],
+    bias: Tensor | None = None,
+    *,
+    padding: int | None = None,
+) -> tuple[TransformerConfig, dict[str, Tensor]]:
+    """Configuration and weights of a Marian or M2M-100, in our names and our order of tokens.
+
+    config: as config.json says, with one table for all; embeddings: what tables() gives; bias: of the logits (V,);
+    padding: the row of the positions that is zero. Raises UserError for a weight that is missing, of another shape, or
+    has no place here.
+    """
+    source, target, output = embeddings
+    if output is not None or source is not target:
+        shared: Any = "decoder" if output is None else "none"
+        config = dataclasses.replace(config, share_embeddings=shared, source_vocab_size=len(arrangements[0]))
+    config, result = with_tables(
+        config, from_bart(weights, config), arrangements, (source, target), output, bias, path=folder
+    )
+    _refuse_trained_positions(weights, config.positional_encoding, padding)
+    weights.refuse_rest(_SHARED)
+    return config, result
+
+
+def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
+    """The layers' weights by our names; UserError for one that is missing or of another shape than config says."""
+    for side, number in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        weights.refuse_other_layers(f"{prefix}{side}.layers.", number, f"{side}_layers")
+    return weights.ours(BART.parameters(config, prefix), shapes(config))
+
+
+def tables(
+    weights: TheirWeights, given: Mapping[str, Any], path: Path, *, joint: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Source's and target's embeddings, and the output's where config.json says that it is of its own.
+
+    Tied, Hugging Face gives every side of a joint vocabulary the shared table, whatever else a file has.
+    """
+    tied = field(given, "tie_word_embeddings", bool, str(path), True)
+    of_sides = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    if tied and joint:
+        names = ("model.shared.weight", *of_sides, "lm_head.weight")
+        origin = next((name for name in names if name in weights), names[0])
+        weights.refuse_other_copies(dict.fromkeys(names, origin))
+        for name in ("vocab_size", "decoder_vocab_size"):
+            _refuse_other_size(given, path, name, weights[origin])
+        return weights[origin], weights[origin], None
+    shared = ["model.shared.weight"] if joint else []
+    source, target = (weights.first(name, *shared) for name in of_sides)
+    for name, table in (("vocab_size", source), ("decoder_vocab_size", target)):
+        _refuse_other_size(given, path, name, table)
+    if tied:
+        weights.refuse_other_copies({"lm_head.weight": of_sides[1]})
+    return source, target, None if tied else weights["lm_head.weight"]
+
+
+def _refuse_other_size(given: Mapping[str, Any], path: Path, name: str, table: Tensor) -> None:
+    if table.dim() != 2 or given.get(name) not in (None, len(table)):
+        raise UserError(
+            f"{path}: {name} is {shown(given.get(name))}, where its weights' table is {tuple(table.shape)}: copy both "
+            "from one model"
+        )
+
+
+def _refuse_trained_positions(weights: TheirWeights, variant: str, padding: int | None) -> None:
+    """Raise UserError for positions in a file that are not the sinusoids that are computed here."""
+    name = "weight" if variant == "paper" else "weights"
+    for side in ("encoder", "decoder"):
+        table = weights.get(f"model.{side}.embed_positions.{name}")
+        if table is None:
+            continue
+        same = table.dim() == 2 and table.shape[1] % 2 == 0
+        if same:
+            ours = positional_encoding(table.shape[0], table.shape[1], variant)
+            ours = torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1) if variant == "paper" else ours
+            rows = [row for row in range(len(table)) if row != padding]
+            same = torch.allclose(table[rows], ours[rows], atol=1e-2)
+        if not same:
+            raise UserError(
+                f"{weights.path}: model.{side}.embed_positions.{name} is not sinusoids: only they are supported"
+            )
+
+
+def bart_config(
+    given: Mapping[str, Any], path: Path, vocab_size: int, activation: str, **fields: Any
+) -> TransformerConfig:
+    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not.
+
+    activation: where that does not say one.
+    """
+    for name in ("attention_heads", "ffn_dim"):
+        if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
+            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
+    if given.get("num_hidden_layers") not in (None, given.get("encoder_layers")):
+        raise UserError(f"{path}: num_hidden_layers and encoder_layers differ: they are one field")
+    fields["activation"] = our_activation(given, path, "activation_function", activation)
+    return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, **fields)
+
+
+def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None, pad: int | None) -> DecodingConfig:
+    """Return Hugging Face's search settings: generation_config.json, or what an older config.json says.
+
+    Warns of those that have no counterpart here. eos, start, pad: the tokens that end, begin and fill up a translation;
+    UserError where a file says others.
+    """
+    path = folder / "generation_config.json"
+    search = read_search(folder)
+    settings, where = {**given, **search}, str(path)
+    for name, number in (("eos_token_id", eos), ("decoder_start_token_id", start), ("pad_token_id", pad)):
+        for file, says in ((folder / "config.json", given.get(name)), (path, search.get(name))):
+            if number is not None and says not in (None, number, [number]):
+                raise UserError(
+                    f"{file}: {name} is {shown(says)}, of the vocabulary it is {number}: copy both from one model"
+                )
+    older = {name: given[name] for name in _OF_SEARCHES if name in given}
+    tell_search(folder, {**older, **search}, (*_READ, "eos_token_id", "decoder_start_token_id"))
+    suppressed = field(settings, "suppress_tokens", list, where, [])
+    try:
+        return DecodingConfig(
+            beam=field(settings, "num_beams", int, where, 1) or 1,
+            length_penalty="power",
+            early_stopping=settings.get("early_stopping") is True,
+            alpha=float(field(settings, "length_penalty", float, where, 1.0)),
+            no_repeat_ngram=field(settings, "no_repeat_ngram_size", int, where, 0) or 0,
+            allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
+        )
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,220 @@
+"""An import or an export proves itself: lines are translated here and by the other tool, greedily, their beginnings.
+
+They are of the validation text, where a model's training has left its name, or pieces of the source's vocabulary in a
+fixed random order, so that they are of any language. Where two
+tokens are as likely as each other but for rounding, either may be written.
+"""
+
+import contextlib
+import io
+import random
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.convert.ctranslate2_read import vocabulary
+from fasttfm.convert.exchange import NEVER, Model, piece_names
+from fasttfm.convert.tokenizer_json import SPECIAL_PIECES
+from fasttfm.convert.weight_files import first_line
+from fasttfm.data.corpus import read_lines
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.models import Transformer
+from fasttfm.search.search import search_ids
+from fasttfm.store.model_dir import DATA_FILE
+from fasttfm.store.weights import with_weights
+from fasttfm.system.files import read_json, read_plain_yaml
+
+_LINES, _TEXTS, _PIECES, _LONGEST = 100, 3, 7, 16
+_TIE = 0.02
+"""Difference of two logits up to which rounding may decide; quantized weights are scaled back by both tools alike."""
+_PACKAGES = {
+    "ctranslate2": "ctranslate2", "marian-hf": "transformers", "m2m100": "transformers", "onnx": "onnxruntime",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def computing_in(package: str, does: str) -> Iterator[None]:
+    """Inside, another package computes, without gradients and bars of progress; UserError where it fails.
+
+    does: what the package cannot do then, such as load this model.
+    """
+    try:
+        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except Exception as error:  # of every kind, from several libraries
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise UserError(
+            f"{package} cannot {does} ({first_line(error)}): --no-check leaves the comparison out"
+        ) from None
+
+
+def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:
+    """Translate in both: a model of ours, and what lies in a folder in another tool's format.
+
+    languages: source's and target's, of M2M-100 and NLLB. Returns lines for the user. Raises UserError where the other
+    tool cannot load the folder, or translates otherwise.
+    """
+    package = _PACKAGES.get(form)
+    if package is None:
+        return []
+    if find_spec(package) is None:
+        return [f"not compared with {package}, which is not installed"]
+    lines = _validation_lines(model) or _texts(model.source_tokenizer)
+    with computing_in(package, "translate with this model"):
+        if form == "ctranslate2":
+            theirs = _by_ctranslate2(model, folder, lines)
+        elif form == "onnx":
+            theirs = [_by_onnxruntime(model, folder, line) for line in lines]
+        else:
+            theirs = _by_transformers(model, form, folder, lines, languages)
+    network = with_weights(lambda: Transformer(model.config), model.weights, folder).eval()
+    for line, written in zip(lines, theirs, strict=True):
+        if not _agree(model, network, line, written):
+            raise UserError(
+                f"{package} translates {line!r} otherwise than this model does here: report it; --no-check leaves the "
+                "comparison out"
+            )
+    return [f"{len(lines)} texts are translated as {package} translates them"]
+
+
+def _validation_lines(model: Model) -> list[str]:
+    """Some lines of the source text that a model was validated on, where it is one pair of files and still there."""
+    described = None if model.folder is None else model.folder / DATA_FILE
+    if described is None or not described.is_file():
+        return []
+    files = read_plain_yaml(described).get("files")
+    if not isinstance(files, list) or len(files) != 4 or not Path(str(files[2])).is_file():
+        return []
+    try:
+        lines = [line for line in read_lines(files[2]) if line.strip()]
+    except UserError:  # it has changed since
+        return []
+    count = min(_LINES, len(lines))
+    return [lines[index * len(lines) // count] for index in range(count)]
+
+
+def _texts(tokenizer: Tokenizer) -> list[str]:
+    drawn = random.Random(1)
+    names = tokenizer.pieces(range(len(tokenizer)))[EOS + 1 :]
+    shown = [name for name in names if name.strip("\u2581").isalnum()] or names
+    return ["".join(drawn.choices(shown, k=_PIECES)).replace("\u2581", " ").strip() for _ in range(_TEXTS)]
+
+
+def _source(model: Model, line: str) -> list[int]:
+    """The ids of a line with what sources end with."""
+    tokenizer = model.source_tokenizer
+    return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
+
+
+def _names(model: Model, folder: Path) -> list[list[str]]:
+    """Return CTranslate2's names of our source's and target's tokens: of a model that came from there its pieces, of
+    one that goes there the lists that were written."""
+    if model.folder is None:
+        return [each.pieces(range(len(each))) for each in model.tokenizers]
+    return [vocabulary(folder, side) for side in ("source", "target")]
+
+
+def _unwritten(model: Model) -> list[int]:
+    """Return what a search here never writes, and the other tool might."""
+    bias = model.weights.get("output.bias")
+    return [PAD, *([BOS] if bias is None or bias[BOS] > NEVER else [])]
+
+
+def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[list[int]]:
+    import ctranslate2
+
+    source, target = _names(model, folder)
+    known = vocabulary(folder, "target")
+    suppressed = [[target[number]] for number in _unwritten(model) if target[number] in known]
+    ended = len(model.source_tokenizer.source_end) if read_json(folder / "config.json").get("add_source_eos") else 0
+    prefix = [target[number] for number in model.target_tokenizer.prefix]
+    results = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1).translate_batch(
+        [[source[number] for number in ids[: len(ids) - ended]] for ids in (_source(model, line) for line in lines)],
+        target_prefix=[prefix] * len(lines) if prefix else None,
+        beam_size=1,
+        max_decoding_length=_LONGEST,
+        suppress_sequences=suppressed or None,
+    )
+    return [_numbers(target, each.hypotheses[0]) for each in results]
+
+
+def _by_onnxruntime(model: Model, folder: Path, line: str) -> list[int]:
+    import onnxruntime
+
+    search = read_json(folder / "search.json")
+    encoder, step = (onnxruntime.InferenceSession(str(folder / f"{name}.onnx")) for name in ("encoder", "step"))
+    source = np.array([_source(model, line)])
+    mask = np.ones(source.shape, dtype=bool)
+    keys, values = encoder.run(None, {"source": source, "source_mask": mask})
+    memory = {"memory_keys": keys, "memory_values": values, "source_mask": mask}
+    past = [np.zeros((search["layers"], 1, search["heads"], 0, search["head_size"]), np.float32)] * 2
+    token, forced = search["start"], [*search["target_prefix"]]
+    written: list[int] = []
+    while len(written) < _LONGEST and token != EOS:
+        logits, *past = step.run(None, {"tokens": np.array([token]), "keys": past[0], "values": past[1], **memory})
+        logits[:, _unwritten(model)] = -np.inf
+        token = forced.pop(0) if forced else int(logits.argmax())
+        written.append(token)
+    return written[:-1] if token == EOS else written
+
+
+def _by_transformers(
+    model: Model, form: str, folder: Path, lines: Sequence[str], languages: Sequence[str | None]
+) -> list[list[int]]:
+    import transformers
+
+    ours = model.target_tokenizer  # of an import with their names, of an export with those that were written
+    names = ours.pieces(range(len(ours))) if model.folder is None else piece_names(ours, SPECIAL_PIECES)
+    forced: dict[str, Any] = {}
+    tokenizer: Any
+    if form == "m2m100":
+        source, target = languages
+        options = {"src_lang": source, "tgt_lang": target, "local_files_only": True}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+        code = getattr(tokenizer, "lang_code_to_token", {}).get(target, target)
+        forced["forced_bos_token_id"] = tokenizer.convert_tokens_to_ids(code)
+        network: Any = transformers.M2M100ForConditionalGeneration.from_pretrained(str(folder), dtype=torch.float32)
+    else:
+        tokenizer = transformers.MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
+        network = transformers.MarianMTModel.from_pretrained(str(folder), dtype=torch.float32)
+    suppressed = tokenizer.convert_tokens_to_ids([names[number] for number in _unwritten(model)])
+    rows = []
+    for line in lines:
+        (row,) = network.eval().generate(
+            **tokenizer([line], return_tensors="pt"), num_beams=1, do_sample=False, max_new_tokens=_LONGEST,
+            max_length=None, repetition_penalty=1.0, no_repeat_ngram_size=0, bad_words_ids=None,
+            suppress_tokens=suppressed, forced_eos_token_id=None, **forced,
+        )  # fmt: skip
+        rows.append(_numbers(names, tokenizer.convert_ids_to_tokens(row[1:].tolist())))
+    return rows
+
+
+def _numbers(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
+    """Our numbers of their pieces up to the end of the sentence, -1 for one that is not ours."""
+    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
+    written = [numbers.get(str(piece), -1) for piece in pieces]
+    return written[: written.index(EOS)] if EOS in written else written
+
+
+def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
+    """Return whether a greedy search here writes what they have written."""
+    source, prefix = _source(model, line), model.target_tokenizer.prefix
+    greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
+    ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens
+    both = [each[len(prefix) :] if each[: len(prefix)] == prefix else each for each in (ours, theirs)]
+    shortest = min(map(len, both))
+    same = next((at for at in range(shortest) if both[0][at] != both[1][at]), shortest)
+    if same == len(both[0]) == len(both[1]) or same >= _LONGEST - 2:  # limits are counted with the end or without
+        return True
+    chosen = [each[same] if same < len(each) else EOS for each in both]
+    with torch.inference_mode():
+        begun = torch.tensor([[BOS, *prefix, *both[0][:same]]])
+        logits = network(torch.tensor([source]), begun)[0, -1]
+    return -1 not in chosen and abs(float(logits[chosen[0]] - logits[chosen[1]])) < _TIE

@@ -1,0 +1,74 @@
+"""Hugging Face's M2M-100 and NLLB: many languages in one model, each named by a token.
+
+https://huggingface.co/docs/transformers/model_doc/m2m_100 and model_doc/nllb
+Pre-norm with final norms, fairseq's sinusoids, which count from padding's number + 1. A source begins with the code of
+its language, a translation with that of its own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from fasttfm.convert.bart import KNOWN, bart_config, decoding, read_network, tables
+from fasttfm.convert.config_json import read_config, refuse_others, tell_unknown_fields
+from fasttfm.convert.exchange import Arrangement, Model, fitting_tokenizer, refuse_other_corpus
+from fasttfm.convert.weight_files import first_line, read_tensors
+from fasttfm.data.tokenizer import Vocabulary
+from fasttfm.errors import UserError, optional
+from fasttfm.system.parsing import field
+
+_SENTENCEPIECE = "sentencepiece.bpe.model"
+
+
+def read(folder: Path, source_language: str | None = None, target_language: str | None = None) -> Model:
+    """The model of a directory as M2M100ForConditionalGeneration and its tokenizer save it, for one pair of languages.
+
+    source_language, target_language: as the tokenizer names them (en, de; eng_Latn, deu_Latn). Raises UserError for an
+    unknown one, and for a file that is missing, cut off or of another architecture.
+    """
+    path, given = folder / "config.json", read_config(folder, "m2m_100")
+    refuse_others(given, path, allowed := {"scale_embedding": (None, True), "is_decoder": (None, False)})
+    theirs = _load_tokenizer(folder)
+    weights = read_tensors(folder)
+    tell_unknown_fields(given, path, {*KNOWN, *allowed})
+    embeddings = tables(weights, given, path)
+    table = embeddings[0]
+    pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
+    codes = _codes(theirs, pieces)
+    start = field(given, "decoder_start_token_id", int, str(path), theirs.eos_token_id)
+    arrangement = Arrangement(
+        len(table), pad=theirs.pad_token_id, unk=theirs.unk_token_id, start=start, eos=theirs.eos_token_id
+    )
+    first = field(given, "pad_token_id", int, str(path), 1) + 1
+    fields = {"positional_encoding": "tensor2tensor", "first_position": first}
+    config = bart_config(given, path, len(arrangement), "relu", norm_first=True, final_norm=True, **fields)
+    config, result = read_network(folder, config, weights, (arrangement, arrangement), embeddings, padding=first - 1)
+    ours = arrangement.pieces(pieces)
+    silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
+    sides = []
+    for side, language in (("source", source_language), ("target", target_language)):
+        if language not in codes:
+            shown = "none was given" if language is None else f"{language} is unknown"
+            raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
+        vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
+        sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
+    refuse_other_corpus(folder, sides)
+    search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)
+    return Model(config, result, (sides[0], sides[1]), search)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    transformers = optional("transformers", "hf")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of every kind, from several libraries
+        raise UserError(
+            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files again"
+        ) from None
+
+
+def _codes(theirs: Any, pieces: list[str]) -> dict[str, str]:
+    """Language -> its token."""
+    if hasattr(theirs, "lang_code_to_token"):  # M2M-100: en is __en__
+        return {code: token for code, token in theirs.lang_code_to_token.items() if token in set(pieces)}
+    special = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
+    return {str(token): str(token) for token in theirs.all_special_tokens if str(token) not in special}

@@ -1,0 +1,185 @@
+"""A decoder's step in a search on a CPU as one straight run of products and passes.
+
+A step of a small batch is short: going through modules, views and registered operators takes longer than the
+products. Here the products of a decoder are looked up once a search, results lie in buffers that are used again, and
+what lies between two products is one pass (cpu/step_loops.py). In int8 a pass also scales the sums of the
+product before it and quantizes what the next one reads. In floating point the numbers are those of the modules, with
+post-norm to the last bit.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttfm.cpu import step_passes
+from fasttfm.cpu.linear import PACKED_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
+from fasttfm.cpu.step_cache import StepCache
+from fasttfm.cpu.step_passes import array
+from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.plain import LINEAR, untouched
+from fasttfm.search.cpu.encoder_pass import norm_arrays, norms_of, plain_stack
+
+_SELECTED = 256
+"""Outputs of a product where not all are computed: always as many, so that a sum does not depend on the selection."""
+
+
+def runs_straight(model: Any, memory: Tensor) -> bool:
+    """Return whether DecoderStep computes what a Transformer's modules would, none of which is hooked or wrapped."""
+    embedding, output = model.target_embedding, model.output
+    return (
+        not (frozen_in_int8() and memory.dtype != torch.float32)
+        and plain_stack(model.decoder, embedding, memory)
+        and untouched(output, LINEAR)
+        and ordinary(embedding.weight, output.weight, output.bias)
+    )
+
+
+class _Layer:
+    """The products of a decoder layer, and its norms in the order in which they are needed."""
+
+    def __init__(self, layer: Any, norms: list[Any]) -> None:
+        attention, cross = layer.self_attn, layer.multihead_attn
+        width = attention.out_proj.weight.shape[0]
+        bias = None if cross.in_proj_bias is None else cross.in_proj_bias[:width]
+        self.joint = FrozenLinear(attention.in_proj_weight, attention.in_proj_bias)
+        self.self_output = FrozenLinear(attention.out_proj.weight, attention.out_proj.bias)
+        self.query = FrozenLinear(cross.in_proj_weight[:width], bias)
+        self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
+        self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
+        self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
+        self.norms = [norm_arrays(each) for each in norms]
+
+
+def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]:
+    """The layers of a decoder, whose norms come in this order, and the product to the vocabulary."""
+    layers = [_Layer(each, norms[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
+    return layers, FrozenLinear(model.output.weight, model.output.bias)
+
+
+class _Rows:
+    """Rows between two passes: R of them, and zeros up to a number that products are made of."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
+        self.count = rows
+        self.memory = torch.zeros(max(rows, PACKED_ROWS), width, dtype=torch.uint8 if int8 else dtype)
+        """What products read."""
+        self.values = array(torch.zeros(rows, width, dtype=dtype)) if int8 else array(self.memory[:rows])
+        self.scales = np.zeros(rows, np.float32) if int8 else None
+        self.arrays = self.values, self.memory[:rows].numpy() if int8 else None, self.scales
+        """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
+
+    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
+        """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""
+        return linear.of_first(self.memory, self.count), self.scales, linear.bias
+
+
+class _Buffers:
+    """Memory between the products of a number of rows, and these products layer by layer."""
+
+    def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
+        int8 = layers[0].joint.int8
+        self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
+        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # kept in int8 alone
+        self.stream = array(torch.zeros(rows, width, dtype=dtype))
+        self.layers: list[Any] = []
+        for each in layers:
+            attention = (
+                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output)
+            )  # fmt: skip
+            network: Any = (None,) * 3, (each.hidden.followed_by(each.output, x.memory, rows), None, None)
+            if int8:
+                network = x.times(each.hidden), hidden.times(each.output)
+            self.layers.append((*attention, *network, each.norms))
+
+
+class DecoderStep:
+    """A Transformer's step with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
+
+    def __init__(self, model: Any) -> None:
+        self.pre_norm = model.decoder.layers[0].norm_first
+        norms = norms_of(model.decoder)
+        # An ensemble's weights are kept together: which member's, its address tells, for as long as it lives.
+        key = "decoder step", id(model), self.pre_norm, *[each.eps for each in norms]
+        of_model, *products = kept_with_weights(key, lambda: (ref(model), *_products(model, norms[self.pre_norm :])))
+        if of_model() is not model:
+            products = [*_products(model, norms[self.pre_norm :])]
+        self.layers, self.output = products
+        self.first = norm_arrays(norms[0]) if self.pre_norm else None
+        self._output_weights = model.output.weight, model.output.bias
+        self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
+        self.table, self.positions = model.target_embedding.weight, model.target_positions
+        self.pad = model.config.pad_id
+        self.int8 = self.output.int8
+        self._table_of_positions: Any = None
+        self._buffers: dict[int, _Buffers] = {}
+
+    def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
+        """Logits (R, V) of the token after tokens (R,), as the product gives them; the cache grows by one position."""
+        loops, team, count = step_passes.loops(), step_passes.team(), tokens.shape[0]
+        size, width = self.output.size(count), self.table.shape[1]
+        if size not in self._buffers:
+            self._buffers[size] = _Buffers(self.layers, size, width, self.table.dtype)
+        buffers = self._buffers[size]
+        x, heads, (_, *hidden), stream = buffers.x.arrays, buffers.heads.arrays, buffers.hidden.arrays, buffers.stream
+        (ancestors, slots, positions), memory_rows, caches = cache.arrays()
+        residual = stream if self.pre_norm else x[0]  # with post-norm x is the stream
+        end = count, x[0], stream, *x[1:]
+
+        start = x[0] if self.first is None else stream
+        places = self._places(cache.length + 1)
+        loops.embed(tokens.numpy(), array(self.table), places, positions, width**0.5, self.pad, start)
+        if self.first is not None:
+            loops.add_layer_norm(team, np.zeros_like(stream), None, None, residual, *self.first, *end)
+        elif self.int8:
+            loops.quantize_rows(team, x[0][:count], *x[1:])
+        for layer, (own, memory) in zip(buffers.layers, caches):
+            (joint, *a), (self_output, *b), (query, *c), (cross_output, *d), (network, *e), (last, *f), norms = layer
+            loops.attend_to_ancestors(team, joint(), *a, *own, ancestors, slots, positions, *heads)
+            loops.add_layer_norm(team, self_output(), *b, residual, *norms[0], *end)
+            loops.attend_to_memory(team, query(), *c, *memory, *memory_rows, *heads)
+            loops.add_layer_norm(team, cross_output(), *d, residual, *norms[1], *end)
+            if self.int8:
+                loops.quantize_relu(team, network(), *e, count, *hidden)
+            loops.add_layer_norm(team, last(), *f, residual, *norms[2], *end)
+        cache.advance()
+        return self._logits(loops, buffers.x, count)
+
+    def _places(self, length: int) -> Any:
+        """float32 array of at least so many positions."""
+        if self._table_of_positions is None or len(self._table_of_positions) < length:
+            self._table_of_positions = self.positions.rows(length, self.table.device).detach().float().numpy()
+        return self._table_of_positions
+
+    def select_outputs(self, tokens: Tensor | None) -> None:
+        """From now on only the logits of these tokens (U,) int64 are computed, the others are -inf; None: all."""
+        self._selected = None
+        if tokens is None:
+            return
+        weight, bias = self._output_weights
+        rows = tokens.new_zeros(-(-len(tokens) // _SELECTED) * _SELECTED)
+        rows[: len(tokens)] = tokens
+        products = [
+            FrozenLinear(weight[part], None if bias is None else bias[part], temporary=True)
+            for part in rows.split(_SELECTED)
+        ]
+        self._selected = tokens, products
+
+    def _logits(self, loops: Any, x: _Rows, count: int) -> Tensor:
+        if self._selected is None:
+            return self._scaled_sums(loops, x, self.output, count)
+        tokens, products = self._selected
+        parts = [self._scaled_sums(loops, x, product, count) for product in products]
+        computed = torch.cat(parts, dim=1)[:, : len(tokens)]
+        logits = computed.new_full((count, self.table.shape[0]), -torch.inf)
+        return logits.index_copy_(1, tokens, computed)
+
+    def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
+        sums = product.multiply_first(x.memory, x.count)[:count]
+        if not self.int8:
+            return sums
+        loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())
+        return sums

@@ -1,0 +1,137 @@
+"""The decoder of a Transformer in a search: a cache of what it has seen, and one target position at a time.
+
+On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain model takes a step as one straight run
+(search/cpu/decoder_step.py); elsewhere a step goes through the model's layers, whose attention reads a blocks.cache.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.cpu.step_cache import StepCache
+from fasttfm.cpu.step_passes import takes
+from fasttfm.errors import UserError
+from fasttfm.functional import backends
+from fasttfm.functional.dropout import NO_DROPOUT
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.embedding import embed
+from fasttfm.models.plain import apply_linear
+from fasttfm.search.cpu.decoder_step import DecoderStep, runs_straight
+from fasttfm.search.cpu.encoder_pass import encode, encodes_straight
+
+
+def decoder_of(model: Any) -> Any:
+    """Return what starts caches and takes steps for a model: a TransformerDecoder, or the model itself where it can, as
+    an ensemble does."""
+    return model if hasattr(model, "start_cache") else TransformerDecoder(model)
+
+
+def positions_of(model: Any) -> int | None:
+    """Return the most tokens of a sequence that a model, or every one of an ensemble, has positions for; None: any."""
+    known = [getattr(each.config, "positions", None) for each in getattr(model, "models", [model])]
+    return min((count for count in known if count is not None), default=None)
+
+
+def refuse_longer(model: Any, sources: Iterable[int], targets: Iterable[int]) -> None:
+    """Raise UserError for sequences of so many tokens, markers counted, that a model has no positions for."""
+    most = positions_of(model)
+    for side, lengths in (("source", sources), ("target", targets)):
+        longest = max(lengths, default=0)
+        if most is not None and longest > most:
+            raise UserError(
+                f"a {side} has {longest:,} tokens with its markers: this model has learned positions for {most:,}"
+            )
+
+
+class TransformerDecoder:
+    """Takes the steps of searches with a models.Transformer."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
+        """The encoder's output (B, S, d) for source (B, S); to be used inside one frozen_weights()."""
+        if self.encodes_straight and source.numel():
+            return encode(self.model, source, source_lengths)
+        return self.model.encode(source, source_lengths)
+
+    @functools.cached_property
+    def encodes_straight(self) -> bool:
+        """True if sentences are encoded without padding, each by itself."""
+        rows = self._nothing()
+        return backends.current != "triton" and takes(rows) and encodes_straight(self.model, rows)
+
+    def _nothing(self) -> Tensor:
+        """No rows of the model's dtype and device."""
+        weight = self.model.output.weight
+        return torch.empty(0, dtype=weight.dtype, device=weight.device)
+
+    def takes_sentences(self) -> bool:
+        """Return whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
+        rows = self._nothing()
+        return backends.current != "triton" and takes(rows) and runs_straight(self.model, rows)
+
+    @torch.no_grad()
+    def start_cache(
+        self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
+    ) -> DecoderCache | StepCache:
+        """An empty cache for max_length target tokens of rows_per_sentence hypotheses of each sentence.
+
+        Keys and values of memory (B, S, d), the output of the model's encode(), are computed here.
+        """
+        if backends.current != "triton" and takes(memory) and memory.shape[0]:
+            straight = DecoderStep(self.model) if runs_straight(self.model, memory) else None
+            keys_values = self._memory_keys_values(memory, straight)
+            return StepCache(keys_values, source_lengths, rows_per_sentence, max_length, straight)
+        cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
+        for number, pair in enumerate(self._memory_keys_values(memory, None)):
+            keys, values = (x.contiguous() for x in pair)
+            cache.layer(number).memory.update(keys, values)
+            cache.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
+        return cache
+
+    @torch.no_grad()
+    def start_running(self) -> StepCache:
+        """A cache without rows, which join() gives some; where takes_sentences()."""
+        config, straight = self.model.config, DecoderStep(self.model)
+        dtype = torch.bfloat16 if straight.int8 else self.model.output.weight.dtype
+        nothing = torch.empty((0, config.heads, 0, config.d_model // config.heads), dtype=dtype)
+        return StepCache([(nothing, nothing)] * len(self.model.decoder.layers), None, 1, None, straight)
+
+    @torch.no_grad()
+    def join(
+        self, cache: StepCache, source: Tensor, source_lengths: Tensor, *, beam: int, rows_per_sentence: int
+    ) -> None:
+        """Sentences, source (B, S), join the rows of a cache of start_running(): rows_per_sentence rows each at their
+        first step, `beam` from then on."""
+        keys_values = self._memory_keys_values(self.encode(source, source_lengths), cache.straight)
+        cache.join(keys_values, source_lengths, beam, rows_per_sentence)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
+        """Logits (R, V) float32 for the token after tokens (R,), one per row of the cache, which grows by one."""
+        if cache.capacity is not None and cache.length >= cache.capacity:
+            raise ValueError(
+                f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
+            )
+        if isinstance(cache, StepCache) and cache.straight is not None:
+            return cache.straight(tokens, cache).float()
+        model, first = self.model, cache.length
+        table, pad_id = model.target_embedding, model.config.pad_id
+        places = {"pad_id": pad_id, "first_position": first}
+        x = embed(tokens[:, None], table, model.target_positions, dropout=NO_DROPOUT, **places)
+        y = model.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
+        if isinstance(cache, StepCache):
+            cache.advance()
+        return apply_linear(model.output, y[:, 0]).float()
+
+    def _memory_keys_values(self, memory: Tensor, straight: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
+        keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.model.decoder.layers]
+        if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
+            return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
+        return keys_values

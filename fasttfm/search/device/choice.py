@@ -1,0 +1,287 @@
+"""The choices of a step, in PyTorch operations of fixed shape: none reads a number on the host.
+
+Kernels do the same for ordinary beam search in three launches (kernels/search.py); these are their reference, and
+sampling's and diverse beam search's only way. Ties go as everywhere: the better score, then the lower row, then the
+lower token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.models.step_layers import remember_places
+from fasttfm.search.device.state import State
+from fasttfm.search.greedy import draw_tokens
+from fasttfm.search.top_k import sorted_top_k
+
+
+class Rules:
+    """Tokens that may not follow, whatever the sentence."""
+
+    def __init__(self, state: State, config: DecodingConfig, banned: Sequence[Sequence[int]], *, selects: bool) -> None:
+        """banned: sequences of tokens that no output holds; selects: whether every sentence has its own tokens."""
+        vocabulary, device = state.sizes.vocabulary, state.device
+        never = [PAD, BOS, *([] if config.allow_unk else [UNK]), *(each[0] for each in banned if len(each) == 1)]
+        self.never = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        """(V,): of tokens that no sentence may write."""
+        self.never[torch.tensor(never, device=device)] = True
+        self.ngram = config.no_repeat_ngram
+        """A sequence of so many tokens occurs once; 0: as often as it likes."""
+        longer = [each for each in banned if len(each) > 1]
+        width = max((len(each) for each in longer), default=1) - 1
+        beginnings = [[_ANY] * (width + 1 - len(each)) + list(each[:-1]) for each in longer]
+        self.beginnings = torch.tensor(beginnings, dtype=torch.int64, device=device).view(len(longer), width)
+        """(M, W): the tokens before the last of a banned sequence, filled up from the left."""
+        self.endings = torch.tensor([each[-1] for each in longer], dtype=torch.int64, device=device)
+        self.selected: Tensor | None = None
+        """(Q + 1, V) bool: tokens that a sentence may write, which share the probability; None: all."""
+        if selects:
+            self.selected = torch.ones(state.sizes.places + 1, vocabulary, dtype=torch.bool, device=device)
+        self.by_history = bool(self.ngram or longer)
+        """Whether what may follow depends on what was written."""
+
+    def completions(self, state: State) -> Tensor:
+        """(S, K, V) bool: tokens that would complete a repeated or a banned sequence."""
+        slots, beam, _, steps, *_, vocabulary = state.sizes
+        written, position = history(state), state.position[:, None, None]
+        refused = torch.zeros(slots, beam, vocabulary + 1, dtype=torch.bool, device=state.device)  # the last: none
+        if 0 < self.ngram <= steps:
+            before = self.ngram - 1
+            count = steps - before
+            repeats = torch.arange(count, device=state.device) + before < position
+            for place in range(before):
+                newest = written.gather(2, (position - before + place).clamp(min=0).expand(slots, beam, 1))
+                repeats = repeats & (written[..., place : place + count] == newest)
+            refused.scatter_(2, torch.where(repeats, written[..., before:], vocabulary), True)
+        if len(self.endings):
+            width = self.beginnings.shape[1]
+            places = position - width + torch.arange(width, device=state.device)
+            newest = written.gather(2, places.clamp(min=0).expand(slots, beam, width)).masked_fill(
+                places < 0, _NO_TOKEN
+            )
+            begun = ((newest[:, :, None] == self.beginnings) | (self.beginnings == _ANY)).all(dim=3)
+            refused.scatter_(2, torch.where(begun, self.endings, vocabulary), True)
+        return refused[..., :vocabulary]
+
+
+_ANY, _NO_TOKEN = -2, -3
+
+
+def history(state: State) -> Tensor:
+    """(S, K, T): the tokens that each row has written, _NO_TOKEN behind them."""
+    slots, beam, _, steps, *_ = state.sizes
+    places = torch.arange(steps, device=state.device)
+    past = state.ancestors.view(slots, beam, steps).roll(-1, dims=2) // steps % beam  # a token is read a step later
+    written = state.tokens.index_select(0, state.sentence)[:, None].expand(slots, beam, steps, beam)
+    written = written.gather(3, past[..., None])[..., 0]
+    position = state.position[:, None, None]
+    written = torch.where(places == position - 1, state.newest[:, :, None], written)
+    return written.masked_fill(places >= position, _NO_TOKEN)
+
+
+def admit(state: State) -> None:
+    """Let slots whose sentence has ended take the next of the queue."""
+    free = state.sentence == state.sizes.places
+    following = state.head + free.cumsum(0) - 1
+    takes = free & (following < state.tail)
+    place = state.queue.index_select(0, following.remainder(state.sizes.places))
+    state.sentence.copy_(torch.where(takes, place, state.sentence))
+    state.head += takes.sum()
+    state.position.masked_fill_(takes, 0)
+    state.ended.masked_fill_(takes, 0)
+    state.newest.masked_fill_(takes[:, None], BOS)
+    state.scores.copy_(torch.where(takes[:, None], state.first_scores, state.scores))
+    state.source_lengths.copy_(state.setting("source"))
+
+
+def log_probabilities(state: State, logits: Tensor, rules: Rules) -> Tensor:
+    """(S, K, V) float32 of what may follow, -inf elsewhere; logits (R, V). A forced token keeps its own."""
+    slots, beam, *_, vocabulary = state.sizes
+    logits = logits.float()
+    if rules.selected is not None:
+        selected = rules.selected.index_select(0, state.sentence)[:, None].expand(slots, beam, vocabulary)
+        logits = logits.masked_fill(~selected.reshape(logits.shape), -torch.inf)
+    values = logits.log_softmax(dim=1).view(slots, beam, vocabulary)
+    tokens = torch.arange(vocabulary, device=state.device)
+    position = state.position[:, None]
+    forced = state.forced.index_select(0, state.sentence).gather(1, position)  # (S, 1)
+    refused = rules.never | ((tokens == EOS) & (position < state.setting("least")[:, None]))
+    if rules.by_history:
+        refused = refused[:, None] | rules.completions(state)
+        return values.masked_fill(
+            torch.where((forced >= 0)[..., None], (tokens != forced)[:, None], refused), -torch.inf
+        )
+    return values.masked_fill(torch.where(forced >= 0, tokens != forced, refused)[:, None], -torch.inf)
+
+
+def likeliest(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest of values (S, K, V), falling, and their tokens, both (S, K, W); W at most V."""
+    best, tokens = sorted_top_k(values.flatten(0, 1), width)
+    return best.view(*values.shape[:2], width), tokens.view(*values.shape[:2], width)
+
+
+class Choice(NamedTuple):
+    """The rows of all slots after a step, (S, K), and which slots are done, (S,)."""
+
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+    done: Tensor
+
+
+def choose_beams(state: State, values: Tensor, tokens: Tensor) -> None:
+    """Extend the best of each slot's rows by one of their likeliest tokens, both (S, K, W), and file what ends."""
+    beam, width = state.sizes.beam, values.shape[2]
+    totals = (values + state.scores[:, :, None]).flatten(1)
+    totals = totals.masked_fill(totals.isnan(), -torch.inf)
+    missing = max(0, 2 * beam - totals.shape[1])  # a vocabulary smaller than the beam
+    totals = torch.nn.functional.pad(totals, (0, missing), value=-torch.inf)
+    tokens = torch.nn.functional.pad(tokens.flatten(1), (0, missing))
+    best, order = (part[:, : 2 * beam] for part in totals.sort(dim=1, descending=True, stable=True))
+    tokens, parents = tokens.gather(1, order), (order // width).clamp(max=beam - 1)  # (S, 2K)
+
+    ranks = torch.arange(2 * beam, device=state.device)
+    ends = (tokens == EOS) & (best > -torch.inf)
+    scores = best / _divisors(state, state.position)
+    _file(state, scores.masked_fill(~(ends & (ranks < state.setting("ranks")[:, None])), -torch.inf), best, parents)
+    used = state.setting("beam")[:, None]
+    state.ended += (ends & (ranks < used)).sum(dim=1)
+
+    live, chosen = best.masked_fill(tokens == EOS, -torch.inf).sort(dim=1, descending=True, stable=True)
+    live, chosen = live[:, :beam].masked_fill(ranks[:beam] >= used, -torch.inf), chosen[:, :beam]
+    worst = state.found_scores.index_select(0, state.sentence).gather(1, state.setting("nbest")[:, None] - 1)
+    done = (live[:, :1] / _divisors(state, state.setting("limit")) <= worst)[:, 0] | _ends_anyway(state)
+    go_on(state, Choice(live, tokens.gather(1, chosen), parents.gather(1, chosen), done))
+
+
+class Groups:
+    """Diverse beam search, see search/diverse.py: a list of hypotheses for each group."""
+
+    def __init__(self, state: State, config: DecodingConfig) -> None:
+        """state: with as many hypotheses kept as rows."""
+        self.count, self.size = config.diverse_beam_groups, config.beam // config.diverse_beam_groups
+        self.strength = config.diverse_beam_strength
+        self.punished = torch.zeros_like(state.scores)
+        """(S, K): what has been taken from the rank of each live hypothesis."""
+        state.first_scores[:: self.size] = 0.0
+
+    def choose(self, state: State, values: Tensor) -> None:
+        """Extend the rows of one group after the other; values (S, K, V) log-probabilities."""
+        vocabulary = values.shape[2]
+        size, ranks = self.size, torch.arange(2 * self.size, device=state.device)
+        taken = torch.zeros_like(values[:, 0])  # (S, V): how often groups before have chosen a token
+        self.punished.masked_fill_((state.position == 0)[:, None], 0.0)
+        finished = torch.ones_like(state.position, dtype=torch.bool)
+        divisors = _divisors(state, state.position)
+        choices, punished = [], []
+        for first in range(0, self.count * size, size):
+            members = slice(first, first + size)
+            totals = values[:, members] + state.scores[:, members, None]
+            totals = totals.masked_fill(totals.isnan(), -torch.inf)
+            ranked = totals - self.punished[:, members, None] - self.strength * taken[:, None]
+            order = ranked.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, : 2 * size]
+            missing = (0, 2 * size - order.shape[1])
+            order, width = torch.nn.functional.pad(order, missing), order.shape[1]
+            there = ranks < width
+            best = totals.flatten(1).gather(1, order).masked_fill(~there, -torch.inf)
+            rank = ranked.flatten(1).gather(1, order).masked_fill(~there, -torch.inf)
+            tokens, parents = order % vocabulary, order // vocabulary + first
+            ends = (tokens == EOS) & (best > -torch.inf)
+            _file(state, (best / divisors).masked_fill(~ends, -torch.inf), best, parents, members)
+            state.ended += (ends & (ranks < size)).sum(dim=1)
+            rank, chosen = rank.masked_fill(tokens == EOS, -torch.inf).sort(dim=1, descending=True, stable=True)
+            rank, chosen = rank[:, :size], chosen[:, :size]
+            best, tokens, parents = (part.gather(1, chosen) for part in (best, tokens, parents))
+            best = best.masked_fill(rank == -torch.inf, -torch.inf)
+            taken.scatter_add_(1, tokens, (rank > -torch.inf).to(taken.dtype))
+            worst = state.found_scores[:, members.stop - 1].index_select(0, state.sentence)
+            finished &= best.amax(dim=1) / _divisors(state, state.setting("limit"))[:, 0] <= worst
+            choices.append((best, tokens, parents))
+            punished.append((best - rank).nan_to_num(0.0, 0.0, 0.0))
+        self.punished.copy_(torch.cat(punished, dim=1))
+        best, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*choices))
+        go_on(state, Choice(best, tokens, parents, finished | _ends_anyway(state)))
+
+
+class Draws:
+    """Sampling: every row draws its own token and goes on from itself; the n-th hypothesis found is the n-th row's."""
+
+    def __init__(self, state: State, config: DecodingConfig) -> None:
+        """state: with as many hypotheses kept as rows."""
+        slots, beam, _, steps, _, places, _ = state.sizes
+        self.config = config
+        self.uniform = torch.zeros(places + 1, steps, beam, dtype=torch.float32, device=state.device)
+        """(Q + 1, T, K): numbers between 0 and 1 that a sentence draws by."""
+        self._rows = torch.arange(beam, device=state.device).expand(slots, beam)
+        state.first_scores.zero_()
+
+    def choose(self, state: State, values: Tensor) -> None:
+        """Draw by log-probabilities (S, K, V)."""
+        slots, beam, vocabulary = values.shape
+        at = state.sentence * state.sizes.steps + state.position
+        uniform = self.uniform.view(-1, beam).index_select(0, at).view(-1)
+        tokens = draw_tokens(values.view(-1, vocabulary), uniform, self.config, sorted_top_k).view(slots, beam)
+        drawn = values.gather(2, tokens[..., None])[..., 0]
+        ends = state.found_ends.index_select(0, state.sentence)
+        goes = ends < 0
+        scores = torch.where(goes, state.scores + drawn, state.scores)
+        ended = goes & (tokens == EOS)
+        for kept, new in (
+            (state.found_scores, scores / _divisors(state, state.position)),
+            (state.found_log_probabilities, scores),
+            (state.found_ends, state.position[:, None] * beam + self._rows),
+        ):
+            kept.index_copy_(0, state.sentence, torch.where(ended, new, kept.index_select(0, state.sentence)))
+        done = ~(goes & ~ended).any(dim=1) | _ends_anyway(state)
+        go_on(state, Choice(scores, tokens, self._rows, done))
+
+
+def go_on(state: State, choice: Choice) -> None:
+    """Write the step's tokens and parents; slots that are done let go of their sentences."""
+    slots, beam, _, steps, *_ = state.sizes
+    at = state.sentence * steps + state.position
+    state.tokens.view(-1, beam).index_copy_(0, at, choice.tokens)
+    state.parents.view(-1, beam).index_copy_(0, at, choice.parents)
+    state.newest.copy_(choice.tokens)
+    state.scores.copy_(choice.scores)
+    remember_places(state)
+    table = state.ancestors.view(slots, beam, steps)
+    table.copy_(table.gather(1, choice.parents[:, :, None].expand(table.shape)))
+    ended, done = state.finished.index_select(0, state.sentence), choice.done
+    state.finished.index_copy_(0, state.sentence, torch.where(done, state.setting("number"), ended))
+    state.sentence.masked_fill_(done, state.sizes.places)
+    state.position.add_(1).masked_fill_(done, 0)
+
+
+def _divisors(state: State, positions: Tensor) -> Tensor:
+    """(S, 1): the length penalty of what ends at positions (S,)."""
+    return state.divisors.index_select(0, state.sentence).gather(1, positions[:, None])
+
+
+def _ends_anyway(state: State) -> Tensor:
+    """(S,) bool: of slots with enough hypotheses, and of those at their limit."""
+    return (state.ended >= state.setting("enough")) | (state.position == state.setting("limit"))
+
+
+def _file(
+    state: State, scores: Tensor, log_probabilities: Tensor, parents: Tensor, columns: slice = slice(None)
+) -> None:
+    """Add hypotheses (S, C), -inf where there is none, to what was found; of equal ones the first found comes first.
+
+    columns: of the list that they join.
+    """
+    ends = state.position[:, None] * state.sizes.beam + parents
+    kept = [
+        each[:, columns].index_select(0, state.sentence)
+        for each in (state.found_scores, state.found_log_probabilities, state.found_ends)
+    ]
+    joined = [torch.cat([old, new], dim=1) for old, new in zip(kept, (scores, log_probabilities, ends))]
+    order = joined[0].sort(dim=1, descending=True, stable=True).indices[:, : kept[0].shape[1]]
+    for whole, part in zip((state.found_scores, state.found_log_probabilities, state.found_ends), joined):
+        whole[:, columns].index_copy_(0, state.sentence, part.gather(1, order))

@@ -1,0 +1,232 @@
+"""Searches on a device that sentences join while they run: engines by kind and length, kept with the model."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+from operator import is_
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.errors import UserError
+from fasttfm.functional.backends import use_triton
+from fasttfm.models.plain import Snapshot
+from fasttfm.models.stack import Stack
+from fasttfm.search.batches import SHORTEST
+from fasttfm.search.continuous import Waiting, constraints_of
+from fasttfm.search.decoder import positions_of
+from fasttfm.search.device.decoder import decodes, launches
+from fasttfm.search.device.engine import Engine, Kind, Task
+from fasttfm.search.device.memory import refuse_more_than_free
+from fasttfm.search.device.state import Sizes
+from fasttfm.search.hypotheses import Hypothesis
+
+_KEPT = 4
+"""Engines that a model keeps between searches, with their memory and graphs; the longest unused leave first."""
+_SLOTS = 1024
+"""The most that kernels search at once (kernels/search.py)."""
+_CPU = torch.device("cpu")
+
+
+def takes(model: Any, config: DecodingConfig) -> bool:
+    """Return whether a DeviceSearch searches with this model as its modules would; asked inside batches.inference()."""
+    models = getattr(model, "models", [model])
+    device = next(model.parameters()).device
+    return (device.type != "cpu" or use_triton(device)) and all(map(decodes, models))
+
+
+class _Kept:
+    """Engines of a model that search nothing now. Nothing here refers to the model, with which they go."""
+
+    def __init__(self, model: Any) -> None:
+        self._own = _own(model)
+        modules = [*model.modules()][1:]
+        self._parts = Snapshot(each for each in modules if not isinstance(each, Stack))  # which notes what it prepared
+        self.engines: dict[tuple, Engine] = {}
+
+    def unchanged(self, model: Any) -> bool:
+        """Return whether the model is what it was."""
+        own = _own(model)
+        return len(own) == len(self._own) and all(map(is_, own, self._own)) and self._parts.unchanged()
+
+    def take(self, key: tuple) -> Engine | None:
+        """The one with this key, which whoever takes it has for himself."""
+        with _lock:
+            return self.engines.pop(key, None)
+
+    def give(self, key: tuple, engine: Engine) -> None:
+        with _lock:
+            self.engines.pop(key, None)
+            self.engines[key] = engine
+            if len(self.engines) > _KEPT:
+                del self.engines[next(iter(self.engines))]
+
+
+def _own(model: Any) -> list[Any]:
+    """All that a search reads of a model itself, and the modules in it."""
+    return [type(model), model.config, getattr(model, "mean", None), *[*model.modules()][1:]]
+
+
+def held_bytes(model: Any) -> int:
+    """Memory of the engines that a model keeps between searches."""
+    kept = _of_models.get(model)
+    return 0 if kept is None else sum(engine.held_bytes() for engine in kept.engines.values())
+
+
+_of_models: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
+_lock = Lock()
+"""Of what is kept: threads may search at once, with one model too."""
+
+
+def _forget_idle() -> None:
+    """Free the memory of all engines that are kept."""
+    with _lock:
+        for kept in [*_of_models.values()]:
+            kept.engines.clear()
+
+
+class DeviceSearch:
+    """Searches sentences that come one after the other; to be used inside batches.inference(), where takes()."""
+
+    def __init__(
+        self, model: Any, config: DecodingConfig, *, banned: Sequence[Sequence[int]] = (), at_once: int = 1
+    ) -> None:
+        """banned: as of search_ids; at_once is of searches on a CPU."""
+        self.model, self.config, self.banned = model, config, tuple(map(tuple, banned))
+        self.device = next(model.parameters()).device
+        self.waiting: deque[Waiting] = deque()
+        self._engines: dict[tuple, Engine] = {}
+        self._positions = positions_of(model)
+        self._kernels = all(launches(each) for each in getattr(model, "models", [model]))
+        with _lock:
+            kept = _of_models.get(model)
+            if kept is None or not kept.unchanged(model):
+                kept = _of_models[model] = _Kept(model)
+        self._kept = kept
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is searched, nor waits."""
+        return not (self.waiting or self._engines)
+
+    @property
+    def searched(self) -> int:
+        """Sentences that have joined and have not ended."""
+        return sum(each.searched + len(each.waiting) for each in self._engines.values())
+
+    def drop(self, keys: Collection[Hashable]) -> None:
+        """Cancels sentences: they leave without a result."""
+        self.waiting = deque(each for each in self.waiting if each.key not in keys)
+        for engine in self._engines.values():
+            engine.drop(keys)
+
+    def written(self) -> list[int]:
+        """The tokens of the only sentence that is searched, which has one hypothesis; waits for the device."""
+        return [token for engine in self._engines.values() for token in engine.written()]
+
+    def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
+        """Takes steps until nothing waits any more: (key, config.nbest best hypotheses), as sentences end."""
+        while not self.idle:
+            yield from self.step()
+
+    def step(self) -> list[tuple[Hashable, list[Hypothesis]]]:
+        """Let waiting sentences join, take a burst of steps, and return those that have ended."""
+        members, self.waiting = list(self.waiting), deque()
+        for _, error in self.join(members):
+            raise error
+        results: list[tuple[Hashable, list[Hypothesis]]] = []
+        for key, engine in [*self._engines.items()]:
+            results += [(task.waiting.key, hypotheses) for task, hypotheses in engine.advance()]
+            if engine.idle:
+                self._kept.give(key, self._engines.pop(key))
+        return results
+
+    def join(self, members: Sequence[Waiting]) -> list[tuple[Hashable, UserError]]:
+        """Let these sentences take part from the next step on.
+
+        Returns the keys of those that do not, because their search needs more memory than there is, with the reason.
+        """
+        by_config: dict[DecodingConfig, list[Waiting]] = {}
+        for each in members:
+            by_config.setdefault(each.config or self.config, []).append(each)
+        by_kind: dict[tuple, list[Task]] = {}
+        refused: list[tuple[Hashable, UserError]] = []
+        for config, some in by_config.items():
+            try:
+                tasks = self._tasks(some, config)
+            except UserError as error:
+                refused += [(each.key, error) for each in some]
+                continue
+            shared = _kind(config)
+            for task in tasks:
+                lengths = self._room(task.limit + 1), self._room(len(task.waiting.source))
+                by_kind.setdefault((shared, *lengths, task.allowed is not None), []).append(task)
+        for kind, tasks in by_kind.items():
+            try:
+                self._engine(kind, tasks).waiting += tasks
+            except UserError as error:
+                refused += [(each.waiting.key, error) for each in tasks]
+        return refused
+
+    def _tasks(self, members: Sequence[Waiting], config: DecodingConfig) -> list[Task]:
+        constraints = constraints_of(self.model, members, config, _CPU, ())
+        allowed: Sequence[Tensor | None] = constraints.allowed or [None] * len(members)
+        return [Task(each, config, limit, some) for each, limit, some in zip(members, constraints.limits, allowed)]
+
+    def _room(self, length: int) -> int:
+        """Tokens that an engine for so many has room for: a power of two, 32 at least, and no more than positions."""
+        most = self._positions
+        room = max(32, _power(length))
+        return room if most is None else min(room, most)
+
+    def _engine(self, kind: tuple, tasks: list[Task]) -> Engine:
+        """One of a kind for these sentences: one that searches already, if it is wide enough."""
+        (shared, rows), steps, sources, selects = kind
+        running = {key: engine for key, engine in self._engines.items() if key[0] == kind}
+        count = len(tasks) + sum(each.searched + len(each.waiting) for each in running.values())
+        longest = max(SHORTEST, *(len(task.waiting.source) for task in tasks))
+        most = max(1, self.config.batch_tokens // longest)
+        slots = 1 << (min(most, _SLOTS, _power(count)).bit_length() - 1)
+        for (*_, theirs), engine in running.items():
+            if theirs >= slots:
+                return engine
+        key = kind, self.banned, self._kernels, slots
+        kept = self._kept.take(key)
+        if kept is not None:
+            kept.reset()
+            engine = kept
+        else:
+            sizes = Sizes(slots, rows, rows, steps, sources, 2 * slots, self.model.config.vocab_size)
+            try:
+                refuse_more_than_free(self.model, sizes, self.device, longest)
+            except UserError:
+                _forget_idle()
+                refuse_more_than_free(self.model, sizes, self.device, longest)
+            options = Kind(shared, self.banned, selects)
+            engine = Engine(self.model, sizes, options, self.device, kernels=self._kernels)
+        self._engines[key] = engine
+        return engine
+
+
+@functools.lru_cache
+def _kind(config: DecodingConfig) -> tuple[DecodingConfig, int]:
+    """The options of a search that its step is made for, all others as they are by default, and rows of a sentence."""
+    names = ["no_repeat_ngram", "allow_unk"]
+    if config.sampling:
+        names += ["sampling", "sampling_topk", "sampling_topp", "temperature"]
+    elif config.diverse_beam_groups > 1:
+        names += ["beam", "diverse_beam_groups", "diverse_beam_strength"]
+    shared = replace(DecodingConfig(), **{name: getattr(config, name) for name in names})
+    return shared, config.nbest if config.sampling else config.beam
+
+
+def _power(number: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (number - 1).bit_length()

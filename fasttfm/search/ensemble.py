@@ -1,0 +1,94 @@
+"""Several models of one vocabulary that choose every token together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.search.batches import multiplies_in_int8, multiply_in_int8
+from fasttfm.search.decoder import decoder_of
+
+
+class Ensemble(nn.Module):
+    """Several Transformers as one, for searches and scoring: it averages their probabilities of the next token.
+
+    mean: of their probabilities, or of their logarithms, which one model that finds a token impossible decides alone.
+    """
+
+    def __init__(self, models: Sequence[Any], mean: Literal["probability", "logarithm"] = "probability") -> None:
+        """models: with one target vocabulary, one source vocabulary and one padding id; ValueError otherwise."""
+        super().__init__()
+        if not models:
+            raise ValueError("an ensemble has no models: give at least one")
+        sizes = {
+            (each.config.vocab_size, each.config.source_vocab_size or each.config.vocab_size, each.config.pad_id)
+            for each in models
+        }
+        if len(sizes) > 1:
+            raise ValueError(f"models of an ensemble must share vocabularies and padding: {sorted(sizes)} were given")
+        if mean not in ("probability", "logarithm"):
+            raise ValueError(f"mean {mean!r} is unknown: choose probability or logarithm")
+        self.models = nn.ModuleList(models)
+        self.config = models[0].config
+        multiply_in_int8(self, any(map(multiplies_in_int8, models)))
+        self.mean = mean
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Compute log-probabilities (B, L, V) float32; takes the arguments of a model."""
+        return self.together([model(*inputs) for model in self.models])
+
+    def cross_attention(self, *inputs: Any, layer: int) -> Tensor:
+        """The mean of what the models' decoder layer looks at, (B, L, S) float32."""
+        return torch.stack([model.cross_attention(*inputs, layer=layer) for model in self._all()]).mean(dim=0)
+
+    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
+        """Each encoder's output."""
+        return [model.encode(source, source_lengths) for model in self._decoders()]
+
+    def start_cache(self, memory: list[Tensor], source_lengths: Tensor | None = None, **sizes: int) -> Caches:
+        """Each model's cache."""
+        return Caches(
+            [model.start_cache(each, source_lengths, **sizes) for model, each in zip(self._decoders(), memory)]
+        )
+
+    def step(self, tokens: Tensor, cache: Caches) -> Tensor:
+        """Log-probabilities (R, V) float32 of the token after tokens (R,)."""
+        return self.together([model.step(tokens, each) for model, each in zip(self._decoders(), cache.caches)])
+
+    def _decoders(self) -> list[Any]:
+        return [decoder_of(each) for each in self.models]
+
+    def _all(self) -> list[Any]:
+        return list(self.models)
+
+    def together(self, logits: list[Tensor]) -> Tensor:
+        log_probabilities = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
+        if self.mean == "logarithm":
+            return log_probabilities.mean(dim=0)
+        return log_probabilities.logsumexp(dim=0) - math.log(len(logits))
+
+
+class Caches:
+    """The caches of all models of an ensemble."""
+
+    def __init__(self, caches: list[Any]) -> None:
+        self.caches = caches
+
+    @property
+    def moves_nothing(self) -> bool:
+        """True if hypotheses may change rows at no cost."""
+        return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Makes row r a copy of the old row rows[r]."""
+        for cache in self.caches:
+            cache.reorder(rows)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Drops every sentence but these."""
+        for cache in self.caches:
+            cache.keep(sentences)

@@ -1,0 +1,54 @@
+"""From a model directory to a new one with its matrices in int8."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttfm.config import build
+from fasttfm.errors import UserError
+from fasttfm.store import quantized
+from fasttfm.store.checkpoint import META_FILE, MODEL_FILE, is_quantized, read_meta, write_tensors
+from fasttfm.store.model_dir import CONFIG_FILE, DATA_FILE, read_config
+from fasttfm.store.ownership import describe
+from fasttfm.store.steps import step_folder
+from fasttfm.store.vocabulary import read_checkpoint
+from fasttfm.store.weights import refuse_others
+from fasttfm.system.files import write_file
+from fasttfm.system.folders import VOCABULARY_FILES, reading, replacing
+
+
+def quantize_model(
+    model_dir: Path, checkpoint: str, out: Path, make: Callable[[Any], torch.nn.Module]
+) -> tuple[int, int]:
+    """Write the model directory `out` with one checkpoint of model_dir in int8; bytes of its weights before and after.
+
+    make: the model of a configuration, which the weights must fit.
+    All of it is written or nothing. Raises UserError for what cannot be read, is of another model or in int8 already,
+    and for an `out` that holds other files.
+    """
+    with reading(model_dir):
+        shape = build(read_config(model_dir)).model
+        weights, saved = read_checkpoint(model_dir, checkpoint)
+        if is_quantized(saved):
+            raise UserError(f"{saved}: is in int8 already")
+        refuse_others(lambda: make(shape), weights, saved)
+        meta = read_meta(saved) if (saved / META_FILE).is_file() else {}
+        description = _description(model_dir)
+    step = meta.get("step") or max(meta.get("average_of") or [0])
+    meta = {"step": step, "best_step": step, "vocabulary": meta.get("vocabulary"), "precision": "int8"}
+    with replacing(out, "writing a model into it", "8-bit model") as fresh:
+        for name, content in description.items():
+            write_file(fresh.path / name, content)
+        target = step_folder(fresh.path, step)
+        target.mkdir(parents=True)
+        describe(target, {MODEL_FILE: write_tensors(target / MODEL_FILE, quantized.stored(weights))}, meta)
+    before = sum(each.numel() * each.element_size() for each in weights.values())
+    return before, (step_folder(out, step) / MODEL_FILE).stat().st_size
+
+
+def _description(model_dir: Path) -> dict[str, bytes]:
+    """Name -> content of the configuration, of what the data were, and of the vocabulary."""
+    names = [name for name in (CONFIG_FILE, DATA_FILE, *VOCABULARY_FILES) if (model_dir / name).is_file()]
+    return {name: (model_dir / name).read_bytes() for name in names}

@@ -1,0 +1,102 @@
+"""Lines that join a running search: what a server translates for clients who come at any time."""
+
+from collections.abc import Collection, Hashable
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.errors import UserError
+from fasttfm.search.continuous import Waiting
+from fasttfm.search.hypotheses import refuse_failed
+from fasttfm.search.search import running_search
+from fasttfm.translate.translator import Translation, Translator
+
+Result = tuple[Hashable, list[Translation] | UserError]
+"""The key that a line was added with, and its translations, or why it has none."""
+
+
+def takes_options(translator: Translator, config: DecodingConfig) -> bool:
+    """Return whether lines with these options may join a search; diverse beams, coverage, terminology and the choice
+    among samples take whole batches."""
+    whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
+    return not whole and config.batch_invariant and translator.terminology is None
+
+
+def takes_lines(translator: Translator) -> bool:
+    """Return whether lines may join a search with this model: on a GPU, and on a CPU with numba. Ask inside
+    batches.inference()."""
+    return running_search(translator.model, DecodingConfig()) is not None
+
+
+class ContinuousBatching:
+    """Translates lines that are added between its steps, each as Translator.translate_nbest does.
+
+    To be used inside batches.inference(), where takes_lines(), with options that takes_options().
+    """
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+        search = running_search(translator.model, DecodingConfig())
+        assert search is not None
+        self.search = search(translator.model, translator.config, banned=translator.banned)
+        self._new: list[Waiting] = []
+        self._empty: list[Hashable] = []
+        self._lines: dict[Hashable, tuple[str, list[int], bool, bool]] = {}
+        """Key -> line, its ids with end-of-sentence, whether alignments are asked for, and whether it is sampled."""
+
+    @property
+    def searched(self) -> int:
+        """Lines that are being translated."""
+        return self.search.searched
+
+    def add(
+        self,
+        key: Hashable,
+        line: str,
+        config: DecodingConfig | None = None,
+        prefix: str = "",
+        number: int = 0,
+        aligned: bool = False,
+    ) -> None:
+        """Let a line join at the next step.
+
+        key: what its translations come back with; config: its options; prefix: how its translation must begin; number:
+        what sampling draws by besides its seed; aligned: whether it has alignments, as where the translator has them.
+        """
+        source = self.translator.encode_lines([line]).get(0)
+        if source is None:
+            self._empty.append(key)
+            return
+        sampled = (config or self.translator.config).sampling
+        self._lines[key] = line, source, aligned or self.translator.aligned, sampled
+        shortlist = self.translator.shortlist
+        allowed = None if shortlist is None else shortlist.tokens(source)
+        beginning = self.translator.beginning(prefix)
+        self._new.append(Waiting(key, source, beginning, number, allowed=allowed, config=config))
+
+    def drop(self, keys: Collection[Hashable]) -> None:
+        """Cancels lines: they leave at the next step without a result."""
+        self._new = [each for each in self._new if each.key not in keys]
+        self._empty = [key for key in self._empty if key not in keys]
+        self.search.drop(keys)
+        for key in keys:
+            self._lines.pop(key, None)
+
+    def step(self) -> list[Result]:
+        """Take a step of all lines, and return the results of those that ended with it."""
+        results: list[Result] = [(key, [Translation("", 0.0, 0.0)]) for key in self._empty]
+        self._empty = []
+        new, self._new = self._new, []
+        for key, error in self.search.join(new):
+            self._lines.pop(key)
+            results.append((key, error))
+        for key, hypotheses in self.search.step():
+            line, source, aligned, sampled = self._lines.pop(key)
+            try:
+                refuse_failed(hypotheses)
+            except UserError as error:
+                results.append((key, error))
+                continue
+            translations, tokens = self.translator.translations(hypotheses, distinct=not sampled)
+            if aligned:
+                self.translator.align([line], {0: source}, {0: tokens}, [translations])
+            results.append((key, translations))
+        return results

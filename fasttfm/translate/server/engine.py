@@ -1,0 +1,269 @@
+"""One thread that translates the sentences of all clients, many at once.
+
+Sentences join running searches (translate/continuous_batching.py) whatever their options are, beam and length penalty
+among them. A model has two searches, which take turns: one for requests of much work, and one for those of little,
+which gets four times as much time while both go on. So a short request is searched beside long ones, waits for none of
+them, and pays at most for one of their steps at a time; long ones always have a fifth of the time. Requests are
+admitted in turns (queue.py), by source tokens: as many as fit a budget, and beyond it, up to twice the budget, one
+sentence of each request that nothing is searched for.
+
+What takes whole batches only (see takes_options()) is translated batch by batch between these steps. On a CPU a
+sentence's translation is the same to the last bit whatever is searched beside it, so who else asks at the same time
+changes nothing but the time. Sentences that nobody waits for any more leave at the next step.
+"""
+
+import copy
+import gc
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
+
+from fasttfm.errors import UserError
+from fasttfm.search.batches import inference
+from fasttfm.translate.continuous_batching import ContinuousBatching, takes_lines, takes_options
+from fasttfm.translate.server.metrics import Counts
+from fasttfm.translate.server.queue import Answer, FairQueue, Sentence
+from fasttfm.translate.translator import Translation, Translator
+
+_MUCH_WORK = 512
+"""Rows times steps from which a request is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
+more where joined searches wait for its end."""
+
+_PREFERENCE = 4.0
+"""Time that a search of short requests gets for each second of another one's, while both go on."""
+
+_TURN = 0.05
+"""Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
+
+
+def settle() -> None:
+    """Let the garbage collector pass over what is there now, modules and models: walking them stops all threads."""
+    gc.collect()
+    gc.freeze()
+
+
+class QueueFull(Exception):
+    """More sentences wait already than are allowed to."""
+
+
+class Stopping(Exception):
+    """The engine takes nothing new."""
+
+
+_Ended = list[tuple[Sentence, list[Translation] | UserError]]
+"""Sentences with their translations, or why they have none."""
+
+
+class _Joined:
+    """A search that sentences join and leave while it runs, a step at a time."""
+
+    def __init__(self, model: str, translator: Translator, preference: float) -> None:
+        """preference: time that it gets for each second of another one's."""
+        self.model, self.preference = model, preference
+        self.seconds = 0.0
+        """Time that it has had, divided by its preference, beyond that of the search with the least when it began."""
+        self._running = ContinuousBatching(translator)
+        self._searched: dict[Hashable, Sentence] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def sentences(self) -> Sequence[Sentence]:
+        return list(self._searched.values())
+
+    def add(self, sentence: Sentence) -> None:
+        number = next(self._numbers)
+        self._searched[number] = sentence
+        self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number, sentence.aligned)
+
+    def step(self) -> _Ended:
+        gone = {number for number, each in self._searched.items() if each.answer.abandoned}
+        if gone:
+            self._running.drop(gone)
+        left: _Ended = [(self._searched.pop(number), UserError("nobody waits for it any more")) for number in gone]
+        return left + [(self._searched.pop(number), result) for number, result in self._running.step()]
+
+
+class _Batch:
+    """Sentences with the same options that are translated as one batch; its only step."""
+
+    def __init__(self, model: str, translator: Translator) -> None:
+        self.model, self.preference, self.seconds = model, 1.0, 0.0
+        self._translator = translator
+        self.sentences: list[Sentence] = []
+
+    def add(self, sentence: Sentence) -> None:
+        self.sentences.append(sentence)
+
+    def step(self) -> _Ended:
+        results = self._translator.translate_nbest(
+            [each.text for each in self.sentences],
+            [each.prefix for each in self.sentences],
+            1 + self.sentences[0].number,
+            [each.required for each in self.sentences] if self.sentences[0].required else None,
+        )
+        done: _Ended = [*zip(self.sentences, results, strict=True)]
+        self.sentences = []
+        return done
+
+
+class Engine:
+    """Translates what is submitted; see the module."""
+
+    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int, workers: int = 1) -> None:
+        """queue: most sentences that may wait. workers: engines that share the budget of batch_tokens; with all of it
+        for each, a step of the long requests would take as long for one core as it takes all cores together."""
+        self.translators = translators
+        self.workers = workers
+        self.counts = counts
+        self.queue = queue
+        self._waiting = FairQueue()
+        self._searches: dict[Hashable, _Joined | _Batch] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._inside = ExitStack()
+        self._settled = False
+        self._model: str | None = None
+        """Whose weights are prepared for a search now."""
+        self._takes_lines: dict[str, bool] = {}
+        """Models -> whether lines join their searches, as found out since anything was searched."""
+        self._thread = threading.Thread(target=self._run, name="translations", daemon=True)
+        self._thread.start()
+
+    def submit(self, sentences: Sequence[Sentence]) -> list[Answer]:
+        """The answers that will hold the translations of sentences_of() a request. Raises QueueFull, Stopping."""
+        with self._changed:
+            if self._stopping:
+                raise Stopping
+            if len(self._waiting) + len(sentences) > self.queue:
+                raise QueueFull
+            self._waiting.add(sentences)
+            self.counts.waiting(len(self._waiting))
+            self._changed.notify()
+        return [each.answer for each in sentences]
+
+    def stop(self) -> None:
+        """Translate what waits, then end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._searches):
+                    if self._takes_lines and not self._settled:  # all that a search imports is there
+                        self._settled = True
+                        settle()
+                    self._enter(None)  # weights and modules may change while nothing is searched
+                    self._takes_lines.clear()
+                    if self._stopping:
+                        return
+                    self._changed.wait()
+            self._admit()
+            if self._searches:
+                self._step(*self._whose_turn())
+
+    def _whose_turn(self) -> tuple[Hashable, _Joined | _Batch]:
+        """The search that has had the least time; the model that is prepared has a small advantage."""
+
+        def time_had(search: _Joined | _Batch) -> float:
+            return search.seconds - (_TURN if search.model == self._model else 0.0)
+
+        return min(self._searches.items(), key=lambda each: time_had(each[1]))
+
+    def _step(self, key: Hashable, search: _Joined | _Batch) -> None:
+        begin, together = time.perf_counter(), len(search.sentences)
+        try:
+            self._enter(search.model if isinstance(search, _Joined) else None)
+            ended = search.step()
+        except BaseException as error:
+            del self._searches[key]
+            for each in search.sentences:
+                each.answer.set_exception(error)
+            return
+        taken = time.perf_counter() - begin
+        search.seconds += taken / search.preference
+        if not search.sentences:
+            del self._searches[key]
+        self.counts.step(taken, together, len(ended), sum(each.tokens for each, _ in ended))
+        for each, result in ended:
+            if isinstance(result, UserError):
+                each.answer.set_exception(result)
+            else:
+                each.answer.set_result(result)
+
+    def _admit(self) -> None:
+        """Lets sentences join the searches, as many as fit."""
+        searched = Counter(each.request for search in self._searches.values() for each in search.sentences)
+
+        def fits(sentence: Sentence) -> bool:
+            search = self._searches.get(self._key(sentence))
+            if search is None or not search.sentences:
+                return True
+            if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # others take steps meanwhile
+                return sum(each.work for each in search.sentences) + sentence.work <= _MUCH_WORK
+            budget = self.translators[sentence.model].config.batch_tokens // self.workers
+            left = budget - sum(each.tokens for each in search.sentences)
+            tokens = min(sentence.tokens, budget)  # a longer one must get its turn too
+            return left >= tokens or (not searched[sentence.request] and left + budget >= tokens)
+
+        while True:
+            with self._changed:
+                sentence = self._waiting.take(fits)
+                self.counts.waiting(len(self._waiting))
+            if sentence is None:
+                return
+            if not sentence.answer.set_running_or_notify_cancel():
+                continue
+            searched[sentence.request] += 1
+            try:
+                self._search_of(sentence).add(sentence)
+            except BaseException as error:
+                sentence.answer.set_exception(error)
+
+    def _key(self, sentence: Sentence) -> Hashable:
+        """Sentences with the same key are searched together."""
+        if self._can_join(sentence):
+            return sentence.model, sentence.request_work >= _MUCH_WORK
+        # the draws of sampling go by the places in a request
+        request = sentence.request if sentence.config.sampling else None
+        return sentence.model, sentence.config, sentence.aligned, bool(sentence.required), request
+
+    def _can_join(self, sentence: Sentence) -> bool:
+        model, translator = sentence.model, self.translators[sentence.model]
+        if not isinstance(translator, Translator):
+            return False
+        if model not in self._takes_lines:
+            self._enter(model)
+            self._takes_lines[model] = takes_lines(translator)
+        return self._takes_lines[model] and not sentence.required and takes_options(translator, sentence.config)
+
+    def _search_of(self, sentence: Sentence) -> _Joined | _Batch:
+        key = self._key(sentence)
+        if key not in self._searches:
+            translator = self.translators[sentence.model]
+            search: _Joined | _Batch
+            if self._can_join(sentence):
+                self._enter(sentence.model)
+                preference = 1.0 if sentence.request_work >= _MUCH_WORK else _PREFERENCE
+                search = _Joined(sentence.model, translator, preference)
+            else:
+                translator = copy.copy(translator)
+                translator.config, translator.aligned = sentence.config, sentence.aligned
+                search = _Batch(sentence.model, translator)
+            search.seconds = min((each.seconds for each in self._searches.values()), default=0.0)
+            self._searches[key] = search
+        return self._searches[key]
+
+    def _enter(self, model: str | None) -> None:
+        """Prepares the weights of this model for joined searches on this thread; None for no model."""
+        if model == self._model:
+            return
+        self._inside.close()
+        self._model = model
+        if model is not None:
+            self._inside.enter_context(inference(self.translators[model].model, batch_invariant=True))

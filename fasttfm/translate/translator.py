@@ -1,0 +1,442 @@
+"""Text in, text out: a trained model with its tokenizers and decoding settings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fasttfm.config import Values, build
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.cpu.int8 import warn_without_route
+from fasttfm.data.corpus import read_lines
+from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
+from fasttfm.data.tokenizer_files import load_tokenizers
+from fasttfm.data.unicode_forms import composed, has_text, is_composed
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer
+from fasttfm.models.pretrained import read_values
+from fasttfm.search.batches import multiply_in_int8
+from fasttfm.search.coverage import check_layer, cross_attention
+from fasttfm.search.decoder import positions_of
+from fasttfm.search.ensemble import Ensemble
+from fasttfm.search.hypotheses import Hypothesis
+from fasttfm.search.phrases import Phrases
+from fasttfm.search.scoring import score_ids
+from fasttfm.search.search import search_ids, search_workers
+from fasttfm.search.streaming import stream_ids, stream_text
+from fasttfm.store.checkpoint import is_quantized
+from fasttfm.store.model_dir import DATA_FILE
+from fasttfm.store.vocabulary import read_checkpoint
+from fasttfm.store.weights import with_weights
+from fasttfm.system.files import read_plain_yaml
+from fasttfm.system.folders import VOCABULARY_FILES, reading
+from fasttfm.system.machine import pick_device
+from fasttfm.system.parsing import shown
+from fasttfm.system.wording import Tally
+from fasttfm.translate.alignment import Links, word_links
+from fasttfm.translate.combinations import refuse_config, refuse_idle
+from fasttfm.translate.mbr import minimum_bayes_risk
+from fasttfm.translate.shortlist import Shortlist
+from fasttfm.translate.terminology import Terminology, continuations_of
+
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
+_DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WORKERS_WORK = 5e11
+"""Source tokens times parameters times beam from which on processes are started: a core of an Intel Xeon with AMX takes
+5 s for so much, and starting them half of that."""
+_PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin with any word"
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """One translation of one line."""
+
+    text: str
+    """One line of text, without any character that ends a line."""
+    score: float
+    """Log-probability divided by the length penalty; with mbr_samples the mean chrF against all samples, 0 to 100.
+    0 for an empty line."""
+    log_probability: float
+    """Natural logarithm of the probability that the model gives the output's tokens; 0 for an empty line."""
+    alignment: Links = ()
+    """Pairs (word of the line, word of text), counted from 0, where the Translator was asked for them."""
+
+
+class Translator:
+    """Translates lines of text; the translation of a line does not depend on the others.
+
+    On a CPU a line has the same translation and the same scores to the last bit, in every precision, whatever stands
+    beside it: batch_tokens, buffer_size and the other lines change nothing. On a GPU, and with batch_invariant off, the
+    last digits of a product depend on the size of the batch, and where two words are nearly as likely they may decide.
+
+    A line of white space alone has the empty translation. A line of more than config.max_source_length tokens is cut
+    off there: `cut` counts those, `long` those of more than twice the longest line of training, of which translations
+    lose parts, `empty` the lines whose translation is empty though they are not, `decomposed` those that are not in
+    Unicode's normal form C and that the vocabulary does not bring to it.
+    """
+
+    def __init__(
+        self,
+        model: Transformer | Ensemble,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        config: DecodingConfig | None = None,
+        *,
+        workers: int = 1,
+        least_work: float = 0,
+        banned: Sequence[str] = (),
+        aligned: bool = False,
+        terminology: Terminology | None = None,
+        shortlist: Shortlist | None = None,
+        trained_length: int | None = None,
+    ) -> None:
+        """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
+
+        workers: processes that each search batches of their own, on a CPU; close() ends them. least_work: source tokens
+        times parameters times beam of the buffer that they are started for. banned: words or phrases that no
+        translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned:
+        whether translations have alignments. terminology: terms of the source that are translated as it says; UserError
+        where the config asks for anything but a beam search. shortlist: the target tokens that each source may be
+        translated by; scores are then shares of their probability. trained_length: source tokens of the longest line
+        of training, None where it is not known.
+        """
+        self.model: Any = model
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer
+        self.config = config or DecodingConfig()
+        if (most := positions_of(model)) is not None and self.config.max_source_length >= most > 1:
+            self.config = replace(self.config, max_source_length=most - 1)  # and the end
+        self.workers = search_workers(model, workers, least_work=least_work)
+        self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
+        self.aligned = aligned
+        self.terminology = terminology
+        self.shortlist = shortlist
+        if terminology is not None:
+            refuse_config({"terminology"}, self.config)
+            terminology.refuse_banned(self.banned)
+        check_layer(model, self.config.alignment_layer)
+        self.trained_length = trained_length
+        self.cut, self.long, self.empty, self.decomposed = Tally(), Tally(), Tally(), Tally()
+
+    @classmethod
+    def from_directory(
+        cls,
+        path: str | Path,
+        checkpoint: str = "best",
+        device: str | torch.device | None = None,
+        precision: Precision | None = None,
+        workers: int | None = None,
+        banned: Sequence[str] = (),
+        ensemble: Sequence[str | Path] = (),
+        aligned: bool = False,
+        terminology: str | Path | None = None,
+        shortlist: str | Path | None = None,
+        **decoding: Any,
+    ) -> Translator:
+        """Load a translator from the model directory that `fasttfm train` made.
+
+        checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where there
+        is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model of
+        fasttfm quantize, else fp32. workers: processes that each search batches of their own on a CPU; None: as many as
+        PyTorch computes with, when there is enough to do. banned, aligned: as of Translator. ensemble: other model
+        directories with the same tokenizers, whose probabilities are averaged with this one's. terminology: a file for
+        Terminology.from_lines. shortlist: a file for Shortlist.load. decoding: fields of DecodingConfig that differ
+        from those in the model's config.yaml.
+        Raises UserError naming what is missing, damaged or of another model.
+        """
+        path, chosen = Path(path), pick_device(device)
+        with ExitStack() as stack:
+            for folder in (path, *map(Path, ensemble)):
+                stack.enter_context(reading(folder))
+            values = read_values(path, decoding)
+            source_tokenizer, target_tokenizer = _tokenizers(path, values)
+            sizes = {"vocab_size": len(target_tokenizer), "pad_id": PAD}
+            if source_tokenizer is not target_tokenizer:
+                sizes["source_vocab_size"] = len(source_tokenizer)
+            config = build(values, sizes)
+            refuse_idle(decoding, config.decoding, is_aligned=aligned)
+            others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
+            models = []
+            for folder, shape in ((path, config.model), *others):
+                _check_same_tokenizers(path, folder)
+                weights, saved = read_checkpoint(folder, checkpoint)
+                model = with_weights(partial(Transformer, shape), weights, saved)
+                precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
+                if precision == "int8" and chosen.type != "cpu":
+                    raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")
+                if precision_of_model == "int8":
+                    multiply_in_int8(model)
+                    warn_without_route()
+                models.append(model.to(device=chosen, dtype=_DTYPES[precision_of_model]).eval())
+        return cls(
+            models[0] if len(models) == 1 else Ensemble(models),
+            source_tokenizer,
+            target_tokenizer,
+            config.decoding,
+            workers=workers or torch.get_num_threads(),
+            least_work=0 if workers else WORKERS_WORK,
+            banned=banned,
+            aligned=aligned,
+            terminology=None
+            if terminology is None
+            else Terminology.from_lines(read_lines(Path(terminology)), terminology, target_tokenizer),
+            shortlist=None
+            if shortlist is None
+            else Shortlist.load(Path(shortlist), source_tokenizer, target_tokenizer),
+            trained_length=_trained_length(path, values),
+        )
+
+    def __enter__(self) -> Translator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the worker processes; the next call starts them again."""
+        if self.workers is not None:
+            self.workers.close()
+
+    def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
+        """The best translation of each line, in order. prefixes: how each translation must begin ("": with any
+        word)."""
+        return [translations[0].text for translations in self.translate_nbest(lines, prefixes)]
+
+    def translate_nbest(
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str] | None = None,
+        first_line: int = 1,
+        required: Sequence[Sequence[Phrases]] | None = None,
+    ) -> list[list[Translation]]:
+        """The config.nbest best translations of each line, best first; an empty line has one, which is empty.
+
+        Each text comes once, samples apart, so a line may have fewer.
+
+        first_line: number of lines[0] in the whole input, which sampling and the count of cut lines go by. required: of
+        each line the phrases that its translation must hold; None for those of the terminology.
+        """
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one for each, '' for none")
+        sources = self.encode_lines(lines, first_line)
+        if required is None and self.terminology is not None:
+            required = [self.terminology.required(line) for line in lines]
+        samples = self.config.mbr_samples
+        hypotheses = search_ids(
+            self.model,
+            list(sources.values()),
+            replace(self.config, sampling=True, nbest=samples) if samples else self.config,
+            prefixes=[self.beginning(prefixes[row] if prefixes else "") for row in sources],
+            numbers=[first_line - 1 + row for row in sources],
+            banned=self.banned,
+            required=None if required is None else [required[row] for row in sources],
+            continuations=frozenset() if required is None else continuations_of(self.target_tokenizer),
+            allowed=None if self.shortlist is None else [self.shortlist.tokens(ids) for ids in sources.values()],
+            workers=self.workers,
+        )
+        results = [[Translation("", 0.0, 0.0)] for _ in lines]
+        written = {}  # row -> the tokens of its translations
+        for row, best in zip(sources, hypotheses):
+            results[row], written[row] = self.translations(best, distinct=not (samples or self.config.sampling))
+            if samples:
+                chosen = minimum_bayes_risk([each.text for each in results[row]])[: self.config.nbest]
+                results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
+                written[row] = [written[row][index] for index, _ in chosen]
+            if not results[row][0].text:
+                self.empty.add(first_line + row)
+        if self.aligned:
+            self.align(lines, sources, written, results)
+        return results
+
+    def translations(
+        self, hypotheses: Sequence[Hypothesis], *, distinct: bool
+    ) -> tuple[list[Translation], list[list[int]]]:
+        """Text and tokens of the hypotheses of a search; distinct: of those with the same text the first alone."""
+        texts = [one_line(self.target_tokenizer.decode(each.tokens)) for each in hypotheses]
+        texts = [text if has_text(text) else "" for text in texts]
+        kept = [
+            (text, each)
+            for n, (text, each) in enumerate(zip(texts, hypotheses))
+            if not (distinct and text in texts[:n])
+        ]
+        translations = [Translation(text, each.score, each.log_probability) for text, each in kept]
+        return translations, [each.tokens for _, each in kept]
+
+    def align(
+        self, lines: Sequence[str], sources: Mapping[int, Sequence[int]], written: Mapping[int, list[list[int]]],
+        results: Sequence[list[Translation]],
+    ) -> None:  # fmt: skip
+        """Adds alignments to the translations of lines.
+
+        sources, written: index of a line -> its ids with end-of-sentence, and the tokens of each of its results; of the
+        lines that have any.
+        """
+        pairs = [(row, index, tokens) for row, outputs in written.items() for index, tokens in enumerate(outputs)]
+        attention = cross_attention(
+            self.model, [sources[row] for row, _, _ in pairs], [tokens for _, _, tokens in pairs], self.config
+        )
+        for (row, index, tokens), weights in zip(pairs, attention):
+            source_spans, target_spans = (
+                self.source_tokenizer.spans(lines[row]),
+                self.target_tokenizer.decoded_spans(tokens),
+            )
+            links = word_links(weights[:, :-1], lines[row], source_spans, results[row][index].text, target_spans)
+            results[row][index] = replace(results[row][index], alignment=links)
+
+    def translate_stream(
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None
+    ) -> Iterator[list[Translation]]:
+        """Translations line by line, as translate_nbest; reads config.buffer_size lines ahead and holds no more.
+
+        Where reading the lines fails, those before are translated first.
+        """
+        first_line = 1
+        for buffer in _buffers(_paired(lines, prefixes), self.config.buffer_size):
+            some, beginnings = zip(*buffer)
+            yield from self.translate_nbest(some, beginnings, first_line)
+            first_line += len(buffer)
+
+    def stream(self, line: str, prefix: str = "", *, number: int = 1) -> Iterator[str]:
+        """Yields the translation of one line in pieces while it is searched; joined, they are what translate() gives.
+
+        Greedy search (beam 1) or sampling (nbest 1); ValueError for a config that keeps several hypotheses and for
+        terminology. number: of the line in the input, which sampling goes by.
+        """
+        if self.terminology is not None:
+            raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
+        begun = self.beginning(prefix)
+        sources = self.encode_lines([line], number)
+        source = sources.get(0, [EOS])
+        allowed = None if self.shortlist is None else self.shortlist.tokens(source)
+        ids = stream_ids(
+            self.model, source, self.config, prefix=begun, number=number - 1, banned=self.banned, allowed=allowed
+        )
+        return stream_text(ids if sources else (), self.target_tokenizer)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        """The natural logarithm of the probability of each target, end-of-sentence included, given its source."""
+        return score_ids(
+            self.model,
+            [self._source(source) or [EOS] for source in sources],
+            [[*self.target_tokenizer.prefix, *self.target_tokenizer.encode(target)] for target in targets],
+            max_tokens=self.config.batch_tokens,
+        )
+
+    def beginning(self, prefix: str) -> list[int]:
+        """The ids that an output starts with: the tokenizer's prefix, then the caller's ("": none). UserError for one
+        that is longer than a source may be."""
+        ids = self.target_tokenizer.encode(prefix)
+        if len(ids) > (most := self.config.max_source_length):
+            raise UserError(f"the prefix {shown(prefix)} has {len(ids):,} tokens: {most:,} at most are taken")
+        return [*self.target_tokenizer.prefix, *ids]
+
+    def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
+        """Ids of the lines that have any text, as the model reads them, by their index in lines; long ones are cut
+        off."""
+        longest = self.config.max_source_length
+        sources = {}
+        for row, line in enumerate(lines):
+            ids = [*self.source_tokenizer.prefix, *self.source_tokenizer.encode(line)] if has_text(line) else []
+            if not is_composed(line) and self.source_tokenizer.encode(line) != self.source_tokenizer.encode(
+                composed(line)
+            ):
+                self.decomposed.add(first_line + row)
+            if self.trained_length is not None and len(ids) > 2 * self.trained_length:
+                self.long.add(first_line + row)
+            if len(ids) > longest:
+                self.cut.add(first_line + row)
+                ids = ids[:longest]
+            if ids:
+                sources[row] = [*ids, *self.source_tokenizer.source_end]
+        return sources
+
+    def _source(self, line: str) -> list[int]:
+        """The ids of a line, however long it is."""
+        tokenizer = self.source_tokenizer
+        return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
+
+
+def one_line(text: str) -> str:
+    """text with each character that some reader takes for the end of a line (U+2028, form feed, ...) as a space."""
+    return " ".join(text.splitlines())
+
+
+def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix, "" where there are none; UserError where one of the two ends before the other."""
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    for number, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes), start=1):
+        if prefix is None:
+            raise UserError(
+                f"there are fewer prefixes than lines of the input (line {number:,} has none), {_PREFIX_RULE}"
+            )
+        if line is None:
+            raise UserError(f"there are more prefixes than lines of the input ({number - 1:,}), {_PREFIX_RULE}")
+        yield line, prefix
+
+
+def _buffers(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
+    """Lists of `size` pairs; an error of reading them comes after the list of what was read before it."""
+    while True:
+        buffer: list[tuple[str, str]] = []
+        failure = None
+        try:
+            for pair in itertools.islice(pairs, size):
+                buffer.append(pair)
+        except (UserError, OSError) as error:
+            failure = error
+        if buffer:
+            yield buffer
+        if failure is not None:
+            raise failure
+        if not buffer:
+            return
+
+
+def _check_same_tokenizers(path: Path, other: Path) -> None:
+    """UserError where two model directories have not the same tokenizers, byte for byte."""
+    for name in VOCABULARY_FILES:
+        ours, theirs = (folder / name for folder in (path, other))
+        if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
+            raise UserError(
+                f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer: prepare the "
+                "text of one with the other's"
+            )
+
+
+def _trained_length(path: Path, values: Values) -> int | None:
+    """Source tokens of the longest line that a model directory's training has read, as far as its data.yaml tells."""
+    if not (path / DATA_FILE).is_file():
+        return None
+    train = read_plain_yaml(path / DATA_FILE).get("train")
+    longest = train.get("longest_source") if isinstance(train, dict) else None
+    return min(longest, values["data"].get("max_sentence_tokens", longest)) if isinstance(longest, int) else None
+
+
+def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
+    """Source and target tokenizer of a model directory, one object where they are one; UserError if not config.yaml's.
+
+    values: of its config.yaml.
+    """
+    sizes = values["model"]
+    if "vocab_size" not in sizes:
+        raise UserError(f"{path / 'config.yaml'}: is cut off: it has no model.vocab_size; copy it back")
+    source, target = load_tokenizers(path)
+    for tokenizer, size, side in (
+        (source, sizes.get("source_vocab_size") or sizes["vocab_size"], "source"),
+        (target, sizes["vocab_size"], "target"),
+    ):
+        if len(tokenizer) != size:
+            raise UserError(
+                f"{path}: its {side} vocabulary has {len(tokenizer):,} pieces but config.yaml says "
+                f"{size:,}: copy both from the same training run"
+            )
+    return source, target

@@ -1,0 +1,102 @@
+"""An import or an export is compared with the tool that it is for, and one that differs is not written."""
+
+import json
+
+import pytest
+import torch
+from model_dirs import write_model_dir
+
+from fasttfm.cli.main import main
+from fasttfm.convert import check, ctranslate2, marian
+from fasttfm.convert.exchange import load
+
+PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers"}
+BEAMS = {"ctranslate2": 2, "marian-hf": 4}
+"""CTranslate2's own, as its folders have none."""
+WRITERS = {"ctranslate2": ctranslate2, "marian-hf": marian}
+
+
+def command(*words) -> int:
+    return main(list(map(str, words)))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("form", PACKAGES)
+@pytest.mark.parametrize("fields", [{}, {"activation": "silu", "output_bias": True}, {"share_embeddings": "decoder"}])
+def test_both_ways_end_in_a_comparison(tmp_path, capsys, form, fields):
+    pytest.importorskip(PACKAGES[form])
+    model_dir = write_model_dir(tmp_path / "model", **fields)
+    told = f"note: 3 texts are translated as {PACKAGES[form]} translates them"
+    assert command("export", model_dir, "--format", form, "--out", tmp_path / "there") == 0
+    assert told in capsys.readouterr().out.splitlines()
+    assert command("import", tmp_path / "there", "--format", form, "--out", tmp_path / "back") == 0
+    notes = capsys.readouterr().out.splitlines()[1:]
+    assert told in notes
+    assert load(tmp_path / "back").decoding.beam == BEAMS[form]
+    card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8").splitlines()
+    assert f"- imported from there ({form})" in card
+    for line in notes:
+        assert line.replace("note: ", "- ") in card
+
+
+def test_graphs_are_compared_with_onnxruntime(tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model_dir = write_model_dir(tmp_path / "model", trained=False, encoder_layers=1, output_bias=True)
+    assert command("export", model_dir, "--format", "onnx", "--out", tmp_path / "there") == 0
+    assert "note: 3 texts are translated as onnxruntime translates them" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("form", PACKAGES)
+@pytest.mark.parametrize(
+    "part",
+    [
+        "encoder.layers.0.self_attn.in_proj_weight",
+        "decoder.layers.1.linear2.weight",
+        "decoder.layers.0.multihead_attn.out_proj.weight",
+    ],
+)
+def test_a_model_that_differs_in_one_weight_is_not_written(tmp_path, capsys, monkeypatch, form, part):
+    pytest.importorskip(PACKAGES[form])
+    export = WRITERS[form].export
+
+    def wrong(model, folder):
+        torch.manual_seed(0)
+        weight = model.weights[part].clone()
+        told = export(model, folder)
+        model.weights[part].copy_(torch.randn_like(weight))
+        return told
+
+    monkeypatch.setattr(WRITERS[form], "export", wrong)
+    model_dir = write_model_dir(tmp_path / "model", d_model=64)
+    assert command("export", model_dir, "--format", form, "--out", tmp_path / "there") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{PACKAGES[form]} translates" in line
+    assert "--no-check leaves the comparison out" in line
+    assert not (tmp_path / "there").exists()
+    assert command("export", model_dir, "--format", form, "--out", tmp_path / "there", "--no-check") == 0
+
+
+def test_a_tool_that_is_not_installed_is_said(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    model_dir = write_model_dir(tmp_path / "model", trained=False)
+    assert command("export", model_dir, "--format", "ctranslate2", "--out", tmp_path / "there") == 0
+    assert "note: not compared with ctranslate2, which is not installed" in capsys.readouterr().out.splitlines()
+
+
+def test_what_is_left_out_is_told_and_stands_in_the_model_card(tmp_path, capsys):
+    model_dir = write_model_dir(tmp_path / "model", trained=False)
+    options = ("--format", "marian-hf", "--no-check")
+    assert command("export", model_dir, "--out", tmp_path / "there", *options) == 0
+    path = tmp_path / "there" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 4}))
+    (tmp_path / "there" / "sha256sums").unlink()
+    capsys.readouterr()
+    assert command("import", tmp_path / "there", "--out", tmp_path / "back", *options) == 0
+    told = f"{path}: nobody here knows the fields sliding_window: they were left out"
+    assert f"note: {told}" in capsys.readouterr().out.splitlines()
+    assert f"- {told}" in (tmp_path / "back" / "README.md").read_text(encoding="utf-8").splitlines()
+    assert command("import", tmp_path / "there", "--out", tmp_path / "b", *options, "--target-language", "de") == 2
+    assert "--target-language do not belong to --format marian-hf" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Folders of CTranslate2's converters, in each quantization: imported, they answer as CTranslate2 does."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from model_dirs import LINES
+
+from fasttfm.cli.main import main
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.convert.ctranslate2_read import read
+from fasttfm.convert.exchange import load
+from fasttfm.data.tokenizer import BOS, EOS, PAD, train_tokenizer
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer
+from fasttfm.search.search import search_ids
+from fasttfm.system.files import read_json
+from fasttfm.translate import Translator
+
+from .their_converters import TRANSLATION, converted
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+pytest.importorskip("transformers")
+QUANTIZATIONS = (None, *ctranslate2.specs.model_spec.ACCEPTED_MODEL_TYPES)
+LONGEST = 12
+CLOSE = {"float16": 0.02, "bfloat16": 0.15}
+"""Of log-probabilities, where positions were rounded: here sinusoids are computed anew; else 1e-4."""
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("name", TRANSLATION)
+def test_three_sentences_are_translated_and_scored_as_there(name, quantization, tmp_path, monkeypatch):
+    compare(converted(name, tmp_path, monkeypatch, quantization), CLOSE.get(str(quantization).rpartition("_")[2], 1e-4))
+
+
+@pytest.mark.parametrize(("name", "how"), [("opennmt_py", {"start": "</s>"}), ("opennmt_tf", {"end": True})])
+def test_sources_end_where_the_other_tool_s_do(name, how, tmp_path, monkeypatch):
+    """OpenNMT's have no end unless the model was trained with one."""
+    folder = converted(name, tmp_path, monkeypatch, **how)
+    assert read(folder).source_tokenizer.source_end == [EOS]
+    compare(folder)
+    (tmp_path / "other").mkdir()
+    with_end, without = tmp_path / "with", converted(name, tmp_path / "other", monkeypatch)
+    shutil.copytree(without, with_end)
+    assert not read(without).source_tokenizer.source_end
+    path = with_end / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "add_source_eos": True}))
+    assert read(with_end).source_tokenizer.source_end == [EOS]
+    compare(with_end)
+
+
+def test_a_model_whose_sources_have_no_end_translates_goes_out_again_and_is_not_trained(tmp_path, monkeypatch, capsys):
+    model, there = tmp_path / "model", tmp_path / "there"
+    given = converted("opennmt_py", tmp_path, monkeypatch)
+    assert main(["import", str(given), "--format", "ctranslate2", "--out", str(model)]) == 0
+    assert "sources have no end token" in capsys.readouterr().out
+    ours = Translator.from_directory(model)
+    assert not ours.source_tokenizer.source_end
+    assert EOS not in ours.encode_lines(LINES)[0]
+    assert ours.translate(["", "a dog"])[0] == ""
+    assert ours.score(["", "a dog"], ["", "ein Hund"])[0] < 0
+    assert main(["export", str(model), "--format", "ctranslate2", "--out", str(there)]) == 0
+    assert "3 texts are translated as" in capsys.readouterr().out
+    assert load(model).weights.keys() == read(there).weights.keys()
+    assert main(["export", str(model), "--format", "marian-hf", "--out", str(tmp_path / "hf")]) == 2
+    assert "sources without an end" in capsys.readouterr().err
+    (tmp_path / "t").write_text("a dog\n" * 9)
+    words = ["prepare", *(f"--{each}={tmp_path / 't'}" for each in ("src", "tgt", "valid-src", "valid-tgt"))]
+    assert main([*words, "--spm", str(model / "spm.src.model"), "--out", str(tmp_path / "data")]) == 2
+    assert "whose sources have no end" in capsys.readouterr().err
+
+
+def compare(folder, close: float = 1e-4) -> None:
+    """Tokens of three translations and their scores."""
+    model = read(folder)
+    network = Transformer(model.config)
+    network.load_state_dict(model.weights, strict=False)
+    network.eval()
+    ids = [model.source_tokenizer.encode(line) for line in LINES[:3]]
+    greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=LONGEST, allow_unk=True)
+    end = model.source_tokenizer.source_end
+    ours = [found[0].tokens for found in search_ids(network, [[*each, *end] for each in ids], greedy)]
+
+    source, target = (each.pieces(range(len(each))) for each in (model.source_tokenizer, model.target_tokenizer))
+    theirs = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
+    adds_end = read_json(folder / "config.json")["add_source_eos"]
+    sources = [[source[number] for number in (each if adds_end else [*each, *end])] for each in ids]
+    known = read_json(
+        folder / "shared_vocabulary.json"
+        if (folder / "shared_vocabulary.json").exists()
+        else folder / "target_vocabulary.json",
+        list,
+    )
+    never = [[target[number]] for number in (PAD, BOS) if target[number] in known]
+    answers = theirs.translate_batch(
+        sources, beam_size=1, max_decoding_length=LONGEST, suppress_sequences=never or None
+    )
+    targets = [[target[number] for number in each] for each in ours]
+    for answer, written in zip(answers, targets):
+        assert answer.hypotheses[0][: LONGEST - 1] == written[: LONGEST - 1]
+    for score, each, tokens in zip(theirs.score_batch(sources, targets), ids, ours):
+        with torch.inference_mode():
+            logits = network(torch.tensor([[*each, *end]]), torch.tensor([[BOS, *tokens]]))[0]
+        log_probabilities = logits.log_softmax(-1)[range(len(tokens) + 1), [*tokens, EOS]]
+        torch.testing.assert_close(torch.tensor(score.log_probs), log_probabilities, rtol=1e-4, atol=close)
+
+
+@pytest.mark.parametrize("name", TRANSLATION)
+def test_an_import_compares_and_tells(name, tmp_path, monkeypatch, capsys):
+    folder = converted(name, tmp_path, monkeypatch, "int8")
+    words = ["import", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "MODEL")]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "weights were int8" in told
+    assert "3 texts are translated as ctranslate2 translates them" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "message"),
+    [
+        ("opennmt_tf", {"relative": True}, "has decoder/layer_0/self_attention/relative_position_keys"),
+        ("marian", {"transformer-ffn-activation": "gelu"}, "activation 4 is not supported"),
+        ("fairseq", {"scale": 1.0}, "the encoder's embeddings are scaled by 1: only sqrt"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(name, how, message, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=message):
+        read(converted(name, tmp_path, monkeypatch, **how))
+
+
+def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, capsys):
+    """The two sides' exchanged, too."""
+    other = train_tokenizer(["日本語の文字ばかりの文章です", "次の行もそうです"], vocab_size=285)
+    folder = converted("opus_mt", tmp_path, monkeypatch)
+    (folder / "target.spm").write_bytes(other.model)
+    words = ["import", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "MODEL")]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "target.spm: 4% of its pieces are in the vocabulary, 50% are needed" in line
+    smaller = train_tokenizer(LINES, vocab_size=290)  # its pieces are there, and most others are not its
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(smaller.model)
+    assert main(words) == 2
+    assert "have 31% of the vocabulary's pieces, 85% are needed: one is of another corpus" in capsys.readouterr().err
+    path = folder / "shared_vocabulary.json"
+    listed = json.loads(path.read_text())
+    path.write_text(json.dumps([*listed[:-1], listed[-2]]))
+    assert main(words) == 2
+    assert f"shared_vocabulary.json: has {listed[-2]!r} twice" in capsys.readouterr().err

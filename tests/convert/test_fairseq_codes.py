@@ -1,0 +1,166 @@
+"""fairseq's models with codes of fastBPE or subword-nmt: imported, translated with, trained on and exported."""
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from fairseq_models import EOS, UNK, write
+from plain_bpe import apply, fastbpe_file, learn, subword_nmt_file
+
+from fasttfm.cli.main import main
+from fasttfm.convert.exchange import load
+from fasttfm.data.demo import demo_pairs
+from fasttfm.data.prepared import PreparedData
+from fasttfm.translate import Translator
+
+sacremoses = pytest.importorskip("sacremoses")
+LANGUAGES = ("en", "de")
+
+
+class Corpus(NamedTuple):
+    pairs: list[tuple[str, str]]
+    codes: list[tuple[str, str]]
+    pieces: list[str]
+
+    def cut(self, line: str, language: str) -> list[str]:
+        words = sacremoses.MosesTokenizer(language).tokenize(line)
+        return [piece for word in words for piece in apply(self.codes, word)]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    pairs = list(itertools.islice(demo_pairs(), 60))
+    tokens = [
+        " ".join(sacremoses.MosesTokenizer(language).tokenize(line))
+        for pair in pairs
+        for language, line in zip(LANGUAGES, pair)
+    ]
+    codes = learn(tokens, 150)
+    pieces = sorted({piece for line in tokens for word in line.split() for piece in apply(codes, word)})
+    return Corpus(pairs, codes, pieces)
+
+
+def imported(folder, *more):
+    words = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
+    words += ["--dict", str(folder / "dict.src.txt"), "--codes", str(folder / "codes"), *more]
+    return main(words)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, corpus):
+    """A folder with MODEL, what it should compute, and its dictionary's pieces."""
+    folder = tmp_path_factory.mktemp("fairseq")
+    reference, sides = write(folder, pieces=corpus.pieces, source_lang="en", target_lang="de")
+    (folder / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
+    assert imported(folder) == 0
+    return folder, reference, sides[0]
+
+
+def test_translations_are_those_of_a_plain_writing(model, corpus):
+    folder, reference, pieces = model
+    lines = [english for english, _ in corpus.pairs[:5]]
+    with Translator.from_directory(folder / "MODEL", beam=1, max_len_a=0.0, max_len_b=20, workers=1) as translator:
+        translations = translator.translate(lines)
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    detokenize = sacremoses.MosesDetokenizer("de").detokenize
+    for line, translation in zip(lines, translations):
+        source = [numbers.get(piece, UNK) for piece in corpus.cut(line, "en")]
+        written = [pieces[number] for number in reference.greedy(torch.tensor([*source, EOS]), 20)]
+        words = (" ".join(written) + " ").replace("@@ ", "").split()
+        assert translation == detokenize([word for word in words if word != "<unk>"])
+    assert len(set(translations)) > 1
+
+
+def test_sides_have_their_languages_and_the_notes_say_what_was_inferred(tmp_path, capsys, corpus):
+    write(tmp_path, pieces=corpus.pieces)
+    (tmp_path / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
+    assert imported(tmp_path) == 2
+    assert "--source-language: the checkpoint does not say it" in capsys.readouterr().err
+    assert imported(tmp_path, "--source-language", "en", "--target-language", "en") == 0
+    assert (
+        "source text becomes Moses' tokens of en, normalized, escaped, as its dictionary shows"
+        in capsys.readouterr().out
+    )
+    given = load(tmp_path / "MODEL")
+    assert given.source_tokenizer is given.target_tokenizer
+
+
+def test_pairs_are_prepared_and_trained_on(model, corpus, tmp_path):
+    folder = model[0] / "MODEL"
+    for split, pairs in (("train", corpus.pairs), ("valid", corpus.pairs[:5])):
+        for side, name in enumerate(LANGUAGES):
+            (tmp_path / f"{split}.{name}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    texts = [f"--{split}{side}={tmp_path / name}" for split, side, name in (
+        ("", "src", "train.en"), ("", "tgt", "train.de"), ("valid-", "src", "valid.en"), ("valid-", "tgt", "valid.de"),
+    )]  # fmt: skip
+    data = tmp_path / "DATA"
+    assert main(["prepare", *texts, "--spm", str(folder), "--out", str(data)]) == 0
+    prepared = PreparedData.open(data)
+    assert prepared.source_tokenizer.pieces(prepared.train.source(0)) == corpus.cut(corpus.pairs[0][0], "en")
+    assert prepared.target_tokenizer.decode(prepared.train.target(0)) == corpus.pairs[0][1]
+    out = tmp_path / "TUNED"
+    words = ["train", "--data", str(data), "--out", str(out), "--init-from", str(folder), "--max-update", "2"]
+    words += ["--d-model=32", "--heads=4", "--d-ff=48", "--encoder-layers=2", "--decoder-layers=2", "--workers=1"]
+    words += [
+        "--positional-encoding=tensor2tensor",
+        "--first-position=2",
+        "--output-bias",
+        "--no-valid-bleu",
+        "--valid-interval-updates=2",
+    ]
+    assert main(words) == 0
+    with Translator.from_directory(out, beam=1, workers=1) as translator:
+        assert len(translator.translate(["the dog"])) == 1
+
+
+def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
+    pytest.importorskip("ctranslate2")
+    folder = model[0] / "MODEL"
+    assert main(["export", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "CT2")]) == 0
+    assert "source text is cut by sacremoses and source.codes: Moses' tokens of en" in capsys.readouterr().out
+    assert main(["import", str(tmp_path / "CT2"), "--format", "ctranslate2", "--out", str(tmp_path / "BACK")]) == 0
+    before, after = load(folder), load(tmp_path / "BACK")
+    line = "the dog runs ."
+    assert after.source_tokenizer.encode(line) == before.source_tokenizer.encode(line)
+    assert str(after.source_tokenizer.vocabulary) == str(before.source_tokenizer.vocabulary)
+
+
+def test_what_is_saved_takes_the_codes_along(model, tmp_path):
+    out = tmp_path / "PRETRAINED"
+    assert main(["export", str(model[0] / "MODEL"), "--format", "pretrained", "--out", str(out)]) == 0
+    assert {path.name for path in out.glob("bpe.*")} == {
+        f"bpe.{side}.{kind}" for side in ("src", "tgt") for kind in ("codes", "vocabulary.json")
+    }
+
+
+def test_marian_has_no_codes(model, tmp_path, capsys):
+    words = ["export", str(model[0] / "MODEL"), "--format", "marian-hf", "--out", str(tmp_path / "M")]
+    assert main(words) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_codes_of_another_corpus_are_refused_with_the_share(model, tmp_path, capsys, corpus):
+    folder = model[0]
+    others = tmp_path / "codes"
+    others.write_text(fastbpe_file(learn(["zyx zyx zyx wvu wvu"], 9)), encoding="utf-8")
+    words = ["import", str(folder / "checkpoint.pt"), "--format=fairseq", f"--dict={folder / 'dict.src.txt'}"]
+    words += [f"--out={tmp_path / 'MODEL'}"]
+    assert main([*words, f"--codes={others}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    single = sum(len(piece.removesuffix("@@")) == 1 for piece in corpus.pieces) / len(corpus.pieces)
+    assert f"has the pieces of {single:.1%} of the tokens in" in line
+    assert main([*words, f"--spm={folder / 'spm.model'}"]) == 2
+    assert "give their --codes in place of --spm" in capsys.readouterr().err
+    assert main([*words, f"--codes={tmp_path / 'none'}"]) == 2
+    assert "no such file of codes" in capsys.readouterr().err
+    assert not (tmp_path / "MODEL").exists()
+
+
+def test_codes_for_a_dictionary_of_sentencepiece_are_refused(tmp_path, capsys, corpus):
+    write(tmp_path, source_lang="en", target_lang="de")
+    (tmp_path / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
+    assert imported(tmp_path) == 2
+    assert "0% of its tokens end in @@" in capsys.readouterr().err
+    assert imported(tmp_path, "--spm", str(tmp_path / "spm.model")) == 2
+    assert "either --spm or --codes" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""transformers' own tests of a model (its ModelTesterMixin) run against AutoModelForSeq2SeqLM of our directories.
+
+They are in transformers' source distribution and not in its wheel:
+
+    pip download --no-deps --no-binary transformers transformers==5.23.0 && tar xzf transformers-5.23.0.tar.gz
+    FASTTFM_TEST_TRANSFORMERS=transformers-5.23.0 python -m pytest -o addopts= tests/convert/test_model_tester.py
+
+They also need the package parameterized, and markers of their own, which -o addopts= allows.
+"""
+
+import os
+import sys
+import types
+import unittest
+from pathlib import Path
+
+import pytest
+import torch
+
+SOURCES = os.environ.get("FASTTFM_TEST_TRANSFORMERS", "")
+if not SOURCES:
+    pytest.skip("transformers' sources are not named: FASTTFM_TEST_TRANSFORMERS=DIR", allow_module_level=True)
+pytest.importorskip("transformers")
+
+from fasttfm.convert.auto_model import FasttfmConfig, FasttfmForSeq2SeqLM  # noqa: E402
+from fasttfm.data.tokenizer import BOS, EOS  # noqa: E402
+
+LACKING = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
+"""What the mixin's module imports from beside it, and the distribution has not: no test of these runs."""
+LEFT_OUT = {
+    "test_cannot_load_with_meta_device_context_manager": "a directory is loaded under torch.device('meta'), too",
+    "test_from_pretrained_no_checkpoint": "from_pretrained() takes a directory, and no state_dict in its place",
+    "test_generation_tester_mixin_inheritance": "the distribution has no GenerationTesterMixin",
+    "test_model_base_model_prefix": "there is no model without a head: base_model is the model itself",
+    "test_model_weights_reload_no_missing_tied_weights": "a directory whose weights are not whole is refused",
+    "test_resize_tokens_embeddings": "asks for model.vocab_size, and a message word by word",
+    "test_retain_grad_hidden_states_attentions": "attention's weights are computed beside it, and have no gradient",
+}
+"""Tests that do not pass, and why."""
+
+
+def mixin() -> type:
+    """ModelTesterMixin, whose module also asks for tests of exporting and generating, which the distribution lacks."""
+    ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "tests"}
+    sys.path.insert(0, str(Path(SOURCES).resolve()))
+    for name, other in LACKING.items():
+        for parent in (name.split(".")[0], name):
+            sys.modules[f"tests.{parent}"] = types.ModuleType(f"tests.{parent}")
+        setattr(sys.modules[f"tests.{name}"], other, type(other, (), {}))
+    try:
+        from tests.test_modeling_common import ModelTesterMixin
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+            del sys.modules[name]
+        sys.modules.update(ours)
+    return ModelTesterMixin
+
+
+class Tester:
+    """A tiny model and its inputs."""
+
+    batch_size, seq_length, is_training = 3, 7, True
+    hidden_size, num_hidden_layers, num_attention_heads, vocab_size = 32, 2, 4, 40
+    encoder_seq_length = decoder_seq_length = key_length = seq_length
+
+    def __init__(self, parent: unittest.TestCase) -> None:
+        self.parent = parent
+
+    def get_config(self) -> FasttfmConfig:
+        return FasttfmConfig(
+            vocab_size=self.vocab_size, d_model=self.hidden_size, heads=self.num_attention_heads, d_ff=48,
+            encoder_layers=2, decoder_layers=2, max_length=64, dropout=0.0,
+        )  # fmt: skip
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[FasttfmConfig, dict[str, torch.Tensor]]:
+        tokens = torch.randint(4, self.vocab_size, (2, self.batch_size, self.seq_length))
+        source, target = tokens
+        source[:, -1], target[:, 0] = EOS, BOS
+        return self.get_config(), {
+            "input_ids": source,
+            "attention_mask": torch.ones_like(source),
+            "decoder_input_ids": target,
+        }
+
+
+class TestFasttfmForSeq2SeqLM(mixin(), unittest.TestCase):  # type: ignore[misc]
+    all_model_classes = (FasttfmForSeq2SeqLM,)
+    is_encoder_decoder = True
+
+    def setUp(self) -> None:
+        self.model_tester = Tester(self)
+
+    def _prepare_for_class(self, inputs, model_class, return_labels=False):
+        """The mixin knows who takes labels by the classes of transformers itself."""
+        return {**inputs, "labels": inputs["decoder_input_ids"]} if return_labels else inputs
+
+
+def left_out(name: str, reason: str) -> object:
+    """The test, which must fail: what passes meanwhile is to be struck from the list."""
+
+    @pytest.mark.xfail(reason=reason, strict=True)
+    def test(self: TestFasttfmForSeq2SeqLM) -> None:
+        getattr(super(TestFasttfmForSeq2SeqLM, self), name)()
+
+    return test
+
+
+for each, why in LEFT_OUT.items():
+    setattr(TestFasttfmForSeq2SeqLM, each, left_out(each, why))

@@ -1,0 +1,321 @@
+"""A good folder of another tool with one thing changed, as nobody would notice: refused by name, or told."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fasttfm.cli.main import main
+from fasttfm.convert.ctranslate2_read import _read_variables
+
+from .test_spoiled_folders import import_words, write_folder, write_variables
+
+pytest.importorskip("transformers")
+
+Weights = dict[str, torch.Tensor]
+Change = Callable[[Path], None]
+ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+
+
+def weights(change: Callable[[Weights], dict[Any, Any]], *, pickled: bool = False) -> Change:
+    def changed(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        given = change(load_file(path))
+        if pickled:
+            path.unlink()
+            torch.save(given, folder / "pytorch_model.bin")
+        else:
+            save_file({name: each.contiguous() for name, each in given.items()}, path)
+
+    return changed
+
+
+def also(
+    name: str, like: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x + 1, **kind: bool
+) -> Change:
+    """A weight besides, or another one in its place, made of one that is there."""
+    return weights(lambda given: {**given, name: change(given[like])}, **kind)
+
+
+def fields(file: str = "config.json", **values: Any) -> Change:
+    def changed(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return changed
+
+
+def without(name: str) -> Change:
+    def changed(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({key: each for key, each in json.loads(path.read_text()).items() if key != name}))
+
+    return changed
+
+
+def shards(change: Callable[[Weights, dict[str, str]], None]) -> Change:
+    def changed(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        given = load_file(path)
+        path.unlink()
+        places = {name: ONE if number % 2 else TWO for number, name in enumerate(given)}
+        change(given, places)
+        for file in (ONE, TWO):
+            save_file({name: each for name, each in given.items() if places.get(name, ONE) == file}, folder / file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    return changed
+
+
+def variables(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
+    def changed(folder: Path) -> None:
+        path = folder / "model.bin"
+        given = {name: torch.from_numpy(np.array(each)) for name, each in _read_variables(path).items()}
+        write_variables(path, change(given))
+
+    return changed
+
+
+LAYER = "h.0.attn.c_proj.weight"
+WORDS = "bert.embeddings.word_embeddings.weight"
+NORM = "bert.embeddings.LayerNorm"
+LINEAR = "decoder/layer_0/ffn/linear_0"
+
+REFUSED: dict[str, tuple[str, Change, str]] = {
+    "an output that is not the table": (
+        "gpt2", also("lm_head.weight", "transformer.wte.weight"), "lm_head.weight has other numbers than wte.weight",
+    ),
+    "a Llama's output": (
+        "llama", lambda to: (fields(tie_word_embeddings=True)(to), also("lm_head.weight", "lm_head.weight")(to))[0],
+        "lm_head.weight has other numbers than model.embed_tokens.weight",
+    ),
+    "a BERT's output": (
+        "bert", also("cls.predictions.decoder.weight", WORDS), "cls.predictions.decoder.weight has other numbers than",
+    ),
+    "a BERT's output's bias": (
+        "bert", also("cls.predictions.decoder.bias", "cls.predictions.bias"), "cls.predictions.decoder.bias has other",
+    ),
+    "an ALBERT's output": (
+        "albert", also("predictions.decoder.weight", "albert.embeddings.word_embeddings.weight"),
+        "predictions.decoder.weight has other numbers",
+    ),
+    "a RoBERTa's output": (
+        "roberta", also("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+        "cls.predictions.decoder.weight has other numbers",
+    ),
+    "a side's table": (
+        "marian-hf", also("model.decoder.embed_tokens.weight", "model.shared.weight"),
+        "model.decoder.embed_tokens.weight has other numbers than model.shared.weight",
+    ),
+    "a table of many languages": (
+        "m2m100", also("lm_head.weight", "model.shared.weight"), "lm_head.weight has other numbers than model.shared",
+    ),
+    "trained positions": (
+        "m2m100", also("model.encoder.embed_positions.weights", "model.shared.weight"),
+        "model.encoder.embed_positions.weights is not sinusoids",
+    ),
+    "trained positions of a Marian": (
+        "marian-hf", also("model.encoder.embed_positions.weight", "model.shared.weight"),
+        "model.encoder.embed_positions.weight is not sinusoids",
+    ),
+    "embeddings that are not scaled": (
+        "marian-hf", fields(scale_embedding=False), "scale_embedding False is not supported",
+    ),
+    "nothing on the scale of embeddings": (
+        "marian-hf", without("scale_embedding"), "scale_embedding False is not supported",
+    ),
+    "a weight that nobody reads": (
+        "marian-hf", also("model.encoder.layers.0.gate.weight", "model.shared.weight"),
+        "has the weights model.encoder.layers.0.gate.weight, for which",
+    ),
+    "positions of no shape": (
+        "marian-hf", also("model.encoder.embed_positions.weight", "model.shared.weight", lambda x: x[:, 0].clone()),
+        "model.encoder.embed_positions.weight is not sinusoids",
+    ),
+    "a size that its table has not": ("marian-hf", fields(vocab_size=7), "config.json: vocab_size is 7, where"),
+    "a decoder's size": ("marian-hf", fields(decoder_vocab_size=7), "config.json: decoder_vocab_size is 7, where"),
+    "a size of many languages": ("m2m100", fields(vocab_size=7), "config.json: vocab_size is 7, where"),
+    "another number of layers": ("marian-hf", fields(num_hidden_layers=7),
+        "num_hidden_layers and encoder_layers differ"),
+    "another end": ("marian-hf", fields(eos_token_id=7), "eos_token_id is 7, of the vocabulary it is 0"),
+    "another padding": ("marian-hf", fields(pad_token_id=7), "pad_token_id is 7, of the vocabulary it is"),
+    "a DistilBERT's norms": ("distilbert", fields(layer_norm_eps=0.1), "layer_norm_eps is not a field of DistilBERT"),
+    "another end of searches": (
+        "m2m100", fields("generation_config.json", eos_token_id=[2, 7]),
+        "generation_config.json: eos_token_id is [2, 7]",
+    ),
+    "another begin of searches": (
+        "marian-hf", fields("generation_config.json", decoder_start_token_id=7), "decoder_start_token_id is 7, of the",
+    ),
+    "whole numbers": (
+        "gpt2", also(f"transformer.{LAYER}", f"transformer.{LAYER}", torch.Tensor.char), f"{LAYER} holds int8",
+    ),
+    "truths": ("llama", also("model.norm.weight", "model.norm.weight", torch.Tensor.bool),
+        "model.norm.weight holds bool"),
+    "a sparse tensor": (
+        "bert", also(WORDS, WORDS, torch.Tensor.to_sparse, pickled=True), f"{WORDS} is a sparse, nested, quantized or",
+    ),
+    "a tensor without numbers": (
+        "bert", also(WORDS, WORDS, lambda x: x.to("meta"), pickled=True),
+        f"{WORDS} is a sparse, nested, quantized or empty",
+    ),
+    "a name that is a number": (
+        "bert", weights(lambda given: {**given, 0: given[WORDS]}, pickled=True), "holds more than weights (0)",
+    ),
+    "a weight under two names": (
+        "gpt2", also(LAYER, f"transformer.{LAYER}"), "two names of one weight: it is of several models",
+    ),
+    "a norm under two names": (
+        "bert", also(f"{NORM}.gamma", f"{NORM}.weight"), f"has {NORM}.gamma and {NORM}.weight, two names of one weight",
+    ),
+    "a second kind of segment": (
+        "roberta", also("roberta.embeddings.token_type_embeddings.weight",
+        "roberta.embeddings.token_type_embeddings.weight",
+                        lambda x: torch.cat([x, x + 1])), "token_type_embeddings.weight has 2 rows",
+    ),
+    "segments of a DistilBERT": (
+        "distilbert", also("distilbert.embeddings.token_type_embeddings.weight",
+                           "distilbert.embeddings.position_embeddings.weight"), "DistilBERT has no segments",
+    ),
+    "a width under two names": ("distilbert", fields(hidden_size=99), "hidden_size is not a field of DistilBERT"),
+    "a weight that no index has": (
+        "bert", shards(lambda given, places: given.update({"unheard.of": torch.ones(3)})),
+        f"{ONE}: has unheard.of, unlike",
+    ),
+    "a weight that the index puts elsewhere": (
+        "bert", shards(lambda given, places: places.pop("cls.predictions.bias")), "has cls.predictions.bias, unlike",
+    ),
+    "bytes behind the end": (
+        "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
+        "model.bin: is cut off or damaged (it goes on behind its end)",
+    ),
+    "a language model": (
+        "ctranslate2", lambda to: _with_specification(to / "model.bin", "TransformerDecoderSpec"),
+        "model.bin: is a TransformerDecoderSpec: only encoder-decoder Transformers",
+    ),
+    "whole numbers without a scale": (
+        "ctranslate2", variables(lambda given: {**given, f"{LINEAR}/weight": given[f"{LINEAR}/weight"].char()}),
+        f"has no {LINEAR}/weight_scale",
+    ),
+    "a scale of another size": (
+        "ctranslate2", variables(lambda given: {**given, f"{LINEAR}/weight": given[f"{LINEAR}/weight"].char(),
+                                                f"{LINEAR}/weight_scale": torch.ones(3)}),
+        f"{LINEAR}/weight_scale is (3,), its weight",
+    ),
+    "a scale of floats": (
+        "ctranslate2", variables(lambda given: {**given, f"{LINEAR}/weight_scale": torch.ones(3)}),
+        f"has {LINEAR}/weight_scale, and its weight is not of whole numbers",
+    ),
+    "two numbers of heads": (
+        "ctranslate2", variables(lambda given: {**given, "decoder/num_heads": given["decoder/num_heads"].repeat(2)}),
+        "decoder/num_heads has 2 numbers",
+    ),
+    "an embedding without a width": (
+        "ctranslate2", variables(lambda given: {**given,
+        "decoder/embeddings/weight": given["decoder/embeddings/weight"][0]}),
+        "decoder/embeddings/weight is (",
+    ),
+    "a step among the weights": (
+        "fairseq", lambda to: _fairseq(to, {"step": 3}), "holds more than weights ('step')",
+    ),
+}  # fmt: skip
+TOLD: dict[str, tuple[str, Change, str]] = {
+    "how it was searched with": (
+        "marian-hf",
+        fields("generation_config.json", repetition_penalty=1.5),
+        "left out how it is searched with there:",
+    ),
+    "how a text was drawn": (
+        "gpt2",
+        fields("generation_config.json", temperature=0.5, do_sample=True),
+        "temperature 0.5",
+    ),
+    "another end of texts": (
+        "gpt2",
+        fields(eos_token_id=3),
+        "says eos_token_id 3, but its tokenizer 14, which is taken",
+    ),
+    "another end of pairs": (
+        "bert",
+        fields(sep_token_id=9),
+        "says sep_token_id 9, but its tokenizer 3, which is taken",
+    ),
+    "a field of another model": ("marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window: t"),
+    "a field that is off": ("llama", fields(unheard_of=False), "nobody here knows the fields unheard_of"),
+    "a field that is zero": ("bert", fields(unheard_of=0), "nobody here knows the fields unheard_of"),
+}
+
+
+def _with_specification(path: Path, name: str) -> None:
+    before = b"\x10\0TransformerSpec\0"
+    whole = path.read_bytes()
+    assert whole.count(before) == 1
+    path.write_bytes(whole.replace(before, bytes([len(name) + 1, 0]) + name.encode() + b"\0"))
+
+
+def _fairseq(folder: Path, more: dict[str, Any]) -> None:
+    loaded = torch.load(folder / "checkpoint.pt", weights_only=False)
+    torch.save({**loaded, "model": {**loaded["model"], **more}}, folder / "checkpoint.pt")
+
+
+@pytest.fixture(scope="module")
+def good_folder(tmp_path_factory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind) / "good"
+            write_folder(kind, made[kind])
+        return made[kind]
+
+    return of
+
+
+@pytest.fixture
+def run(tmp_path, good_folder, capsys) -> Callable[[str, Change], tuple[int, str]]:
+    def imported(kind: str, change: Change) -> tuple[int, str]:
+        shutil.copytree(good_folder(kind), tmp_path / "changed")
+        change(tmp_path / "changed")
+        capsys.readouterr()
+        status = main(import_words(kind, tmp_path / "changed", tmp_path / "out"))
+        told = capsys.readouterr()
+        return status, told.err if status else told.out
+
+    return imported
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name(name, run, tmp_path):
+    kind, change, message = REFUSED[name]
+    status, told = run(kind, change)
+    assert status == 2, told
+    (line,) = told.splitlines()
+    assert message in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_it_is_told_and_stands_in_the_model_card(name, run, tmp_path):
+    kind, change, message = TOLD[name]
+    status, told = run(kind, change)
+    assert status == 0, told
+    assert message in told
+    assert message in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_code_of_a_pickle_runs(run, tmp_path):
+    class Runs:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    status, told = run("bert", weights(lambda given: {**given, "x": Runs()}, pickled=True))
+    assert (status, (tmp_path / "ran").exists()) == (2, False)
+    assert "pytorch_model.bin: holds more than weights" in told
+    assert "it is not loaded" in told

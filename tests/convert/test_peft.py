@@ -1,0 +1,106 @@
+"""PEFT's adapters in AutoModelForSeq2SeqLM of our directories: LoRA trains, is saved, loaded and merged."""
+
+import pytest
+import torch
+from model_dirs import LINES, write_model_dir
+
+peft = pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
+from transformers import (  # noqa: E402
+    AutoModelForSeq2SeqLM,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    default_data_collator,
+)
+
+from fasttfm.convert import auto_model  # noqa: E402
+from fasttfm.models import Transformer  # noqa: E402
+
+SOURCE, LABELS = (4 + torch.arange(2 * length).view(2, length) * 5 % 26 for length in (7, 5))
+TARGETS = (
+    {"target_modules": ["linear1", "linear2"]},
+    {"target_modules": ["out_proj"]},
+    {"target_modules": "all-linear"},
+    {"target_modules": ["linear1"], "target_parameters": ["in_proj_weight"]},
+    {"target_modules": ["linear1"], "modules_to_save": ["output"]},
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    auto_model.register()
+    model_dir = write_model_dir(tmp_path_factory.mktemp("peft") / "model", trained=False)
+    Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / "base", model_dir)
+    return model_dir.parent / "base"
+
+
+def lora(**targets):
+    return peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=8, init_lora_weights=False, **targets)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=SOURCE, labels=LABELS).logits
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_lora_changes_the_model_and_has_gradients_and_comes_back(folder, tmp_path, targets):
+    base = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    plain = logits(base)
+    model = peft.get_peft_model(base, lora(**targets))
+    adapted = logits(model)
+    assert (adapted - plain).abs().max() > 0.1
+    model(input_ids=SOURCE, labels=LABELS).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)) == parameter.requires_grad, name
+    search = {"input_ids": SOURCE, "num_beams": 2, "max_new_tokens": 6}
+    written = model.generate(**search)
+    assert torch.equal(written, model.generate(**search, use_cache=False))
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(folder), tmp_path / "adapter")
+    torch.testing.assert_close(logits(again), adapted)
+    torch.testing.assert_close(logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")), adapted)
+    with pytest.raises(ValueError, match="the model has adapters in it"):
+        model.get_base_model().save_pretrained(tmp_path / "wrapped")
+    assert not (tmp_path / "wrapped").exists()
+
+
+@pytest.mark.parametrize("targets", TARGETS[:4])
+def test_a_merged_model_is_one_of_ours(folder, tmp_path, targets):
+    model = peft.get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(folder), lora(**targets))
+    adapted = logits(model)
+    model.merge_and_unload().save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)), adapted, rtol=1e-4, atol=1e-4)
+    target = torch.cat([torch.full((2, 1), 2), LABELS[:, :-1]], dim=1)
+    ours = Transformer.from_pretrained(tmp_path)(SOURCE, target)
+    torch.testing.assert_close(ours, adapted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_of_transformers_own_is_saved_alone(folder, tmp_path):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.add_adapter(lora(target_modules=["linear1"]))
+    adapted = logits(model)
+    model.save_pretrained(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    torch.testing.assert_close(logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)), adapted)
+
+
+def test_seq2seq_trainer_trains_an_epoch_of_lora(folder, tmp_path):
+    pytest.importorskip("accelerate")
+    model = peft.get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(folder), lora(target_modules="all-linear"))
+    frozen = {name: x.clone() for name, x in model.named_parameters() if not x.requires_grad}
+    data = [{"input_ids": row, "labels": labels} for row, labels in zip(SOURCE, LABELS)] * len(LINES)
+    arguments = Seq2SeqTrainingArguments(
+        str(tmp_path / "run"), per_device_train_batch_size=2, num_train_epochs=1, learning_rate=1e-2, report_to=[],
+        use_cpu=True, disable_tqdm=True, seed=1, save_strategy="epoch",
+    )  # fmt: skip
+    trainer = Seq2SeqTrainer(model, arguments, default_data_collator, train_dataset=data, eval_dataset=data)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before - 0.5
+    for name, weight in frozen.items():
+        assert torch.equal(model.get_parameter(name), weight)
+    (saved,) = (tmp_path / "run").glob("checkpoint-*")
+    again = peft.PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(folder), saved)
+    torch.testing.assert_close(logits(again), logits(model))

@@ -1,0 +1,93 @@
+"""Formats that tell pieces by name: a piece of text keeps its own, or is refused by it, and never becomes padding."""
+
+import io
+
+import pytest
+import sentencepiece
+from model_dirs import TEXT, tokenizer, write_model_dir
+
+from fasttfm.cli.main import main
+from fasttfm.convert.exchange import load
+from fasttfm.convert.tokenizer_json import write_tokenizer
+from fasttfm.data.tokenizer import BOS, EOS, PAD
+
+from .their_folders import write_m2m
+
+OTHER_NAMES = {"pad_piece": "[PAD]", "unk_piece": "[UNK]", "bos_piece": "[BOS]", "eos_piece": "[EOS]"}
+
+
+def write_with_piece(folder, *pieces: str):
+    """A model directory whose text is cut into these pieces, and whose special tokens have other names."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(TEXT), model_writer=model, vocab_size=len(tokenizer()), model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", user_defined_symbols=list(pieces), pad_id=0, unk_id=1,
+        bos_id=2, eos_id=3, minloglevel=2, **OTHER_NAMES,
+    )  # fmt: skip
+    write_model_dir(folder, trained=False)
+    (folder / "spm.model").write_bytes(model.getvalue())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("form", "piece", "special"),
+    [("ctranslate2", "<blank>", 0), ("ctranslate2", "<s>", 2), ("marian-hf", "<pad>", 0), ("marian-hf", "</s>", 3)],
+)
+def test_a_piece_of_text_with_a_special_tokens_name_is_refused(form, piece, special, tmp_path, capsys):
+    pytest.importorskip("ctranslate2")
+    model_dir = write_with_piece(tmp_path / "model", piece)
+    assert main(["export", str(model_dir), "--format", form, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"piece 4 of the vocabulary is {piece!r}, and so is piece {special} in this format" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("form", "package"), [("ctranslate2", "ctranslate2"), ("marian-hf", "transformers")])
+def test_other_names_go_out_and_come_back(form, package, tmp_path, capsys):
+    """Both are compared with the other tool on the way."""
+    pytest.importorskip(package)
+    piece = {"ctranslate2": "<pad>", "marian-hf": "<blank>"}[form]
+    model_dir, there, back = write_with_piece(tmp_path / "model", piece), tmp_path / "there", tmp_path / "back"
+    assert main(["export", str(model_dir), "--format", form, "--out", str(there)]) == 0
+    assert main(["import", str(there), "--format", form, "--out", str(back)]) == 0
+    assert capsys.readouterr().out.count("3 texts are translated as") == 2
+    ours, theirs = (load(each).source_tokenizer for each in (model_dir, back))
+    for text in (f"a {piece} dog", f"{piece}", "<s> a </s> [PAD] [UNK] dog"):
+        assert theirs.encode(text) == ours.encode(text)
+        assert PAD not in theirs.encode(text)
+
+
+def test_two_tokens_of_an_imported_vocabulary_have_two_names(tmp_path, capsys):
+    """M2M-100 begins with </s>, and has an <s> that no text is cut into."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("ctranslate2")
+    (tmp_path / "m2m").mkdir()
+    write_m2m(tmp_path / "m2m")
+    languages = ["--source-language", "en", "--target-language", "de"]
+    words = ["import", str(tmp_path / "m2m"), "--format", "m2m100", "--out", str(tmp_path / "model"), *languages]
+    assert main(words) == 0
+    assert main(["export", str(tmp_path / "model"), "--format", "ctranslate2", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.count("3 texts are translated as") == 2
+    names = (tmp_path / "out" / "shared_vocabulary.json").read_text()
+    assert names.count('"<s>"') == 1
+    assert '"<s>#' in names
+
+
+def test_auto_tokenizer_is_told_the_names_that_special_tokens_have(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours = load(write_with_piece(tmp_path / "model")).source_tokenizer
+    (tmp_path / "there").mkdir()
+    assert not write_tokenizer(ours, tmp_path / "there", "both")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (PAD, BOS, EOS)
+    assert len(theirs) == len(ours)
+    for text in ("a <s> dog <pad>", "[PAD] [BOS]", "zwei Männer"):
+        assert theirs(text)["input_ids"] == [BOS, *ours.encode(text), EOS], text
+
+
+def test_a_piece_that_is_never_cut_leaves_auto_tokenizer_out_and_is_told(tmp_path):
+    """Such as <2de>, which says the language; around it SentencePiece puts spaces in another way than tokenizers."""
+    ours = load(write_with_piece(tmp_path / "model", "<2de>")).source_tokenizer
+    (told,) = write_tokenizer(ours, tmp_path, "end")
+    assert "no tokenizer.json was written, because '<2de>' is never cut" in told
+    assert not (tmp_path / "tokenizer.json").exists()

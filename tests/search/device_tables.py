@@ -1,0 +1,54 @@
+"""The device engine for models that are tables, and the switch that tests search by."""
+
+import pytest
+import torch
+
+from fasttfm.search import search, streaming
+from fasttfm.search.device import choice, engine
+from fasttfm.search.device.decoder import StepDecoder
+from fasttfm.search.device.search import DeviceSearch
+
+from .table_model import TableModel
+
+
+class TableDecoder:
+    """What a TableModel says of the rows of a state, whose outputs it reads through their ancestors."""
+
+    def __init__(self, model, state, *_):
+        self.model, self.state = model, state
+        self.sources = torch.zeros(state.sizes.places + 1, dtype=torch.int64)
+
+    def remember(self, source, lengths, places):
+        self.sources[places] = source[:, 0]
+
+    def __call__(self):
+        state = self.state
+        choice.remember_places(state)
+        sources = self.sources[state.sentence].tolist()
+        lengths, written = state.position.tolist(), choice.history(state).tolist()
+        logits = torch.zeros(state.sizes.rows, state.sizes.vocabulary)
+        live = (state.scores > -torch.inf) & (state.sentence < state.sizes.places)[:, None]
+        for slot, row in live.nonzero().tolist():
+            values = self.model.logits(sources[slot], tuple(written[slot][row][: lengths[slot]]))
+            logits[slot * state.sizes.beam + row] = torch.tensor(values)
+        if live.any():
+            self.model.read.append(state.newest[live].tolist())
+        return logits
+
+
+def decoder_of(model, state, *parts):
+    return (TableDecoder if isinstance(model, TableModel) else StepDecoder)(model, state, *parts)
+
+
+def search_by(monkeypatch, kind):
+    """Let all searches be of a kind, DeviceSearch, on CPU tensors, or None: batch by batch."""
+    for module in (search, streaming):
+        monkeypatch.setattr(module, "running_search", lambda *_: kind)
+    monkeypatch.setattr(engine, "StepDecoder", decoder_of)
+
+
+@pytest.fixture(params=["stepwise", "device"])
+def either_engine(request, monkeypatch):
+    """Searches batch by batch, and on the device, which here is the CPU."""
+    search_by(monkeypatch, DeviceSearch if request.param == "device" else None)
+    return request.param

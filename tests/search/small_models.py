@@ -1,0 +1,30 @@
+"""Transformers with random weights whose outputs differ from sentence to sentence, and sentences for them."""
+
+import random
+
+import torch
+
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search.batches import multiply_in_int8
+
+from .table_model import EOS
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def model_of(kind: str, vocab_size: int, width: int = 64, heads: int = 4, std: float = 3.0, **fields) -> Transformer:
+    """kind: fp32, bf16, fp16 or int8."""
+    torch.manual_seed(8)
+    sizes = {"d_ff": 4 * width, "encoder_layers": 1, "decoder_layers": 2, **fields}
+    model = Transformer(TransformerConfig(vocab_size=vocab_size, d_model=width, heads=heads, **sizes))
+    with torch.no_grad():
+        norm = model.decoder.norm or model.decoder.layers[-1].norm3
+        norm.weight.normal_(std=std)
+    multiply_in_int8(model, kind == "int8")
+    return model.to(DTYPES.get(kind, torch.float32))
+
+
+def sources_of(vocab_size: int, count: int) -> list[list[int]]:
+    """Up to 30 tokens and the end of the sentence, each."""
+    draw = random.Random(4)
+    return [[*(draw.randrange(4, vocab_size) for _ in range(draw.randint(1, 30))), EOS] for _ in range(count)]

@@ -1,0 +1,202 @@
+"""Required phrases: against every output there is, and satisfied whatever else is asked for."""
+
+import itertools
+import random
+
+import pytest
+
+from fasttfm.errors import UserError
+from fasttfm.search import search_ids
+from fasttfm.search.phrases import Required
+
+from .table_model import EOS, Diverged, TableModel, config, penalty
+
+SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 32)]
+
+
+def meets(tokens: list[int], requirements, continuations=frozenset(), free=None) -> bool:
+    """Whether there are places that do not overlap for one alternative of each, tried one after the other."""
+    if not requirements:
+        return True
+    free = [True] * len(tokens) if free is None else free
+    for phrase in map(list, requirements[0]):
+        for position in range(len(tokens) - len(phrase) + 1):
+            end = position + len(phrase)
+            goes_on = end < len(tokens) and tokens[end] in continuations
+            if tokens[position:end] == phrase and not goes_on and all(free[position:end]):
+                rest = [each and not position <= number < end for number, each in enumerate(free)]
+                if meets(tokens, requirements[1:], continuations, rest):
+                    return True
+    return False
+
+
+REQUIREMENTS = [
+    [[[5]]],
+    [[[5]], [[5]]],
+    [[[4, 5]], [[5, 4]]],
+    [[[4, 5], [6]], [[5], [6, 6]]],
+    [[[4, 4, 5]]],
+    [[[6, 4], [4, 6]], [[4]]],
+    [[[4], [5]], [[5], [6]], [[6], [4]]],
+    [[[5, 7]], [[5]]],
+]
+
+
+@pytest.mark.parametrize("requirements", REQUIREMENTS, ids=str)
+@pytest.mark.parametrize("continuations", [frozenset(), frozenset({7})], ids=["whole", "words"])
+def test_the_automaton_knows_which_outputs_meet_the_requirements(requirements, continuations):
+    required = Required(requirements, continuations)
+    for length in range(6):
+        for tokens in itertools.product((4, 5, 6, 7), repeat=length):
+            state = required.start
+            for token in tokens:
+                before = required.needs(state)
+                state = required.after(state, token)
+                assert required.needs(state) >= before - 1, "a token meets one token at most"
+            assert (required.needs(state) == 0) == meets(list(tokens), requirements, continuations), tokens
+            assert required.needs(state) == 0 or any(
+                required.needs(required.after(state, token)) < required.needs(state)
+                for token in required.awaited(state)
+            )
+
+
+@pytest.mark.parametrize("requirements", REQUIREMENTS, ids=str)
+@pytest.mark.parametrize("continuations", [frozenset(), frozenset({7})], ids=["whole", "words"])
+def test_a_beam_that_holds_everything_finds_the_exact_best(requirements, continuations):
+    """4 words, at most 4 of them."""
+    model = TableModel(vocab_size=8)
+    settings = config(beam=256, nbest=4, max_len_b=4)
+    results = search_ids(
+        model, SOURCES[:5], settings, required=[requirements] * 5, continuations=continuations, max_tokens=60
+    )
+    for source, hypotheses in zip(SOURCES, results):
+        allowed = [
+            (model.log_probability(source[0], tokens) / penalty(length + 1, settings), list(tokens))
+            for length in range(5)
+            for tokens in itertools.product((4, 5, 6, 7), repeat=length)
+            if meets(list(tokens), requirements, continuations)
+        ]
+        best = sorted(allowed, reverse=True)[:4]
+        assert [each.tokens for each in hypotheses] == [tokens for _, tokens in best]
+        assert [each.score for each in hypotheses] == pytest.approx([score for score, _ in best], abs=1e-5)
+
+
+def test_what_nothing_is_required_of_is_searched_as_ever():
+    model = TableModel(vocab_size=12)
+    required = [[[[5, 6]]] if number % 3 == 0 else [] for number in range(len(SOURCES))]
+    plain, results = search_ids(model, SOURCES, config()), search_ids(model, SOURCES, config(), required=required)
+    assert [each == other for each, other in zip(plain, results)] == [number % 3 != 0 for number in range(len(SOURCES))]
+
+
+def test_early_stopping_ends_a_search_for_phrases_too():
+    found, rows = [], []
+    for early_stopping in (False, True):
+        model = TableModel(vocab_size=12)
+        settings = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping)
+        found.append(search_ids(model, SOURCES, settings, required=[[[[5, 6]]]] * len(SOURCES), max_tokens=10_000))
+        rows.append(sum(model.rows_computed))
+    assert rows[1] < rows[0]
+    assert all((5, 6) in itertools.pairwise(hypotheses[0].tokens) for some in found for hypotheses in some)
+
+
+def test_a_requirement_that_is_met_anyway_changes_nothing():
+    model = TableModel(vocab_size=12, end=-1.0)
+    settings = config(beam=6)
+    plain = search_ids(model, SOURCES, settings)
+    required = [[[results[0].tokens[-2:]]] if results[0].tokens else [] for results in plain]
+    results = search_ids(model, SOURCES, settings, required=required)
+    same = sum(one[0].tokens == other[0].tokens for one, other in zip(plain, results))
+    assert same > 0.7 * len(SOURCES)
+    assert all(one[0].score <= other[0].score + 1e-5 for one, other in zip(plain, results) if one[0] == other[0])
+
+
+def test_a_beam_finds_most_of_what_there_is():
+    """Of 10 words, with 8 hypotheses; filling in the phrases at the end would be much worse."""
+    model = TableModel(vocab_size=14)
+    requirements = [[[5, 6]], [[7], [8]]]
+    required = [requirements] * len(SOURCES)
+    wide, narrow, single = (
+        search_ids(model, SOURCES, config(beam=beam, max_len_b=5), required=required) for beam in (400, 8, 1)
+    )
+    best, good, least = (sum(results[0].score for results in each) for each in (wide, narrow, single))
+    assert best >= good > least
+    assert best - good < 0.3 * (best - least)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_required_phrases_are_there_whatever_else_is_asked_for(seed):
+    """Beams, batches, prefixes, banned words, repetition, lengths that do not suffice."""
+    draw = random.Random(seed)
+    model = TableModel(vocab_size=14, end=draw.choice([-20.0, 0.0, 4.0, 30.0]))
+    settings = config(
+        beam=draw.choice([1, 2, 3, 5, 8]), max_len_b=draw.choice([0, 1, 4, 9]), min_len=draw.choice([0, 0, 3]),
+        no_repeat_ngram=draw.choice([0, 0, 1, 2]), length_penalty=draw.choice(["wu", "avg", "none"]),
+    )  # fmt: skip
+    words = range(4, 14)
+    required = [
+        [
+            [draw.choices(words, k=draw.randint(1, 3)) for _ in range(draw.randint(1, 3))]
+            for _ in range(draw.choice([0, 1, 2, 3, 5]))
+        ]
+        for _ in SOURCES
+    ]
+    prefixes = [draw.choices(words, k=draw.choice([0, 0, 1, 3])) for _ in SOURCES]
+    banned = [draw.choices(words, k=draw.randint(1, 2)) for _ in range(2)]
+    continuations = frozenset(draw.sample(words, k=3)) if draw.random() < 0.5 else frozenset()
+    if continuations:  # phrases begin with a word
+        starts = [word for word in words if word not in continuations]
+        required = [[[[draw.choice(starts), *phrase[1:]] for phrase in each] for each in one] for one in required]
+    options = {"banned": banned, "continuations": continuations}
+    results = search_ids(model, SOURCES, settings, prefixes=prefixes, required=required, max_tokens=60, **options)
+    for source, prefix, requirements, hypotheses in zip(SOURCES, prefixes, required, results):
+        tokens = hypotheses[0].tokens
+        assert meets(tokens, requirements, continuations)
+        assert tokens[: len(prefix)] == prefix
+        longest = sum(max(map(len, phrases)) for phrases in requirements)
+        assert len(tokens) <= max(settings.longest_output(len(source) - 1), len(prefix) + longest)
+        alone = search_ids(model, [source], settings, prefixes=[prefix], required=[requirements], **options)[0]
+        assert alone == hypotheses
+        assert hypotheses[0].log_probability == pytest.approx(model.log_probability(source[0], tuple(tokens)), abs=1e-4)
+
+
+def test_many_equal_requirements_take_no_longer_than_their_tokens():
+    model = TableModel(vocab_size=12)
+    requirements = [[[5], [6]], [[6], [7]], [[5, 6], [7]], [[7, 5]]] * 4
+    results = search_ids(model, SOURCES[:2], config(max_len_b=30), required=[requirements] * 2)
+    for hypotheses in results:
+        tokens = hypotheses[0].tokens
+        assert tokens.count(5) + tokens.count(6) + tokens.count(7) >= 20
+
+
+def test_what_cannot_be_required_is_refused():
+    model = TableModel(vocab_size=12)
+    for wrong, message in (
+        ([[[]]], "has no tokens"),
+        ([[]], "has no tokens"),
+        ([[[5, EOS]]], "holds padding, begin- or end-of-sentence"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            search_ids(model, SOURCES[:1], config(), required=[wrong])
+    with pytest.raises(ValueError, match="2 required for 1 sources"):
+        search_ids(model, SOURCES[:1], config(), required=[[], []])
+    for settings in (config(sampling=True), config(diverse_beam_groups=2)):
+        with pytest.raises(ValueError, match="required phrases need a beam search"):
+            search_ids(model, SOURCES[:1], settings, required=[[[[5]]]])
+
+
+def test_a_model_that_has_diverged_is_reported():
+    with pytest.raises(UserError, match="training diverged"):
+        search_ids(Diverged(12), SOURCES[:2], config(), required=[[[[5]]]] * 2)
+
+
+@pytest.mark.parametrize("phrase", [[4, 5] * 300, [4] * 200, [4, 5, 6] * 670])
+def test_a_long_phrase_that_repeats_itself_can_be_begun_and_broken_off_anywhere(phrase):
+    required = Required([[phrase]], frozenset({7}))
+    state = required.start
+    for token in [*phrase[:-1], 7, *phrase[: len(phrase) // 2], 9]:
+        state = required.after(state, token)
+        assert 0 < required.needs(state) <= len(phrase)
+    assert required.needs(state) == len(phrase)
+    for token in phrase:
+        state = required.after(state, token)
+    assert required.needs(state) == 0

@@ -1,0 +1,114 @@
+"""The straight run of a decoder's step: the numbers of the modules, which run where they are more than their class."""
+
+import pytest
+import torch
+
+from fasttfm.cpu import int8, step_passes
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import decoder
+from fasttfm.search.batches import inference, multiply_in_int8
+from fasttfm.search.cpu import decoder_step
+from fasttfm.search.decoder import decoder_of
+
+pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def model_of(dtype: torch.dtype = torch.float32, **changes) -> Transformer:
+    torch.manual_seed(2)
+    size = {"d_model": 48, "heads": 3, "d_ff": 96, "encoder_layers": 1, "decoder_layers": 2, "final_norm": False}
+    model = Transformer(TransformerConfig(vocab_size=90, **(size | changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(1.0 if parameter is model.decoder.layers[0].norm1.weight else 0.0, 0.5)
+    return model.to(dtype)
+
+
+def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: bool = True) -> list[torch.Tensor]:
+    """Logits of a search that widens, changes rows, drops a sentence and fills more than its first positions."""
+    source = torch.arange(4, 34).view(3, 10)
+    lengths = torch.tensor([10, 7, 4])
+    results = []
+    with inference(model, batch_invariant=batch_invariant):
+        cache = decoder_of(model).start_cache(
+            model.encode(source, lengths), lengths, rows_per_sentence=1, max_length=50
+        )
+        if straight is not None:
+            assert (cache.straight is not None) == straight
+        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
+        cache.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+        for step in range(40):
+            results.append(decoder_of(model).step(4 + torch.arange(6 if step < 20 else 4) + step, cache))
+            if step == 19:
+                cache.keep(torch.tensor([0, 2]))
+            cache.reorder(torch.tensor([1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 2, 3]))
+    return results
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype, batch_invariant):
+    model = model_of(dtype)
+    results = steps(model, True, batch_invariant=batch_invariant)
+    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
+    expected = steps(model, False, batch_invariant=batch_invariant)
+    assert len({tuple(each.flatten().tolist()) for each in results}) == len(results)
+    for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
+        assert torch.equal(ours, theirs), position
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, dtype):
+    model = model_of(dtype, norm_first=True, final_norm=True)
+    results = torch.cat(steps(model, True))
+    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
+    expected = torch.cat(steps(model, False))
+    difference = (results - expected).abs().mean() / expected.abs().mean()
+    assert float(difference) < 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_in_int8_its_logits_are_close_to_those_of_the_modules(monkeypatch, norm_first):
+    model = model_of(norm_first=norm_first, final_norm=norm_first)
+    in_float32 = torch.cat(steps(model, True))
+    multiply_in_int8(model)
+    results = torch.cat(steps(model, True))
+    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
+    expected = torch.cat(steps(model, False))
+    scale = float(in_float32.abs().mean())
+    assert float((expected - in_float32).abs().mean()) < 0.03 * scale
+    assert float((results - in_float32).abs().mean()) < 0.03 * scale
+    assert torch.equal(results, in_float32) == (int8.route() is None)  # then float32 takes its place
+
+
+def hook(model):
+    model.decoder.layers[1].linear1.register_forward_hook(lambda *_: None)
+
+
+def gelu(model):
+    model.decoder.layers[0].activation = torch.nn.functional.gelu
+
+
+def other_norm(model):
+    model.decoder.layers[1].norm2 = torch.nn.LayerNorm(48, bias=False)
+
+
+def other_attention(model):
+    model.decoder.layers[0].multihead_attn.__class__ = type("Other", (type(model.decoder.layers[0].self_attn),), {})
+
+
+@pytest.mark.parametrize("change", [hook, gelu, other_norm, other_attention], ids=lambda each: each.__name__)
+def test_a_decoder_that_is_more_than_its_classes_is_called(change):
+    model = model_of()
+    steps(model, True)
+    change(model)
+    steps(model, False)
+
+
+def test_outside_of_a_search_nothing_is_kept():
+    model = model_of().eval()
+    with torch.no_grad():
+        memory = model.encode(torch.arange(4, 14)[None])
+        assert not decoder_step.runs_straight(model, memory)
+        assert decoder_of(model).start_cache(memory, max_length=4).straight is None

@@ -1,0 +1,461 @@
+"""The search that lives on the device, on CPU tensors: what it finds, what a CUDA graph could hold, its limits."""
+
+import copy
+import gc
+import random
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ClassVar
+from unittest import mock
+
+import pytest
+import torch
+from replayable import Watched
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.host import function_calls
+from fasttfm.errors import UserError
+from fasttfm.functional import backend
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
+from fasttfm.search.batches import inference
+from fasttfm.search.continuous import Waiting
+from fasttfm.search.device import engine, memory
+from fasttfm.search.device.engine import Engine, Kind, Task
+from fasttfm.search.device.search import DeviceSearch, _of_models, takes
+from fasttfm.search.device.state import NOTHING, Sizes, State
+from fasttfm.search.ensemble import Ensemble
+
+from .device_cases import KINDS, VOCABULARY, a_case, assert_same, options, sources_of, transformer
+from .small_models import model_of
+from .table_model import EOS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Searches take the device's engine, on CPU tensors."""
+    monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_finds_what_the_searches_of_a_cpu_find(kind, seed, monkeypatch):
+    model, sources, config, given = a_case(kind, seed)
+    theirs = search_ids(model, sources, config, **given)
+    monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
+    assert_same(search_ids(model, sources, config, **given), theirs)
+
+
+@pytest.mark.parametrize("settings", [{"beam": 2, "nbest": 2}, {"beam": 1, "no_repeat_ngram": 2}])
+def test_kernels_find_what_operations_of_torch_find(settings, on_device, monkeypatch):
+    """Through the interpreter; three sentences in two slots."""
+    draw = random.Random(10)
+    model, sources = transformer(draw), sources_of(draw, 3)
+    config = DecodingConfig(max_len_a=0.0, max_len_b=3, batch_tokens=32, **settings)
+    theirs = search_ids(model, sources, config, banned=[[7], [8, 9]])
+    monkeypatch.setattr("fasttfm.search.device.search.use_triton", lambda _: True)
+    assert_same(search_ids(model, sources, config, banned=[[7], [8, 9]]), theirs)
+
+
+def test_sentences_join_with_options_of_their_own_and_leave(monkeypatch):
+    """Slots are taken over in mid-search; beams of a width share an engine, whatever their penalties."""
+    draw = random.Random(5)
+    model, sources = transformer(draw), sources_of(draw, 40)
+    kinds = draw.choices(["beams", "beams", "sampling", "groups"], k=40)
+    configs = [DecodingConfig(**options(draw, kind)) for kind in kinds]
+    alone = [
+        search_ids(model, [source], config, numbers=[number])[0]
+        for number, (source, config) in enumerate(zip(sources, configs))
+    ]
+    gone, found, left = {3, 17, 31}, {}, list(range(40))
+    with inference(model):
+        running = DeviceSearch(model, DecodingConfig(batch_tokens=128))
+        while left or not running.idle:
+            for number in [left.pop() for _ in range(min(len(left), draw.choice([0, 1, 5])))]:
+                assert not running.join([Waiting(number, sources[number], number=number, config=configs[number])])
+            found.update(running.step())
+            running.drop(gone)
+    kept = [number for number in range(40) if number not in gone]
+    assert set(found) == set(kept)
+    assert_same([found[number] for number in kept], [alone[number] for number in kept])
+
+
+def an_engine(model, kernels=False, device=CPU, slots=3, **settings) -> Engine:
+    config = DecodingConfig(**settings)
+    rows = config.nbest if config.sampling else config.beam
+    sizes = Sizes(slots, rows, rows, 32, 32, 2 * slots, VOCABULARY)
+    return Engine(model, sizes, Kind(config, ((5,), (6, 7, 8)), selects=True), device, kernels=kernels)
+
+
+SAMPLING = {"sampling": True, "nbest": 4, "sampling_topk": 5}
+STEPS = [{}, {"beam": 1}, {"no_repeat_ngram": 2}, SAMPLING, {"diverse_beam_groups": 2}]
+
+
+@pytest.mark.parametrize("settings", STEPS)
+def test_a_step_reads_no_number(settings):
+    """Tensors without memory have none to read."""
+    config = TransformerConfig(vocab_size=VOCABULARY, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2)
+    with torch.device("meta"):
+        model = Transformer(config).eval()
+    with torch.inference_mode():
+        searched = an_engine(model, device=torch.device("meta"), **settings)
+        for _ in range(2):
+            searched.step()
+        numbers = torch.zeros(4, dtype=torch.int64, device="meta")
+        searched._remember(numbers.new_zeros(4, 16), numbers, numbers)
+
+
+@pytest.mark.parametrize("settings", STEPS)
+def test_a_graph_holds_every_step_and_every_encoding(settings, on_device, monkeypatch):
+    """Each step makes the calls of the one before it, at the same addresses, over sentences that come and go."""
+    monkeypatch.setattr(greedy, "top_k", partial(top_k._by_blocks, choose=top_k._first_of_equal))  # as on a GPU
+    draw, made = random.Random(1), []
+
+    def watched(*arguments):
+        made.append(Watched(*arguments))
+        return made[-1]
+
+    config = DecodingConfig(max_len_b=5, batch_tokens=64, batch_invariant=False, **settings)  # of a CPU's products
+    with mock.patch.object(engine, "Graphs", watched):
+        search_ids(transformer(draw), sources_of(draw, 9), config, banned=[[7, 8]])
+    (graphs,) = made
+    assert len(graphs.runs[None]) > 12
+    assert {key for key in graphs.runs if key is not None} <= {(1, 16), (2, 16), (4, 16)}
+
+
+@pytest.mark.parametrize("most", [24, 33])
+def test_learned_positions_end_anywhere(most, on_device):
+    """Sources and outputs are filled up to no more, and a graph holds the encoding of the longest."""
+    model = model_of("fp32", VOCABULARY, 32, positional_encoding="learned", max_length=most)
+    source, config = [*[7] * (most - 1), EOS], DecodingConfig(max_len_a=3.0, batch_invariant=False)
+    with mock.patch.object(engine, "Graphs", Watched):
+        (best,), *_ = search_ids(model, [source, [9, EOS], source], config)
+    assert len(best.tokens) < most
+    with pytest.raises(UserError, match="learned positions"):
+        search_ids(model, [[7, *source]], config)
+
+
+class Late(torch.Tensor):
+    """Memory of the host that copies reach when an event behind them is waited for."""
+
+    started: ClassVar[list] = []
+    arrived: ClassVar[int] = 0
+
+    def copy_(self, source, non_blocking=False):
+        Late.started.append((self.as_subclass(torch.Tensor), source.clone()))
+        return self
+
+
+class Event:
+    """The end of what was started before it was recorded."""
+
+    behind = 0
+
+    def record(self, *_):
+        self.behind = len(Late.started)
+
+    def synchronize(self):
+        for place, value in Late.started[Late.arrived : self.behind]:
+            place.copy_(value)
+        Late.arrived = max(Late.arrived, self.behind)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, SAMPLING, {"diverse_beam_groups": 2}])
+def test_the_host_reads_nothing_before_it_has_arrived(settings, on_device, monkeypatch):
+    """Copies to the host come as late as events allow; slots and places are taken over meanwhile."""
+    draw, init = random.Random(12), Engine.__init__
+    model, sources = transformer(draw), sources_of(draw, 30)
+    config = DecodingConfig(max_len_b=6, batch_tokens=64, **settings)
+    expected = search_ids(model, sources, config)
+    monkeypatch.setattr(Late, "started", [])
+    monkeypatch.setattr(Late, "arrived", 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+
+    def lagging(self, *arguments, **options):
+        init(self, *arguments, **options)
+        self._events = [Event(), Event()]
+
+    monkeypatch.setattr(Engine, "__init__", lagging)
+    monkeypatch.setattr(Engine, "_host", lambda _, x: torch.full_like(x, -7, device="cpu").as_subclass(Late))
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    assert search_ids(model, sources, config) == expected
+    assert len(Late.started) > 30
+
+
+def test_a_burst_that_is_broken_off_leaves_nothing_behind(on_device):
+    draw = random.Random(3)
+    model, sources = transformer(draw), sources_of(draw, 6)
+    config = DecodingConfig(max_len_b=8)
+    expected = search_ids(model, sources, config)
+    steps = mock.Mock(side_effect=[*[None] * 5, KeyboardInterrupt])
+    with mock.patch.object(Engine, "step", steps), pytest.raises(KeyboardInterrupt):
+        search_ids(model, sources, config)
+    assert search_ids(model, sources, config) == expected
+
+
+def test_engines_are_kept_until_the_model_changes(on_device, monkeypatch):
+    made = []
+    init = Engine.__init__
+    monkeypatch.setattr(
+        Engine, "__init__", lambda self, *args, **kwargs: (made.append(self), init(self, *args, **kwargs))[1]
+    )
+    monkeypatch.setattr("fasttfm.models.stack.may_run", lambda: True)  # as on a GPU: layers are prepared, and kept
+    draw = random.Random(4)
+    model, sources, config = transformer(draw), sources_of(draw, 3), DecodingConfig(max_len_b=4)
+    first = search_ids(model, sources, config)
+    assert search_ids(model, sources, config) == first
+    assert len(made) == 1
+    with torch.no_grad():
+        model.output.bias += torch.randn(VOCABULARY)  # in place: what a step reads
+    changed = search_ids(model, sources, config)
+    assert len(made) == 1
+    assert changed != first
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    assert search_ids(model, sources, config) == changed
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_engines_go_with_their_model(ensemble, on_device, monkeypatch):
+    """At once, without a pass of the garbage collector."""
+    made, draw = [], random.Random(4)
+    model = Ensemble([transformer(draw) for _ in range(2)]) if ensemble else transformer(draw)
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: (made.append(weakref.ref(self)), step(self))[1])
+    search_ids(model, [[5, EOS]], DecodingConfig(max_len_b=4))
+    copy.deepcopy(model)
+    gone = [weakref.ref(model), *made]
+    gc.disable()
+    try:
+        del model
+        assert {each() for each in gone} == {None}
+    finally:
+        gc.enable()
+
+
+def positions_in_place(model):
+    with torch.no_grad():
+        for each in model.models:
+            each.target_positions.weight.normal_()
+
+
+def another_mean(model):
+    model.mean = "logarithm"
+
+
+def another_class(model):
+    model.__class__ = type("Another", (Ensemble,), {"together": lambda self, logits: -sum(logits)})
+
+
+@pytest.mark.parametrize("change", [positions_in_place, another_mean, another_class])
+def test_an_ensemble_is_searched_as_it_is_now(change, on_device):
+    """In half precision, whose learned positions a step reads as float32."""
+    fields = {"positional_encoding": "learned", "max_length": 64}
+    model = Ensemble([model_of("bf16", VOCABULARY, 32, **fields), model_of("bf16", VOCABULARY, 32, std=2.0, **fields)])
+    config, sources = DecodingConfig(max_len_b=4), sources_of(random.Random(4), 3)
+    before = search_ids(model, sources, config)
+    change(model)
+    after = search_ids(model, sources, config)
+    assert before != after == search_ids(copy.deepcopy(model), sources, config)
+
+
+@pytest.mark.parametrize(("chosen", "dtype", "kernels"), [
+    ("triton", torch.float32, True), ("torch", torch.float32, False), ("triton", torch.float64, False)
+])  # fmt: skip
+def test_steps_launch_kernels_where_the_backend_of_now_has_them(chosen, dtype, kernels, on_device):
+    model = model_of("fp32", VOCABULARY, 32).to(dtype)
+    search_ids(model, [[5, EOS]], config := DecodingConfig(max_len_b=4))
+    with backend(chosen), mock.patch.object(Engine, "advance", return_value=[]), inference(model):
+        running = DeviceSearch(model, config)
+        assert not running.join([Waiting(0, [5, EOS])])
+        (searched,) = running._engines.values()
+    assert (searched._choices is not None) == kernels
+
+
+@pytest.mark.parametrize("settings", STEPS)
+def test_defaults_of_pytorch_are_of_no_account(settings, on_device):
+    """A default type, and a default device, on which nothing of the host may lie."""
+    draw = random.Random(4)
+    model, sources, config = transformer(draw), sources_of(draw, 5), DecodingConfig(max_len_b=4, **settings)
+    given = {"banned": [[5], [6, 7]], "allowed": [[*range(4, 40)] for _ in sources], "prefixes": [[8]] * 5}
+    expected = search_ids(model, sources, config, **given)
+    _of_models.clear()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        assert search_ids(model, sources, config, **given) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
+def test_a_key_may_be_taken_again_when_its_sentence_was_dropped(on_device):
+    """Before that one has left; what was dropped does not count as searched."""
+    model, config = transformer(random.Random(5)), DecodingConfig(max_len_b=4)
+    expected = search_ids(model, [[9, 10, EOS]], config)
+    with inference(model):
+        running = DeviceSearch(model, config)
+        running.join([Waiting(0, [5, 6, EOS])])
+        running.step()
+        running.drop({0})
+        assert running.searched == 0
+        running.join([Waiting(0, [9, 10, EOS])])
+        assert_same([hypotheses for _, hypotheses in running.run()], expected)
+
+
+def test_the_host_reads_copies_that_have_arrived(on_device):
+    """It waits where there are no events: other GPUs than CUDA's copy behind its back too."""
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            copies = function._schema.name in ("aten::copy_", "aten::_to_copy")
+            assert not (copies and (True in args[2:] or (kwargs or {}).get("non_blocking"))), function
+            return function(*args, **(kwargs or {}))
+
+    with Copies():
+        search_ids(transformer(random.Random(4)), [[5, EOS]], DecodingConfig(max_len_b=4), allowed=[[6, 7]])
+
+
+def test_threads_take_engines_of_their_own(on_device):
+    """Also where they search with one model at the same time, and whatever their options are."""
+    draw = random.Random(4)
+    model, sources = transformer(draw), sources_of(draw, 5)
+    configs = [DecodingConfig(max_len_b=4, beam=beam, batch_tokens=64) for beam in (1, 2, 3)]
+    expected = [search_ids(model, sources, config) for config in configs]
+
+    def searches(seed):
+        order = random.Random(seed).choices(range(3), k=8)
+        return all(search_ids(model, sources, configs[number]) == expected[number] for number in order)
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert all(threads.map(searches, range(3)))
+    finally:
+        sys.setswitchinterval(switch)
+
+
+def test_a_model_that_is_more_than_its_classes_is_searched_step_by_step(on_device):
+    draw = random.Random(2)
+    model = transformer(draw)
+    with inference(model):
+        assert not takes(model, DecodingConfig()), "a CPU has an engine of its own"
+        with mock.patch("fasttfm.search.device.search.use_triton", return_value=True):
+            assert takes(model, DecodingConfig())
+            handle = model.decoder.layers[0].linear1.register_forward_hook(lambda *_: None)
+            assert not takes(model, DecodingConfig())
+            handle.remove()
+            for module in (model.encoder.layers[0], model.source_embedding):  # a graph would not call these again
+                handle = module.register_forward_hook(lambda *_: None)
+                assert not takes(model, DecodingConfig())
+                handle.remove()
+            assert takes(model, DecodingConfig())
+            model.start_cache = None  # one that takes steps of its own
+            assert not takes(model, DecodingConfig())
+
+
+def test_the_host_prepares_a_burst_in_few_calls(monkeypatch):
+    """Beside those that replay a step."""
+    draw = random.Random(1)
+    with inference(model := transformer(draw)):
+        searched = an_engine(model, slots=16)
+        monkeypatch.setattr(searched, "step", int)
+        monkeypatch.setattr(searched, "_remember", lambda *_: None)
+
+        task = Task(Waiting(0, [5, 6, 7, EOS]), DecodingConfig(), 20, None)
+
+        def burst(sentences):
+            searched.reset()
+            searched.waiting.extend([task] * sentences)
+            searched.advance()
+
+        assert function_calls(partial(burst, 1)) <= 150
+        assert function_calls(partial(burst, 16)) <= 300
+        assert function_calls(searched.advance) <= 20
+
+
+@pytest.mark.parametrize("name", ["weights", "one layer"])
+def test_a_diverged_model_is_told(name, on_device):
+    draw = random.Random(6)
+    model = transformer(draw)
+    with torch.no_grad():
+        (model.output.weight if name == "weights" else model.decoder.layers[1].linear2.weight)[9, 3] = torch.nan
+    with pytest.raises(UserError, match="not numbers"):
+        search_ids(model, sources_of(draw, 3), DecodingConfig(max_len_b=5))
+
+
+def test_memory_that_does_not_suffice_is_told_before_anything_is_made(on_device, monkeypatch):
+    draw = random.Random(7)
+    model, sources = transformer(draw), sources_of(draw, 9)
+    config = DecodingConfig(batch_tokens=128)
+    needed = {
+        slots: memory.needed_bytes(model, Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)) for slots in (3, 4, 8)
+    }
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed[4])
+    with pytest.raises(
+        UserError, match=r"8 sentences at once with 4 hypotheses .* free on cpu: --batch-tokens 64 fits"
+    ):
+        search_ids(model, sources, config)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(UserError, match="give a smaller --beam or --max-len-b"):
+        search_ids(model, sources, config)
+
+
+def test_engines_that_search_nothing_make_room(on_device, monkeypatch):
+    """Another model's too."""
+    draw = random.Random(7)
+    idle, model, sources = transformer(draw), transformer(draw), sources_of(draw, 3)
+    expected = search_ids(idle, sources, config := DecodingConfig())
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000 if _of_models[idle].engines else 1 << 30)
+    search_ids(model, sources, config)
+    assert not _of_models[idle].engines
+    assert search_ids(idle, sources, config) == expected
+
+
+def test_memory_that_pytorch_keeps_is_free(monkeypatch):
+    sizes = Sizes(2, 4, 4, 64, 32, 4, VOCABULARY)
+    needed = memory.needed_bytes(model := transformer(random.Random(8)), sizes)
+    answers = {"mem_get_info": (needed - 60, needed * 9), "memory_reserved": needed, "memory_allocated": needed - 60}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    memory.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: needed - 59)
+    with pytest.raises(UserError, match="free on cuda:1"):
+        memory.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
+
+
+def test_what_is_needed_is_what_is_made():
+    draw = random.Random(8)
+    model = transformer(draw)
+    for slots in (2, 16):
+        sizes = Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)
+        with torch.inference_mode():
+            made = Engine(model, sizes, Kind(DecodingConfig(), (), selects=False), CPU, kernels=False)
+        owners = (made.state, *made._decoders, *(each.layers for each in made._decoders))
+        tensors = [x for owner in owners for x in vars(owner).values() if isinstance(x, torch.Tensor)]
+        real = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+        assert real <= made.held_bytes() <= 1.5 * real
+
+
+def test_idle_slots_touch_nothing_but_the_place_of_nobody():
+    state = State(Sizes(2, 3, 3, 8, 8, 4, VOCABULARY), CPU)
+    assert (state.finished == NOTHING).all()
+    draw = random.Random(9)
+    model = transformer(draw)
+    with torch.inference_mode():
+        searched = an_engine(model)
+        before = [
+            each[:-1].clone() for each in (searched.state.tokens, searched.state.found_scores, searched.state.finished)
+        ]
+        for _ in range(3):
+            searched.step()
+        after = [each[:-1] for each in (searched.state.tokens, searched.state.found_scores, searched.state.finished)]
+        assert all(map(torch.equal, before, after))
+        assert (searched.state.sentence == searched.sizes.places).all()

@@ -1,0 +1,102 @@
+"""Several models that search together, and samples that agree."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, score_ids, search_ids
+from fasttfm.search.ensemble import Ensemble
+from fasttfm.translate.mbr import minimum_bayes_risk
+from fasttfm.translate.translator import Translator
+
+from .table_model import EOS, TableModel, penalty
+
+SOURCES = [[number, 10, EOS] for number in range(20, 32)]
+
+
+class Other(TableModel):
+    """Another table."""
+
+    def logits(self, source, target):
+        return super().logits(source + 1000, target)
+
+
+@pytest.mark.parametrize("mean", ["probability", "logarithm"])
+def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
+    models = [TableModel(6), Other(6, end=1.0), Other(6, spread=1.0)]
+    settings = DecodingConfig(beam=16, nbest=3, max_len_a=0.0, max_len_b=3, min_len=0)
+
+    def log_probability(source, target):
+        total = 0.0
+        for position, token in enumerate((*target, EOS)):
+            each = torch.stack(
+                [torch.tensor(model.logits(source, target[:position])).double().log_softmax(0) for model in models]
+            )
+            together = each.exp().mean(0).log() if mean == "probability" else each.mean(0).log_softmax(0)
+            total += together[token].item()
+        return total
+
+    for source, results in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings)):
+        outputs = [target for length in range(4) for target in itertools.product((4, 5), repeat=length)]
+        scores = [log_probability(source[0], target) / penalty(len(target) + 1, settings) for target in outputs]
+        best = sorted(zip(scores, outputs), reverse=True)[:3]
+        assert [each.tokens for each in results] == [list(target) for _, target in best]
+        assert [each.score for each in results] == pytest.approx([score for score, _ in best], abs=1e-5)
+
+
+def test_models_that_do_not_belong_together_are_refused():
+    with pytest.raises(ValueError, match="share vocabularies"):
+        Ensemble([TableModel(6), TableModel(7)])
+    with pytest.raises(ValueError, match="no models"):
+        Ensemble([])
+    with pytest.raises(ValueError, match="choose probability or logarithm"):
+        Ensemble([TableModel(6)], "median")
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_transformers_search_and_score_together(beam):
+    config = TransformerConfig(vocab_size=60, d_model=32, heads=2, d_ff=64, encoder_layers=1, decoder_layers=2)
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(Transformer(config))
+    settings = DecodingConfig(beam=beam, nbest=beam, max_len_b=5)
+    twice = search_ids(Ensemble([models[0], models[0]]), SOURCES, settings)
+    single = search_ids(models[0], SOURCES, settings)
+    assert [[each.tokens for each in some] for some in twice] == [[each.tokens for each in some] for some in single]
+    results = search_ids(Ensemble(models), SOURCES, settings)
+    assert results != single
+    pairs = [(source, each) for source, some in zip(SOURCES, results) for each in some]
+    scores = score_ids(Ensemble(models), [source for source, _ in pairs], [each.tokens for _, each in pairs])
+    assert [each.log_probability for _, each in pairs] == pytest.approx(scores, abs=1e-3)
+    assert search_ids(Ensemble(models), SOURCES[:1], settings)[0] == results[0], "whatever the batch"
+
+
+def test_the_sample_that_the_others_agree_with_is_chosen():
+    texts = ["a dog runs", "a dog ran", "the weather is fine", "a dog runs", "two cats"]
+    chosen = minimum_bayes_risk(texts)
+    assert [index for index, _ in chosen][:2] == [0, 1]
+    assert {index for index, _ in chosen} == {0, 1, 2, 4}, "each text once"
+    assert [value for _, value in chosen] == sorted((value for _, value in chosen), reverse=True)
+    assert chosen[0][1] > 100 / 4, "its copy alone agrees in full"
+    assert minimum_bayes_risk(["alone"]) == [(0, 0.0)]
+
+
+def test_minimum_bayes_risk_takes_samples_and_repeats_itself(translator):
+    config = replace(translator.config, mbr_samples=6, max_len_b=4)
+    tokenizer = translator.target_tokenizer
+    mbr = Translator(translator.model, tokenizer, tokenizer, config)
+    results = mbr.translate_nbest(["a dog", "", "men"])
+    assert [len(each) for each in results] == [1, 1, 1]
+    assert results == mbr.translate_nbest(["a dog", "", "men"])
+    samples = Translator(translator.model, tokenizer, tokenizer, replace(config, mbr_samples=0, sampling=True, nbest=6))
+    texts = [each.text for each in samples.translate_nbest(["a dog"])[0]]
+    (index, agreement), *_ = minimum_bayes_risk(texts)
+    assert (results[0][0].text, results[0][0].score) == (texts[index], agreement)
+    with pytest.raises(ValueError, match="mbr_samples 1 must be 0, or at least 2"):
+        DecodingConfig(mbr_samples=1)
+    with pytest.raises(ValueError, match="at least nbest 3"):
+        DecodingConfig(mbr_samples=2, nbest=3)

@@ -1,0 +1,438 @@
+"""Checkpoints: complete or not there, told apart, found by name, and never at the cost of an earlier one."""
+
+import errno
+import hashlib
+import io
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from full_disk import largest_file
+from torch import nn
+
+from fasttfm.errors import UserError
+from fasttfm.store import vocabulary
+from fasttfm.store.checkpoint import (
+    DamagedCheckpoint,
+    TrainingState,
+    read_meta,
+    read_state,
+    read_weights,
+    save_checkpoint,
+)
+from fasttfm.store.ownership import recover
+from fasttfm.store.steps import prune, resolve_checkpoint, saved_steps, step_folder, way_on
+from fasttfm.store.vocabulary import check_vocabulary
+from fasttfm.store.weights import load_weights, model_weights, with_weights
+from fasttfm.training.average import average_last
+
+STATE = TrainingState(tensors={"moment": torch.arange(3.0)}, values={"step": 1, "best": [[1.5, 1]]})
+
+
+def save(model_dir, step, value=0.0, best_step=None, state=STATE):
+    meta = {"step": step, "best_step": best_step}
+    save_checkpoint(step_folder(model_dir, step), {"weight": torch.full((2, 3), value)}, meta, state)
+
+
+def test_what_is_saved_is_what_is_read(tmp_path):
+    save(tmp_path, 7, 1.25)
+    folder = step_folder(tmp_path, 7)
+    assert torch.equal(read_weights(folder)["weight"], torch.full((2, 3), 1.25))
+    state = read_state(folder)
+    assert torch.equal(state.tensors["moment"], STATE.tensors["moment"])
+    assert state.values == STATE.values
+
+
+def test_saving_a_step_again_replaces_it_and_leaves_nothing_beside_it(tmp_path):
+    save(tmp_path, 7, 1.0)
+    save(tmp_path, 7, 2.0)
+    assert read_weights(step_folder(tmp_path, 7))["weight"][0, 0] == 2.0
+    assert os.listdir(tmp_path / "checkpoints") == ["step-000000007"]
+
+
+def test_weights_are_looked_at_before_a_model_of_their_size_is_built(tmp_path):
+    weights = {"weight": torch.ones(2, 3)}
+    model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)
+    assert torch.equal(model.weight, weights["weight"])
+    with pytest.raises(UserError, match=r"weight is \(2, 3\), this model needs \(2, 1000000000000000\)"):
+        with_weights(lambda: nn.Linear(10**15, 2, bias=False), weights, tmp_path)
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path):
+    save(tmp_path, 7, 1.0)
+    folder = tmp_path / "checkpoints"
+    os.replace(step_folder(tmp_path, 7), folder / ".replaced-step-000000007")
+    recover(folder)
+    assert read_weights(step_folder(tmp_path, 7))["weight"][0, 0] == 1.0
+    assert os.listdir(folder) == ["step-000000007"]
+
+
+def test_names_of_checkpoints(tmp_path):
+    save(tmp_path, 1, best_step=1)
+    save(tmp_path, 2, best_step=2)
+    save(tmp_path, 3, best_step=2)
+    assert resolve_checkpoint(tmp_path, "last") == step_folder(tmp_path, 3)
+    assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)
+    assert resolve_checkpoint(tmp_path, "1") == step_folder(tmp_path, 1)
+    other = tmp_path / "mine.safetensors"
+    other.write_bytes(b"")
+    assert resolve_checkpoint(tmp_path, str(other)) == other
+    with pytest.raises(UserError, match="fasttfm average"):
+        resolve_checkpoint(tmp_path, "average")
+    with pytest.raises(UserError, match=r"'9' was not found .* a step \(1, 2, 3\)"):
+        resolve_checkpoint(tmp_path, "9")
+    with pytest.raises(UserError, match="no checkpoint"):
+        resolve_checkpoint(tmp_path / "empty", "last")
+
+
+def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
+    save(tmp_path, 1)
+    folder = tmp_path / "checkpoints"
+    for name in ("step-9", "step-00000000009", "step-\u0661\u0662", "step-copy"):
+        (folder / name).mkdir()
+    (folder / "step-000000009").touch()
+    assert saved_steps(tmp_path) == [1]
+
+
+def test_best_of_a_run_that_never_validated_is_the_last(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)
+
+
+def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(tmp_path):
+    for step in range(1, 7):
+        save(tmp_path, step)
+    prune(tmp_path, keep_last=3, keep={2})
+    assert saved_steps(tmp_path) == [2, 4, 5, 6]
+    with_state = [s for s in saved_steps(tmp_path) if (step_folder(tmp_path, s) / "state.safetensors").exists()]
+    assert with_state == [5, 6]
+    prune(tmp_path, keep_last=-1, keep=set())
+    assert saved_steps(tmp_path) == [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors", "meta.json"])
+@pytest.mark.parametrize("left", [0, 1, 4, -1])
+def test_a_cut_off_file_is_named_with_the_remedy(tmp_path, file, left):
+    save(tmp_path, 5, best_step=5)
+    path = step_folder(tmp_path, 5) / file
+    content = path.read_bytes()
+    path.write_bytes(content[:left] if file != "meta.json" or left >= 0 else content[:-3])
+    readers = {
+        "model.safetensors": lambda: read_weights(path.parent),
+        "state.safetensors": lambda: read_state(path.parent),
+        "meta.json": lambda: resolve_checkpoint(tmp_path, "best"),
+    }
+    with pytest.raises(UserError) as error:
+        readers[file]()
+    assert str(path) in str(error.value)
+    assert "cut off" in str(error.value)
+    assert "copy the file back" in str(error.value)
+    assert "delete" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors", "sha256sums", "meta.json"])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, file, number):
+    save(tmp_path, 5)
+    folder, opened = step_folder(tmp_path, 5), io.open
+
+    def refusing(path, *arguments, **settings):
+        if str(path) == str(folder / file):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **settings)
+
+    monkeypatch.setattr(io, "open", refusing)
+    read = {"state.safetensors": read_state, "meta.json": read_meta}.get(file, read_weights)
+    with pytest.raises(UserError, match=rf"cannot be read: {os.strerror(number)}; it may be whole") as error:
+        read(folder)
+    assert not any(word in str(error.value) for word in ("delete", "cut off", "damaged"))
+    assert not isinstance(error.value, DamagedCheckpoint)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    save(tmp_path, 5, state=None)
+    with pytest.raises(UserError, match=r"state\.safetensors: is missing"):
+        read_state(step_folder(tmp_path, 5))
+
+
+class Tied(nn.Module):
+    def __init__(self, rows=4, width=3):
+        super().__init__()
+        self.embedding = nn.Embedding(rows, width)
+        self.output = nn.Linear(width, rows, bias=False)
+        self.output.weight = self.embedding.weight
+
+
+def test_a_shared_weight_is_saved_once_and_stays_shared(tmp_path):
+    model, other = Tied(), Tied()
+    assert list(model_weights(model)) == ["embedding.weight"]
+    save_checkpoint(step_folder(tmp_path, 1), model_weights(model), {})
+    load_weights(other, read_weights(step_folder(tmp_path, 1)), tmp_path)
+    assert torch.equal(other.output.weight, model.embedding.weight)
+    assert other.output.weight is other.embedding.weight
+
+
+def test_weights_of_another_model_or_vocabulary_are_refused(tmp_path):
+    model = Tied()
+    weight = model.embedding.weight.detach().clone()
+    with pytest.raises(UserError, match=r"x: is of another vocabulary: embedding\.weight is \(5, 3\), .* \(4, 3\)"):
+        load_weights(model, {"embedding.weight": torch.zeros(5, 3)}, "x")
+    with pytest.raises(UserError, match=r"another model: embedding\.weight is"):
+        load_weights(model, {"embedding.weight": torch.zeros(4, 2)}, "x")
+    with pytest.raises(UserError, match=r"has no embedding\.weight"):
+        load_weights(model, {"other": torch.zeros(4, 3)}, "x")
+    with pytest.raises(UserError, match=r"it has more\.weight"):
+        load_weights(model, {"embedding.weight": torch.zeros(4, 3), "more.weight": torch.zeros(1)}, "x")
+    assert torch.equal(model.embedding.weight, weight)
+
+
+def test_a_full_disk_while_saving_loses_nothing_and_says_what_to_do(tmp_path):
+    save(tmp_path, 1, 1.5)
+    told = rf"{step_folder(tmp_path, 2)}: .*earlier checkpoints are untouched"
+    with largest_file(100_000), pytest.raises(UserError, match=told):
+        save_checkpoint(step_folder(tmp_path, 2), {"weight": torch.zeros(100_000)}, {})
+    assert os.listdir(tmp_path / "checkpoints") == ["step-000000001"]
+    assert read_weights(step_folder(tmp_path, 1))["weight"][0, 0] == 1.5
+
+
+def test_an_emptied_list_of_digests_does_not_switch_the_check_off(tmp_path):
+    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(8)}, {"step": 3})
+    for content in ("", "00  other.safetensors\n"):
+        (step_folder(tmp_path, 3) / "sha256sums").write_text(content)
+        with pytest.raises(DamagedCheckpoint, match="sha256sums beside it was cut off"):
+            read_weights(step_folder(tmp_path, 3))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weights_that_are_no_numbers_are_refused_where_they_are_read(tmp_path, dtype, value):
+    weight = torch.zeros(3, 4, dtype=dtype)
+    weight[1, 2] = value
+    save_checkpoint(step_folder(tmp_path, 3), {"weight": weight}, {"step": 3})
+    with pytest.raises(UserError, match=r"model\.safetensors: weight holds NaN or infinity"):
+        read_weights(step_folder(tmp_path, 3))
+
+
+def test_complex_weights_are_refused_in_one_line(tmp_path):
+    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(3, dtype=torch.complex64)}, {"step": 3})
+    with pytest.raises(UserError, match=r"weight holds complex numbers \(complex64\)"):
+        average_last(tmp_path, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.bool])
+def test_whole_numbers_are_not_taken_for_weights(dtype):
+    model = torch.nn.Linear(2, 3)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(UserError, match=rf"model\.safetensors: weight is of {kind}, which"):
+        load_weights(model, {**before, "weight": torch.ones(3, 2, dtype=dtype)}, Path("model.safetensors"))
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_a_weight_that_float32_is_too_small_for_is_refused():
+    model = torch.nn.Linear(2, 3)
+    weights = {name: each.double() for name, each in model.state_dict().items()}
+    load_weights(model, weights, Path("model.safetensors"))
+    with pytest.raises(UserError, match=r"model\.safetensors: bias holds NaN or infinity"):
+        load_weights(
+            model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("model.safetensors")
+        )
+
+
+def test_whole_numbers_and_empty_tensors_are_numbers(tmp_path):
+    weights = {"count": torch.arange(3), "mask": torch.ones(2, dtype=torch.bool), "empty": torch.zeros(0)}
+    save_checkpoint(step_folder(tmp_path, 3), weights, {"step": 3})
+    assert read_weights(step_folder(tmp_path, 3)).keys() == weights.keys()
+
+
+def test_the_file_of_another_models_checkpoint_is_checked_as_its_directory_is(tmp_path):
+    (tmp_path / "spm.model").write_bytes(b"these words")
+    other = step_folder(tmp_path / "other", 20)
+    save_checkpoint(other, {"weight": torch.zeros(2)}, {"step": 20, "vocabulary": "digest of those words"})
+    for checkpoint in (other, other / "model.safetensors"):
+        with pytest.raises(UserError, match="was trained with another vocabulary"):
+            check_vocabulary(checkpoint, tmp_path)
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes((other / "model.safetensors").read_bytes())
+    check_vocabulary(bare, tmp_path)
+
+
+def test_a_checkpoint_that_training_deletes_while_it_is_looked_up_is_looked_up_again(tmp_path, monkeypatch):
+    for step in (10, 20):
+        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.full((2,), float(step))}, {"step": step})
+    resolve = vocabulary.resolve_checkpoint
+
+    def slow(model_dir, which):
+        found = resolve(model_dir, which)
+        if found == step_folder(tmp_path, 20):
+            shutil.rmtree(found)
+        return found
+
+    monkeypatch.setattr(vocabulary, "resolve_checkpoint", slow)
+    weights, saved = vocabulary.read_checkpoint(tmp_path, "last")
+    assert (weights["weight"].tolist(), saved) == ([10.0, 10.0], step_folder(tmp_path, 10))
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors: is missing"):
+        vocabulary.read_checkpoint(tmp_path, "last")
+
+
+def test_average_does_not_mix_vocabularies(tmp_path):
+    for step in (1, 2, 3):
+        meta = {"step": step, "vocabulary": "first" if step == 1 else "second"}
+        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.full((2,), float(step))}, meta)
+    with pytest.raises(UserError, match=r"step-000000002: was trained with another vocabulary than .*step-000000001"):
+        average_last(tmp_path, 3)
+    assert average_last(tmp_path, 2)[1] == [2, 3]
+
+
+def test_average_takes_no_old_checkpoint_that_was_kept_for_its_score(tmp_path):
+    previous = None
+    for step in (10, 20, 30, 40):
+        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.zeros(2)}, {"previous_step": previous})
+        previous = step
+    prune(tmp_path, keep_last=2, keep={10})
+    assert saved_steps(tmp_path) == [10, 30, 40]
+    with pytest.raises(UserError, match=r"has 2 checkpoints in a row \(that of update 10 .* give --last 2"):
+        average_last(tmp_path, 3)
+    assert average_last(tmp_path, 2)[1] == [30, 40]
+
+
+def test_average_is_the_mean_of_the_newest(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, value=float(step))
+    target, steps = average_last(tmp_path, 2)
+    assert steps == [2, 3]
+    assert torch.equal(read_weights(target)["weight"], torch.full((2, 3), 2.5))
+    assert resolve_checkpoint(tmp_path, "average") == target
+
+
+def test_average_of_more_than_there_are_is_refused_with_the_number(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(UserError, match="has 1 checkpoint, fewer than --last 5: give --last 1"):
+        average_last(tmp_path, 5)
+    with pytest.raises(UserError, match="at least 1"):
+        average_last(tmp_path, 0)
+
+
+def test_without_a_number_the_average_is_of_five_or_of_all_that_there_are(tmp_path):
+    with pytest.raises(UserError, match="has no checkpoints"):
+        average_last(tmp_path, None)
+    for step in (1, 2):
+        save(tmp_path, step, value=float(step))
+    assert average_last(tmp_path, None)[1] == [1, 2]
+    for step in (3, 4, 5, 6):
+        save(tmp_path, step, value=float(step))
+    assert average_last(tmp_path, None)[1] == [2, 3, 4, 5, 6]
+
+
+def test_average_over_two_models_is_refused(tmp_path):
+    save(tmp_path, 1)
+    save_checkpoint(step_folder(tmp_path, 2), {"weight": torch.zeros(3, 3)}, {})
+    with pytest.raises(UserError, match="another model"):
+        average_last(tmp_path, 2)
+
+
+def test_deleting_is_advised_for_nothing_but_a_checkpoint_of_the_run(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match="is missing; give a checkpoint directory") as error:
+        read_weights(tmp_path / "mine")
+    assert "delete" not in str(error.value)
+    save(tmp_path, 1)
+    average_last(tmp_path, 1)
+    (tmp_path / "checkpoints" / "average" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="make it anew with fasttfm average"):
+        read_weights(tmp_path / "checkpoints" / "average")
+
+
+def test_weights_in_the_place_of_the_training_state_are_refused(tmp_path):
+    save(tmp_path, 1)
+    folder = step_folder(tmp_path, 1)
+    (folder / "state.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match="holds no training state"):
+        read_state(folder)
+
+
+@pytest.mark.parametrize(("file", "read"), [("model.safetensors", read_weights), ("state.safetensors", read_state)])
+def test_a_single_flipped_bit_is_noticed(tmp_path, file, read):
+    save(tmp_path, 3, 1.0)
+    path = step_folder(tmp_path, 3) / file
+    whole = path.read_bytes()
+    for position in (len(whole) - 1, len(whole) // 2, 9):
+        broken = bytearray(whole)
+        broken[position] ^= 1
+        path.write_bytes(broken)
+        with pytest.raises(UserError, match=rf"{file}: is cut off or not what its name says .*copy the file back"):
+            read(path.parent)
+    path.write_bytes(whole)
+    read(path.parent)
+
+
+def test_the_digests_are_what_sha256sum_checks(tmp_path):
+    save(tmp_path, 3)
+    folder = step_folder(tmp_path, 3)
+    lines = (folder / "sha256sums").read_text().splitlines()
+    files = ["model.safetensors", "state.safetensors"]
+    assert lines == [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in files]
+
+
+def test_weights_of_another_program_need_no_digest(tmp_path):
+    save(tmp_path, 3, 2.0)
+    (step_folder(tmp_path, 3) / "sha256sums").unlink()
+    assert read_weights(step_folder(tmp_path, 3))["weight"][0, 0] == 2.0
+
+
+def test_the_way_on_names_the_newest_step_that_holds_state_and_following_it_works(tmp_path):
+    for step in (4, 8, 12, 16):
+        save(tmp_path, step)
+    for step, file in ((16, "model.safetensors"), (12, "state.safetensors")):
+        (step_folder(tmp_path, step) / file).write_bytes(b"cut")
+    said = way_on(tmp_path)
+    assert "move step-000000012 and step-000000016 out of" in said
+    assert "to go on from update 8, the newest that can be gone on from" in said
+    assert "delete" not in said
+    for step in (12, 16):
+        os.rename(step_folder(tmp_path, step), tmp_path / f"away-{step}")
+    read_state(step_folder(tmp_path, saved_steps(tmp_path)[-1]))
+
+
+def test_without_any_state_the_way_on_is_to_start_from_the_weights(tmp_path):
+    for step in (4, 8, 12, 16):
+        save(tmp_path, step)
+    prune(tmp_path, keep_last=-1, keep=set())
+    for step in (12, 16):
+        os.rename(step_folder(tmp_path, step), tmp_path / f"away-{step}")
+    said = way_on(tmp_path)
+    assert "no checkpoint in" in said
+    assert said.endswith(f"with another --out and --init-from {step_folder(tmp_path, 8)}")
+    for step in (4, 8):
+        (step_folder(tmp_path, step) / "model.safetensors").write_bytes(b"cut")
+    assert "none has whole weights" in way_on(tmp_path)
+
+
+def test_checkpoints_that_cannot_be_seen_are_not_taken_for_none(tmp_path, monkeypatch):
+    folder = tmp_path / "M" / "checkpoints"
+    assert saved_steps(tmp_path / "M") == []
+    folder.parent.mkdir()
+    folder.symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match=r"is a link to .*unmounted, which is not there: mount that disk"):
+        saved_steps(tmp_path / "M")
+    folder.unlink()
+    folder.write_text("a file")
+    with pytest.raises(UserError, match="checkpoints: cannot be read: Not a directory"):
+        saved_steps(tmp_path / "M")
+    folder.unlink()
+    folder.mkdir()
+    (folder / "step-000000004").symlink_to(tmp_path / "unmounted" / "step-000000004")
+    with pytest.raises(UserError, match="step-000000004: is a link to"):
+        saved_steps(tmp_path / "M")
+
+    def refusing(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    with pytest.raises(UserError, match="checkpoints: cannot be read: Permission denied; it may be whole"):
+        saved_steps(tmp_path / "M")

@@ -1,0 +1,315 @@
+"""Connections: whose requests are taken, and clients that are slow, silent, gone, or too many."""
+
+import asyncio
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+import requests
+from model_dirs import LINES
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+from served import Slow, ask, connected, metrics, posted, serving, texts
+from waiting import PATIENCE, wait_until
+
+from fasttfm.translate.server.app import App
+from fasttfm.translate.server.connections import Listener, server
+from fasttfm.translate.server.limits import Limits
+from fasttfm.translate.server.metrics import Metrics
+from fasttfm.translate.server.requests import read_request
+
+
+def test_a_connection_without_a_whole_request_is_closed(translator):
+    with serving({"small": translator}, Limits(head_seconds=0.3)) as url:
+        for sent in (b"", b"POST /transl", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
+            with connected(url) as client:
+                client.sendall(sent)
+                assert client.recv(100) == b"", "it ends without an answer"
+        answers = []
+        for _ in range(20):  # neither a request in time nor its answer is cut off; on a busy machine some are late
+            with connected(url) as client, suppress(ConnectionError):
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                answers.append(client.recv(100)[:12])
+        assert b"HTTP/1.1 200" in answers
+
+
+def test_more_connections_than_allowed_are_told_and_counted(translator):
+    with serving({"small": translator}, Limits(connections=2)) as url:
+        with connected(url), connected(url):
+            answer = requests.get(f"{url}/health", timeout=PATIENCE)
+            assert (answer.status_code, "ask again" in answer.json()["detail"]) == (503, True)
+        wait_until(lambda: "connections_refused_total 1.0" in metrics(url))
+
+
+class Clock:
+    """The loop that a connection sees: its time goes on when the test says so."""
+
+    def __init__(self):
+        self.now, self.timers = 100.0, []
+        self.create_task = asyncio.get_running_loop().create_task
+
+    def time(self):
+        return self.now
+
+    def call_at(self, when, act):
+        timer = SimpleNamespace(when=when, act=act, cancel=lambda: self.timers.remove(timer))
+        self.timers.append(timer)
+        return timer
+
+    def call_later(self, seconds, act):
+        return self.call_at(self.now + seconds, act)
+
+    async def go_on(self, seconds):
+        self.now += seconds
+        for timer in [each for each in self.timers if each.when <= self.now]:
+            self.timers.remove(timer)
+            timer.act()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+class Client(asyncio.Transport):
+    """A connection's other end, which notes what is done to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.written, self.ended = b"", None
+
+    def write(self, data):
+        self.written += data
+
+    def is_closing(self):
+        return self.ended is not None
+
+    def close(self):
+        self.ended = self.ended or "closed"
+
+    def abort(self):
+        self.ended = "aborted"
+
+    def pause_reading(self):
+        pass
+
+    resume_reading = pause_reading
+
+    def set_write_buffer_limits(self, high):
+        assert high == 0, "what is unsent would not be noticed"
+
+
+def connection(clock, act):
+    """A connection that the server has accepted, and its client; act(scope, send): the application."""
+
+    async def app(scope, receive, send):
+        await act(scope, send)
+
+    listener, limits, client = Listener(), Limits(seconds=60, head_seconds=10), Client()
+    running = server(SimpleNamespace(starlette=app, metrics=Metrics()), listener, limits)
+    running.config.load()
+    ours = running.config.http_protocol_class(running.config, running.server_state, {}, clock)
+    ours.connection_made(client)
+    listener.close()
+    return ours, client
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def answer(scope, send):
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+def test_the_time_of_a_request_counts_from_its_first_byte():
+    """Of one that came with the bytes of another, from when that was answered."""
+    begun = []
+
+    async def note(scope, send):
+        begun.append(scope["state"]["begun"])
+        await answer(scope, send)
+
+    async def talk():
+        clock = Clock()
+        ours, client = connection(clock, note)
+        for sent in (HEAD[:5], HEAD[5:], HEAD, HEAD + HEAD):
+            await clock.go_on(3)
+            ours.data_received(sent)
+        await clock.go_on(1)
+        assert client.ended is None
+        await clock.go_on(10)
+        assert client.ended == "closed"
+
+    asyncio.run(talk())
+    assert begun == [103, 109, 112, 113]
+
+
+def test_who_does_not_read_the_answer_is_cut_off_in_the_end():
+    async def talk(read_after, seconds):
+        clock = Clock()
+        ours, client = connection(clock, answer)
+        ours.data_received(HEAD)
+        ours.pause_writing()  # as the transport does while anything is unsent
+        await clock.go_on(0)
+        ours.resume_writing()  # the head has been taken
+        await clock.go_on(0)
+        assert client.written.endswith(b"{}")
+        ours.pause_writing()
+        ours._watch()
+        await clock.go_on(read_after)
+        if read_after < 60:
+            assert client.ended in (None, "closed"), "uvicorn closes it, which waits for what is unsent"
+            ours.resume_writing()
+        await clock.go_on(seconds)
+        return client.ended
+
+    assert asyncio.run(talk(69, 1)) == "aborted"
+    assert asyncio.run(talk(20, 10)) == "closed"
+
+
+def test_a_client_that_never_reads_loses_its_connection(translator):
+    def alone():
+        with suppress(requests.ConnectionError):  # on a busy machine this comes too late
+            return "fasttfm_connections 1.0" in metrics(url)
+
+    limits = Limits(seconds=0.3, head_seconds=0.3)
+    with serving({"small": translator}, limits, send_buffer=2048) as url, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        reader.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        reader.sendall(HEAD.replace(b"/health", b"/openapi.json") * 40)
+        wait_until(alone)
+
+
+def test_one_deadline_holds_over_all_phases_of_a_request(translator, monkeypatch):
+    """It counts from the first byte: that of a request which began a minute ago is over, whatever is still to do."""
+    app = App({"small": translator}, Limits(seconds=60))
+    may, sent = threading.Event(), []
+
+    async def ask(begun_before, body):
+        now = asyncio.get_running_loop().time()
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
+
+        async def receive():
+            return next(messages, None) or await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        messages = iter([{"type": "http.request", "body": body, "more_body": not body}])
+        await app.starlette({**scope, "state": {"begun": now - begun_before}}, receive, send)
+        return [message["status"] for message in sent if "status" in message][-1]
+
+    assert asyncio.run(ask(0, b'{"text": "a dog"}')) == 200
+    assert asyncio.run(ask(59.8, b"")) == 504, "the body does not come"
+    monkeypatch.setattr("fasttfm.translate.server.app.read_request", lambda *_: may.wait(PATIENCE))
+
+    async def while_it_is_read():
+        status = await ask(59.8, b"{}")
+        may.set()
+        return status
+
+    assert asyncio.run(while_it_is_read()) == 504
+    app.engine.stop()
+
+
+def test_large_bodies_hold_up_no_small_ones_and_are_dropped_with_their_clients(translator, monkeypatch):
+    may, begun, bodies = threading.Event(), threading.Event(), []
+
+    def read(body, *others):
+        bodies.append(len(body))
+        if len(body) > 100_000:
+            begun.set()
+            assert may.wait(PATIENCE)
+        return read_request(body, *others)
+
+    monkeypatch.setattr("fasttfm.translate.server.app.read_request", read)
+    with serving({"small": translator}) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, url, text=["<" * 200_000])
+        assert begun.wait(PATIENCE)
+        with connected(url) as client:
+            client.sendall(b"".join(posted(text="<" * 300_000)))
+            client.shutdown(socket.SHUT_WR)
+            assert texts(ask(url, text=LINES)) == translator.translate(LINES)
+        wait_until(lambda: 'status="499"' in metrics(url))
+        last = pool.submit(ask, url, text=["<" * 400_000])
+        may.set()
+        assert [each.result(PATIENCE).status_code for each in (first, last)] == [422, 422]
+    assert [size // 100_000 for size in bodies if size > 100_000] == [2, 4]
+
+
+def test_two_lengths_of_a_body_close_the_connection(url):
+    head, body = posted(text="a dog")
+    with connected(url) as client:
+        client.sendall(head[:-2] + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n")
+        received = b""
+        while part := client.recv(1000):
+            received += part
+    assert received.startswith(b"HTTP/1.1 400")
+
+
+def test_a_slow_reader_holds_up_nobody(url, translator):
+    with connected(url) as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        reader.sendall(b"".join(posted(text=LINES * 20, stream=True)))
+        assert reader.recv(12) == b"HTTP/1.1 200"
+        assert texts(ask(url, text=LINES)) == translator.translate(LINES)
+
+
+def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):
+    slow = Slow(translator)
+    with serving({"small": slow}) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, url, text=LINES[0])
+        assert slow.begun.wait(PATIENCE)
+        head, body = posted(text=LINES[1])
+        with connected(url) as client:
+            client.sendall(head + body)
+            wait_until(lambda: "fasttfm_queue_sentences 1.0" in metrics(url))
+        wait_until(lambda: 'status="499"' in metrics(url))
+        with connected(url) as half:
+            half.sendall(head + body[:1])
+        slow.may.set()
+        assert texts(first.result(PATIENCE)) == translator.translate(LINES[:1])
+        assert texts(ask(url, text=LINES[2])) == translator.translate(LINES[2:3])
+    assert [LINES[1]] not in slow.batches
+
+
+def test_a_listed_page_may_ask_and_is_answered_as_cors_wants(translator):
+    origin = "https://page.example"
+    with serving({"small": translator}, origins=[f"{origin}/"]) as url:
+        asked = requests.options(f"{url}/translate", headers={"Origin": origin}, timeout=PATIENCE)
+        assert asked.status_code == 204
+        assert "Content-Type" in asked.headers["Access-Control-Allow-Headers"]
+        answer = requests.post(f"{url}/translate", json={"text": "a"}, headers={"Origin": origin}, timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert answer.headers["Access-Control-Allow-Origin"] == asked.headers["Access-Control-Allow-Origin"] == origin
+        other = requests.options(f"{url}/translate", headers={"Origin": "https://other.example"}, timeout=PATIENCE)
+        assert other.status_code == 403
+        assert "Access-Control-Allow-Origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "127.0.0.1:1"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:80"}, 403),
+        ({"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}, 200),
+        ({"Host": "127.0.0.1:1", "Origin": "http://127.0.0.1:2"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/translate", "/health"])
+def test_requests_of_other_names_and_other_pages_are_refused(url, path, headers, status):
+    method = "POST" if path == "/translate" else "GET"
+    answer = requests.request(method, f"{url}{path}", json={"text": "a dog"}, headers=headers, timeout=PATIENCE)
+    assert answer.status_code == status, answer.text
+    if status == 403:
+        assert re.search("--allow-(host|origin)", answer.json()["detail"])

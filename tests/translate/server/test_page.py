@@ -1,0 +1,128 @@
+"""The pages that the server shows, and the script of the one to type into, run by node."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+import requests
+from model_dirs import LINES
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+from served import Slow, serving
+from waiting import PATIENCE
+
+from fasttfm.translate.server.limits import Limits
+from fasttfm.translate.translator import Translation
+
+BROWSER = """
+const elements = {}
+const made = () => ({ value: "", textContent: "", options: [], add(each) { this.options.push(each) } })
+const element = id => elements[id] ??= made()
+globalThis.document = { getElementById: element }
+globalThis.requestAnimationFrame = draw => setTimeout(draw, 0)
+globalThis.Option = function (text, value) { return { text, value } }
+const [address, lines, beam, fault, split] = JSON.parse(process.argv[2])
+const fetched = globalThis.fetch
+const sent = []
+globalThis.fetch = async (path, options) => {
+  if (options) sent.push(JSON.parse(options.body).text.length)
+  const answer = await fetched(`${address}/${path}`, options)
+  if (path == "health" || !fault) return answer
+  if (fault == "lost") throw new TypeError("fetch failed")
+  return fault == "proxy" ? new Response("<html>", { status: 502 }) : new Response((await answer.text()).slice(0, -30))
+}
+const page = require("fs").readFileSync(0, "utf8")
+const form = page.match(/id="form"/) && element("form")
+eval(page.match(/<script>([^]*)<\\/script>/)[1])
+setTimeout(async () => {
+  while (!element("model").options.length) await new Promise(done => setTimeout(done, 20))
+  element("model").value = element("model").options[0].value
+  if (split != null) element("split").value = split
+  element("text").value = lines.join("\\n")
+  element("beam").value = beam
+  await form.onsubmit({ preventDefault() {} })
+  await new Promise(done => setTimeout(done, 50))
+  console.log(JSON.stringify([element("translation").textContent, element("state").textContent, sent]))
+}, 0)
+"""
+"""The page's own script with as much of a browser as it asks for: elements by their id, and fetch below an address,
+whose answers may be cut off or a proxy's."""
+
+
+def shown(url, lines, beam="2", fault=None, split=""):
+    """The translation that the page shows, its state, and how many texts each of its requests had. split: language;
+    None: as the page has it."""
+    page = requests.get(url, timeout=PATIENCE).text
+    words = json.dumps([url, lines, beam, fault, split])
+    done = subprocess.run(
+        ["node", "-e", BROWSER, "--", "page", words], input=page, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_of_the_page_translates_what_is_typed(url, translator):
+    page = requests.get(url, timeout=PATIENCE).text
+    named = set(re.findall(r'\$\("(\w+)"\)', page))
+    assert named <= set(re.findall(r'id="(\w+)"', page)), "an element that the script asks for is not there"
+    lines = [*LINES[:3], ""]
+    translated = "\n".join(best[0].text for best in translator.translate_nbest(lines))
+    assert shown(url, lines) == [translated, "4 lines translated", [4]]
+    assert shown(url, lines[:1])[1] == "1 line translated"
+    assert re.match("0 of 4 lines came: .*beam", shown(url, lines, "1000")[1])
+    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines came: the answer was cut off: ask again"
+    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines came: the server answers with status 502"
+    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines came: the connection was lost")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_sends_no_more_at_once_than_the_server_takes(translator):
+    lines = [*LINES, "é" * 200]
+    with serving({"small": translator}, Limits(sentences=4, body_bytes=1200)) as url:
+        translation, state, sent = shown(url, lines)
+        assert translation.split("\n") == translator.translate(lines)
+        assert (state, sent) == ("11 lines translated", [4, 4, 2, 1])
+        assert "came: from line 5: the body has more than" in shown(url, [*lines[:4], "dog " * 600])[1]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_splits_by_default_and_halves_what_has_too_many_sentences(translator):
+    pytest.importorskip("sentencex")
+    lines = ["A dog. A boat.", "A dog.", "A boat. Two men. A dog.", "Grass."]
+    expected = [" ".join(translator.translate([f"{each}." for each in line[:-1].split(". ")])) for line in lines]
+    with serving({"opus-mt-de-en": translator}, Limits(sentences=4)) as url:
+        translation, state, sent = shown(url, lines, split=None)
+        assert translation.split("\n") == expected
+        assert (state, sent) == ("4 lines translated", [4, 2, 2])
+        assert "from line 2: 5 sentences were given" in shown(url, ["A dog.", "A dog. " * 5], split=None)[1]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_says_which_lines_came_back_empty(translator):
+    class Mute(Slow):
+        def translate_nbest(self, lines, *_):
+            return [[Translation("" if "dog" in line else line, 0.0, 0.0)] for line in lines]
+
+    with serving({"small": Mute(translator)}) as url:
+        translation, state, _ = shown(url, ["a boat", "a dog", "", "two dogs"])
+    assert translation == "a boat\n\n\n"
+    assert state.startswith("4 lines translated. The model found no words for a part of line 2, 4: ")
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_runs_its_own_scripts_alone_and_is_shown_in_no_other(url, path):
+    page = requests.get(f"{url}{path}", timeout=PATIENCE)
+    assert page.headers["content-type"].startswith("text/html")
+    rules = page.headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "frame-ancestors 'none'"} <= set(rules)
+    for kind in ("script", "style"):
+        blocks = re.findall(f"<{kind}>(.*?)</{kind}>", page.text, re.DOTALL)
+        hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in blocks]
+        assert [rule for rule in rules if rule.startswith(kind)] == [f"{kind}-src 'sha256-{each}'" for each in hashes]
+    assert not re.search(r"innerHTML|insertAdjacent|document\.write|\son\w+=|\sstyle=", page.text)

@@ -1,0 +1,122 @@
+"""Processes that translate for a server: who is killed is replaced, and everybody gets the answer to their question."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+import pytest
+from forked import Popen, forked_children
+from model_dirs import LINES
+from waiting import PATIENCE, wait_until
+
+requests = pytest.importorskip("requests")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+from fasttfm.errors import UserError  # noqa: E402
+from fasttfm.system.processes import Worker  # noqa: E402
+from fasttfm.translate.server.engine import QueueFull, Stopping  # noqa: E402
+from fasttfm.translate.server.metrics import Metrics  # noqa: E402
+from fasttfm.translate.server.pool import Pool  # noqa: E402
+from fasttfm.translate.server.queue import Answer, Sentence, sentences_of  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@pytest.fixture(scope="module")
+def pool(translator):
+    pool = Pool({"small": translator}, Metrics(), queue=10_000, workers=2)
+    yield pool
+    answers = submit(pool, translator, LINES)
+    pool.stop()
+    assert [answer.result(0) for answer in answers] == translator.translate_nbest(LINES), "what waits is answered"
+    with pytest.raises(Stopping):
+        submit(pool, translator, LINES[:1])
+
+
+def submit(pool, translator, texts):
+    return pool.submit(sentences_of("small", translator.config, texts, [20] * len(texts)))
+
+
+def value(pool, name: str) -> float:
+    return pool.metrics.registry.get_sample_value(f"fasttfm_{name}") or 0.0
+
+
+def test_two_processes_translate_as_one_does(pool, translator):
+    lines = [f"{a} {b}" for a in LINES for b in LINES] + [""]
+    before = value(pool, "sentences_total")
+    answers = submit(pool, translator, lines)
+    assert [answer.result(PATIENCE) for answer in answers] == translator.translate_nbest(lines)
+    assert len(set(pool.pids)) == 2
+    assert value(pool, "workers") == 2
+    submit(pool, translator, ["a dog"])[0].result(PATIENCE)  # its steps are told before its answer
+    assert value(pool, "sentences_total") - before >= len(lines)
+    assert value(pool, "queue_sentences") == 0
+
+
+def test_what_a_worker_cannot_do_is_told_to_who_asked(pool, translator):
+    config = dataclasses.replace(translator.config, alignment_layer=99, coverage_penalty=0.5)
+    (answer,) = pool.submit(sentences_of("small", config, ["a dog"], [20]))
+    with pytest.raises(UserError, match="layer 99"):
+        answer.result(PATIENCE)
+    assert submit(pool, translator, ["a dog"])[0].result(PATIENCE)
+
+
+def test_the_sentences_of_a_killed_worker_are_translated_by_others(pool, translator, capfd):
+    lines = [f"{a} {b} {c}" for a in LINES for b in LINES for c in LINES[:3]]
+    ended = value(pool, "workers_ended_total")
+    killed = pool.pids[0]
+    answers = submit(pool, translator, lines)
+    os.kill(killed, signal.SIGKILL)
+    assert [answer.result(PATIENCE) for answer in answers] == translator.translate_nbest(lines)
+    wait_until(lambda: len(pool.pids) == 2 and killed not in pool.pids)
+    assert value(pool, "workers_ended_total") == ended + 1
+    assert submit(pool, translator, ["a dog"])[0].result(PATIENCE) == translator.translate_nbest(["a dog"])[0]
+    told = [line for line in capfd.readouterr().err.splitlines() if "worker" in line]
+    assert len(told) == 1
+    assert "was ended by SIGKILL: another takes its place" in told[0]
+
+
+def test_a_sentence_that_ends_worker_after_worker_is_given_up(pool):
+    ours, theirs = socket.socketpair()
+    answers = [Answer()]
+    sentence = Sentence("small", None, "a dog", 2, answers[0], tries=2)  # type: ignore[arg-type]
+    worker = Worker(-1, 0, Connection(ours.detach()))
+    worker.asked[0] = sentence
+    pool.lost(worker, "ended")
+    theirs.close()
+    with pytest.raises(UserError, match="workers that had it were ended"):
+        answers[0].result(PATIENCE)
+
+
+def test_without_the_first_process_the_pool_fails_and_says_so(translator):
+    pool = Pool({"small": translator}, Metrics(), queue=2, workers=1)
+    with pytest.raises(QueueFull):
+        submit(pool, translator, LINES[:3])
+    failed = threading.Event()
+    pool.call_on_failure(failed.set)
+    os.kill(os.getsid(pool.pids[0]), signal.SIGKILL)
+    assert failed.wait(PATIENCE)
+    assert "the process that had started the workers was ended" in str(pool.failure)
+    with pytest.raises(Stopping):
+        submit(pool, translator, LINES[:1])
+    pool.stop()
+
+
+def test_the_command_serves_with_workers_and_ends_when_it_is_asked_to(model_dir, translator):
+    command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0", "--workers", "2"]
+    with Popen(command, env=forked_children(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().split(" at ")[1].strip()
+            answer = requests.post(f"{address}/translate", json={"text": LINES}, timeout=PATIENCE)
+            assert [best[0]["text"] for best in answer.json()["translations"]] == translator.translate(LINES)
+            assert "fasttfm_workers 2.0" in requests.get(f"{address}/metrics", timeout=PATIENCE).text
+            server.send_signal(signal.SIGTERM)
+            out, errors = server.communicate(timeout=PATIENCE)
+        finally:
+            server.kill()
+    assert (server.returncode, out, errors) == (0, "stopped\n", "")

@@ -1,0 +1,157 @@
+"""Attention of given pairs, the coverage penalty, and links between words."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, search_ids
+from fasttfm.search.coverage import coverage, cross_attention
+from fasttfm.search.ensemble import Ensemble
+from fasttfm.translate.alignment import WORDS, pharaoh, word_links
+
+EOS = 3
+
+
+def make_model(seed: int = 5, decoder_layers: int = 3) -> Transformer:
+    torch.manual_seed(seed)
+    config = TransformerConfig(
+        vocab_size=40, d_model=48, heads=3, d_ff=96, encoder_layers=1, decoder_layers=decoder_layers
+    )
+    return Transformer(config)
+
+
+def pairs(count: int) -> tuple[list[list[int]], list[list[int]]]:
+    draw = random.Random(3)
+    sources = [[*draw.choices(range(4, 40), k=draw.randint(1, 20)), EOS] for _ in range(count)]
+    return sources, [draw.choices(range(4, 40), k=draw.randint(0, 20)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_has_the_same_bits_in_every_batch_and_its_rows_sum_to_one(dtype):
+    model = make_model().to(dtype)
+    sources, targets = pairs(40)
+    together = cross_attention(model, sources, targets, DecodingConfig(batch_tokens=4000))
+    for source, target, weights in zip(sources, targets, together):
+        assert weights.shape == (len(target) + 1, len(source))
+        torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target) + 1), atol=0.02, rtol=0)
+        assert torch.equal(weights, cross_attention(model, [source], [target], DecodingConfig())[0])
+
+
+def test_the_layer_can_be_chosen_and_is_the_last_but_one_otherwise():
+    model = make_model()
+    sources, targets = pairs(1)
+    layers = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in range(4)]
+    assert torch.equal(layers[0], layers[2])
+    assert not torch.equal(layers[1], layers[2])
+    assert not torch.equal(layers[3], layers[2])
+    with pytest.raises(UserError, match="alignment_layer 4 is not there: the model has layers 1 to 3"):
+        cross_attention(model, sources, targets, DecodingConfig(alignment_layer=4))
+
+
+def test_an_ensemble_looks_at_what_its_models_look_at_in_the_mean():
+    models = [make_model(1), make_model(2, decoder_layers=1)]
+    sources, targets = pairs(3)
+    each = [cross_attention(model, sources, targets, DecodingConfig()) for model in models]
+    together = cross_attention(Ensemble(models), sources, targets, DecodingConfig())
+    for one, other, mean in zip(*each, together):
+        torch.testing.assert_close(mean, (one + other) / 2)
+    with pytest.raises(UserError, match="layers 1 to 1"):
+        cross_attention(Ensemble(models), sources, targets, DecodingConfig(alignment_layer=2))
+    with pytest.raises(ValueError, match="layer 4 is not there"):
+        models[0].cross_attention(torch.tensor([[5, EOS]]), torch.tensor([[2, 5]]), layer=4)
+
+
+def test_coverage_is_the_papers_formula():
+    attention = torch.tensor([[0.5, 0.25, 0.25], [0.75, 0.125, 0.125]])
+    assert coverage(attention) == pytest.approx(math.log(1.0) + 2 * math.log(0.375))
+    assert coverage(torch.eye(3)) == 0.0
+    assert math.isfinite(coverage(torch.zeros(2, 3))), (
+        "a weight that is too small for bfloat16 is not an infinite penalty"
+    )
+
+
+def test_the_coverage_penalty_ranks_all_that_the_beam_has_finished():
+    model = make_model()
+    sources, _ = pairs(30)
+    plain = search_ids(model, sources, DecodingConfig(beam=5, nbest=5, max_len_b=3))
+    settings = DecodingConfig(beam=5, nbest=2, max_len_b=3, coverage_penalty=2.0)
+    changed = 0
+    for source, before, actual in zip(sources, plain, search_ids(model, sources, settings)):
+        attention = cross_attention(model, [source] * 5, [each.tokens for each in before], settings)
+        expected = sorted(((each.score + 2.0 * coverage(a), each) for each, a in zip(before, attention)), reverse=True,
+                          key=lambda pair: pair[0])  # fmt: skip
+        assert [each.tokens for each in actual] == [each.tokens for _, each in expected[:2]]
+        assert [each.score for each in actual] == pytest.approx([score for score, _ in expected[:2]])
+        assert actual[0].log_probability == expected[0][1].log_probability
+        changed += actual[0].tokens != before[0].tokens
+    assert changed > 3, "otherwise the penalty did nothing"
+
+
+def test_words_are_linked_when_a_token_of_theirs_is():
+    source, target = "un  heimlich gut .", "quite good ."
+    source_tokens = [(0, 2), (2, 8), (8, 12), (12, 16), (16, 18)]  # un, heim|lich, gut, .
+    target_tokens = [(0, 2), (2, 5), (5, 10), (10, 12)]  # qu|ite, good, .
+    attention = torch.tensor(
+        [
+            [0.4, 0.3, 0.3, 0.0, 0.0],  # the two tokens of heimlich together are looked at more than un
+            [0.6, 0.1, 0.1, 0.2, 0.0],
+            [0.0, 0.2, 0.2, 0.5, 0.1],
+            [0.1, 0.0, 0.0, 0.2, 0.7],
+        ]
+    )
+    links = word_links(attention, source, source_tokens, target, target_tokens)
+    assert links == ((0, 0), (1, 0), (2, 1), (3, 2))
+    assert pharaoh(links) == "0-0 1-0 2-1 3-2"
+    assert word_links(attention, " ", [(0, 1)], target, target_tokens) == ()
+    assert word_links(attention[:, :1], source, source_tokens, target, target_tokens) == ((0, 0), (0, 1), (0, 2))
+
+
+def test_words_are_linked_with_words_and_a_sign_with_itself():
+    attention = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1], [0.1, 0.6, 0.3]])
+    spans = [(0, 1), (1, 3), (3, 5)]
+    assert word_links(attention, "a , b", spans, "x , y", spans) == ((1, 1), (2, 0), (2, 2))
+    assert word_links(attention, "a , b", spans, "x ! y", spans) == ((1, 1), (2, 0), (2, 2))
+    assert word_links(attention, "a . b", spans, ", , ,", spans) == ((1, 1), (1, 2), (2, 0))
+    assert word_links(attention, ". . .", spans, "x , y", spans) == ((1, 1), (1, 2), (2, 0))
+
+
+def test_of_two_layers_the_last_is_taken():
+    sources, targets = pairs(1)
+    for layers, chosen in ((1, 1), (2, 2), (3, 2)):
+        model = make_model(decoder_layers=layers)
+        actual = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, chosen)]
+        assert torch.equal(*actual)
+
+
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+def test_every_token_of_strange_text_belongs_to_its_word(normalization):
+    tokenizer = train_tokenizer(["a dog runs over the green grass"] * 2, vocab_size=290, normalization=normalization)
+    texts = [
+        "a  dog\t\u00fcber \u65e5 the\u00a0 x \u2581 \u2581x",
+        "\ufb01 dog  ",
+        " \u2028dog",
+        "\U0001f469\u200d\U0001f469 dog\r",
+        "",
+    ]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        spans = tokenizer.spans(text)
+        assert len(spans) == len(ids)
+        assert spans == sorted(spans)
+        assert all(0 <= begin <= end <= len(text) for begin, end in spans)
+        written, positions = tokenizer.decode(ids), tokenizer.decoded_spans(ids)
+        assert "".join(written[begin:end] for begin, end in positions) == written
+        if normalization == "identity":
+            assert "".join(text[begin:end] for begin, end in spans) == text.strip(" ")
+        identity = torch.eye(len(ids))
+        links = word_links(identity, text, spans, written, positions)
+        if normalization == "identity":
+            count = len(WORDS.findall(text))
+            assert links == tuple((word, word) for word in range(count))
+    broken = [4 + 0xC3, 4 + 0x41, 5]
+    assert len(tokenizer.decoded_spans(broken)) == 3

@@ -1,0 +1,48 @@
+"""Labels and fonts of the attention picture; tests/cli/test_translate.py draws one."""
+
+import pytest
+import torch
+
+from fasttfm.translate.attention_plot import Attention, _fonts_for, _readable, draw_attention
+
+
+def attention(heads: int = 2) -> Attention:
+    source, read = ["▁a", "▁$x$", "</s>"], ["<s>", "▁ein", "犬"]
+    torch.manual_seed(1)
+    weights = {
+        kind: [torch.rand(heads, 3, 3).softmax(-1) for _ in range(2)] for kind in ("encoder", "cross", "decoder")
+    }
+    return Attention(weights=weights, source=source, read=read, written=[*read[1:], "</s>"], translation="ein")
+
+
+def test_characters_without_a_font_are_escaped():
+    assert _readable("▁犬a", frozenset("犬")) == "▁\\u72aca"
+
+
+def test_a_character_that_no_font_has_is_found_out():
+    families, unknown = _fonts_for(frozenset("aß▁\ue123"))
+    assert families[0] == "DejaVu Sans"
+    assert unknown <= {"\ue123"}, "letters are in the font that comes with matplotlib"
+    assert "Last Resort" not in " ".join(families)
+
+
+def test_the_picture_has_a_row_for_each_kind_and_layer_and_a_column_for_each_head(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    grids = []
+    subplots = Figure.subplots
+
+    def watched(self, *shape, **rest):
+        grids.append(shape)
+        return subplots(self, *shape, **rest)
+
+    monkeypatch.setattr(Figure, "subplots", watched)
+    draw_attention(attention(heads=3), tmp_path / "all.png")
+    draw_attention(attention(heads=3), tmp_path / "one.png", layers=[2])
+    assert grids == [(6, 3), (3, 3)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_dollar_signs_and_other_scripts_draw_without_warnings(tmp_path):
+    draw_attention(attention(), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,134 @@
+"""Terms of the source ask for their translations; a fuzz shows that they come."""
+
+import random
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.errors import UserError
+from fasttfm.translate.terminology import Terminology
+from fasttfm.translate.translator import Translator
+from tests.search.conftest import TEXT
+from tests.search.table_model import TableModel
+
+
+def asked(terms, line, tokenizer) -> list[list[str]]:
+    required = Terminology(terms, tokenizer).required(line)
+    return [[tokenizer.decode(phrase) for phrase in phrases] for phrases in required]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a dog, two dogs", [["Hund"]]),
+        ("Dog DOG dog", [["Hund"]] * 3),
+        ("a green  dog", [["Frosch", "Lurch"]]),
+        ("dogs doggy hotdog 2dog dog2 _dog", []),
+        ("us US", [["USA"]]),
+        ("C++ C", [["Cpp"]]),
+        ("dog-dog (dog)", [["Hund"]] * 3),
+        ("", []),
+    ],
+)
+def test_terms_are_found_as_whole_words(tokenizer, line, expected):
+    terms = [("dog", ["Hund"]), ("green dog", ["Frosch"]), ("US", ["USA"]), ("C++", ["Cpp"]), ("green dog", ["Lurch"])]
+    assert asked(terms, line, tokenizer) == expected
+
+
+def found_by_a_pattern(terms: list[str], line: str) -> list[str]:
+    """The terms in line, as a regular expression finds them: the same rules, written another way."""
+
+    def pattern(term: str) -> str:
+        words = r"\s+".join(map(re.escape, term.split()))
+        before, after = (r"\b" if re.match(r"\w", edge) else "" for edge in (term[0], term[-1]))
+        return f"{before}(?i:{words}){after}" if term == term.lower() else f"{before}{words}{after}"
+
+    longest_first = sorted(terms, key=lambda term: (-len(term), term))
+    matches = re.finditer("|".join(f"({pattern(term)})" for term in longest_first), line)
+    return [longest_first[match.lastindex - 1] for match in matches if match.lastindex]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_terms_that_overlap_are_found_as_by_a_regular_expression(tokenizer, seed):
+    draws = random.Random(seed)
+    words = ["a", "aa", "A", "b", "ab", "+", "B+", "-a", "\u017f", "S", "\u03c2", "\u03a3"]
+    terms = sorted({" ".join(draws.choices(words, k=draws.randint(1, 4))) for _ in range(draws.randint(1, 12))})
+    terminology = Terminology([(term, [f"dog {number}"]) for number, term in enumerate(terms)], tokenizer)
+    names = {number: term for term, number in terminology._terms.items()}
+    for _ in range(30):
+        line = "".join(draws.choice(words) + draws.choice(["", " ", "  ", "\u00a0", "\t"]) for _ in range(20))
+        found = [names[terminology.alternatives.index(each)] for each in terminology.required(line)]
+        assert found == found_by_a_pattern(terms, line), (terms, line)
+
+
+def test_terms_built_to_be_slow_are_found_in_the_time_of_a_few(tokenizer):
+    def seconds(count: int) -> float:
+        terms = [("a " * 14 + f"b{number}", ["dog"]) for number in range(count)]
+        terminology = Terminology(terms, tokenizer)
+        begin = time.process_time()
+        assert terminology.required("a " * 20_000) == []
+        return time.process_time() - begin
+
+    assert min(seconds(249) for _ in range(3)) < 5 * min(seconds(2) for _ in range(3)), "tried one after the other"
+
+
+def test_scripts_without_spaces_have_no_whole_words(tokenizer):
+    assert asked([("東京", ["Tokio"]), ("大学", ["Uni"])], "東京大学に", tokenizer) == [["Tokio"], ["Uni"]]
+    (phrases,) = Terminology([("Tokyo", ["東京"])], tokenizer).required("to Tokyo")
+    assert [tokenizer.decode(phrase) for phrase in phrases] == ["東京", "東京"]
+    assert len(phrases[0]) == len(phrases[1]) + 1, "with a space before it and without"
+
+
+def test_a_vocabulary_that_cannot_write_a_translation_is_told():
+    tokenizer = train_tokenizer(TEXT, vocab_size=60, byte_fallback=False)
+    with pytest.raises(UserError, match="the model's vocabulary cannot write 'Жук'"):
+        Terminology([("bug", ["Жук"])], tokenizer)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_term_is_translated_whatever_the_settings(tokenizer, seed):
+    draw = random.Random(seed)
+    words = " ".join(TEXT).split()
+    terms = [
+        (
+            draw.choice(words),
+            [" ".join(draw.choices([*words, "Übersee", "東", "x"], k=draw.randint(1, 2))) for _ in "ab"],
+        )
+        for _ in range(4)
+    ]
+    model = TableModel(len(tokenizer), end=draw.choice([-5.0, 2.0, 8.0]))
+    translator = Translator(model, tokenizer, tokenizer, terminology=Terminology(terms, tokenizer), banned=["Wiese"])
+    translator.config = replace(
+        translator.config,
+        beam=draw.choice([1, 2, 4]),
+        max_len_b=draw.choice([0, 3]),
+        no_repeat_ngram=draw.choice([0, 2]),
+    )
+    lines = [" ".join(draw.choices(words, k=draw.randint(0, 6))) for _ in range(6)]
+    alternatives: dict[str, list[str]] = {}
+    for term, texts in terms:
+        alternatives.setdefault(term, []).extend(texts)
+    for line, text in zip(lines, translator.translate(lines)):
+        for term, texts in alternatives.items():
+            occurs = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", line, re.IGNORECASE if term.islower() else 0)
+            assert not occurs or any(
+                re.search(rf"(?<![a-zA-Zü]){re.escape(each)}(?![a-zA-Zü])", text) for each in texts
+            )
+
+
+def test_a_term_is_found_in_either_spelling(tokenizer):
+    terms = Terminology([("u\u0308ber", ["dog"])], tokenizer)
+    assert terms.required("über") == terms.required("u\u0308ber") == [terms.alternatives[0]]
+
+
+def test_anything_but_a_beam_search_is_refused(tokenizer):
+    translator = Translator(TableModel(len(tokenizer)), tokenizer, tokenizer)
+    for changes in ({"sampling": True}, {"mbr_samples": 4}, {"diverse_beam_groups": 2}):
+        with pytest.raises(UserError, match="terminology needs a beam search"):
+            Translator(
+                translator.model, tokenizer, tokenizer, replace(translator.config, **changes),
+                terminology=Terminology([], tokenizer),
+            )  # fmt: skip
