@@ -104,8 +104,8 @@ class _Attention:
     def __init__(self, settings: Settings, *, over_memory: bool, sums: bool) -> None:
         """sums: whether a kernel sums the gradients of the biases."""
         self._operator, self._sums = Inner(ATTENTION), sums
-        given = settings.heads, settings.causal, settings.dropout_p
-        self._heads, self._causal, self._p = (each[over_memory] for each in given)
+        self._heads, self._causal = settings.heads[over_memory], settings.causal[over_memory]
+        self._p = settings.dropout_p[over_memory]
         self._over_memory, self._batch_first = over_memory, settings.batch_first
         self._site = WEIGHT_SITES[over_memory]
 

@@ -72,8 +72,9 @@ class Layer(nn.Module):
             dropout=seed.dropout(Site.HIDDEN, hidden),
         )  # fmt: skip
         sites = (*OUTPUT_SITES[: len(attentions)], Site.FEED_FORWARD)
-        dropouts = map(seed.dropout, sites, outputs)
-        return [*map(SubLayer, (*attentions, network), norms_of(self), dropouts)]
+        computed: list[Any] = [*attentions, network]
+        given = zip(computed, norms_of(self), map(seed.dropout, sites, outputs))
+        return [SubLayer(*each) for each in given]
 
 
 class _PaperLayer(Layer):

@@ -160,14 +160,20 @@ def fused_activation(activation: object) -> str | None:
     return None
 
 
+def children(layer: Any, *names: str) -> list[Any]:
+    """The modules of these names that a layer has."""
+    modules = layer._modules  # nn.Module's own attributes cost a call each, more where there is none
+    return [modules[name] for name in names if name in modules]
+
+
 def attentions_of(layer: Any) -> list[Any]:
     """Self-attention, and a decoder's attention over the memory."""
-    return [layer.self_attn, *([layer.multihead_attn] if hasattr(layer, "multihead_attn") else [])]
+    return children(layer, "self_attn", "multihead_attn")
 
 
 def norms_of(layer: Any) -> list[Any]:
     """The norm of each sub-layer."""
-    return [layer.norm1, layer.norm2, *([layer.norm3] if hasattr(layer, "norm3") else [])]
+    return children(layer, "norm1", "norm2", "norm3")
 
 
 def norms_behind(layer: Any, after: Any) -> list[Any]:

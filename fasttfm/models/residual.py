@@ -58,15 +58,15 @@ class LayerSeed(NamedTuple):
 NO_SEED = LayerSeed()
 
 
-def dropout_of(module: nn.Module, seed: Tensor | None = None, site: int = 0) -> Any:
+def dropout_of(module: Any, seed: Tensor | None = None, site: int = 0) -> Any:
     """The dropout that a module is; the module itself where it is more than nn.Dropout."""
-    return Dropout(probability(module), seed, int(site)) if untouched(module, DROPOUT) else module
+    return Dropout(module.p if module.training else 0.0, seed, int(site)) if untouched(module, DROPOUT) else module
 
 
 def probability(dropout: Any) -> float:
-    """Of a zero, now; dropout: a probability, or a module that is nn.Dropout."""
+    """The probability of a zero now; dropout: a probability, or a module that is nn.Dropout."""
     if isinstance(dropout, nn.Module):
-        return dropout.p if dropout.training else 0.0
+        return dropout_of(dropout).dropout_p
     return dropout
 
 

@@ -18,7 +18,7 @@ from fasttfm.models import layers
 from fasttfm.models.cache import AttentionCache
 from fasttfm.models.layer_plan import Batch
 from fasttfm.models.packing import Packing
-from fasttfm.models.plain import attentions_of, untouched
+from fasttfm.models.plain import attentions_of, children, untouched
 from fasttfm.models.residual import WEIGHT_SITES, LayerSeed, through
 from fasttfm.models.stack import may_run, prepared_for, without_prepared
 from fasttfm.nn import masks
@@ -26,6 +26,7 @@ from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting
 from fasttfm.nn.modules import LayerNorm, activation_function
 
+Packings = tuple[Packing | None, Packing | None]
 _ATTENTION = frozenset({MultiheadAttention})
 
 
@@ -62,7 +63,7 @@ class Layer(layers.Layer):
     ) -> None:
         check_layer(d_model, nhead, dim_feedforward, dropout)
         activation = activation_function(activation)
-        super().__init__(  # type: ignore[call-arg]
+        super().__init__(
             d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype,
         )  # fmt: skip
@@ -74,36 +75,26 @@ class Layer(layers.Layer):
 
     def dropouts(self: Any) -> list[Any]:
         """See models.layers.Layer."""
-        attentions = attentions_of(self)
-        outputs = (self.dropout1, self.dropout2, *([self.dropout3] if len(attentions) > 1 else []))
-        return [*(_dropout_p(each) for each in attentions), self.dropout, *outputs]
+        modules = children(self, "dropout", "dropout1", "dropout2", "dropout3")
+        return [*map(_dropout_p, attentions_of(self)), *modules]
 
-    def _compute(
-        self, x: Tensor, given: Sequence[Attends], packings: tuple[Packing | None, Packing | None] = (None, None)
-    ) -> Tensor:
+    def _compute(self, x: Tensor, given: Sequence[Attends], packings: Packings) -> Tensor:
         """The layer's output for x, with the arguments of its attentions; packings: of x and of the memory."""
-        for attention, each in zip(attentions_of(self), given):
+        attentions = attentions_of(self)
+        for attention, each in zip(attentions, given):
             _check_input(attention, each.names["key"], x if each.keys is None else each.keys)
-        output = None if any(each.cache is not None for each in given) else self._as_node(x, given, packings)
+        output = self._as_node(x, attentions, given, packings) if given[0].cache is None else None
         if output is not None:
             return output
-        seed = LayerSeed(draw_seed(x.device) if self._drops() else None)
+        drops = any(map(_drops, (*attentions, *self.dropouts()[len(attentions) :])))
+        seed = LayerSeed(draw_seed(x.device) if drops else None)
         attends = [
             partial(_attend, attention, each, seed.seed, site, packings)
-            for attention, each, site in zip(attentions_of(self), given, WEIGHT_SITES)
+            for attention, each, site in zip(attentions, given, WEIGHT_SITES)
         ]
         return through(x, self.with_network(attends, seed), self.norm_first)
 
-    def _drops(self) -> bool:
-        """Return whether any dropout drops, of attentions that are not called."""
-        attentions = attentions_of(self)
-        dropouts: list[Any] = self.dropouts()[len(attentions) :]
-        active = any(each.training and getattr(each, "p", 0.0) > 0.0 for each in dropouts)
-        return active or any(_dropout_p(each) > 0.0 and untouched(each, _ATTENTION) for each in attentions)
-
-    def _as_node(
-        self, x: Tensor, given: Sequence[Attends], packings: tuple[Packing | None, Packing | None]
-    ) -> Tensor | None:
+    def _as_node(self, x: Tensor, attentions: list[Any], given: Sequence[Attends], packings: Packings) -> Tensor | None:
         """_compute() as one node of autograd, where kernels compute and nothing in the layer was exchanged; else None.
 
         Raises as the attention for masks that do not fit.
@@ -115,7 +106,7 @@ class Layer(layers.Layer):
         if stack is None:
             return None
         memory, merged = given[-1].keys, []
-        for attention, (keys, mask, padding, causal, names, _) in zip(attentions_of(self), given):
+        for attention, (keys, mask, padding, causal, names, _) in zip(attentions, given):
             if packed and (padding is not None or (mask is not None and not causal)):
                 return None  # which raises
             keys = x if keys is None else keys
@@ -172,10 +163,16 @@ def _dropout_p(attention: Any) -> float:
     return getattr(attention, "dropout", 0.0) if attention.training else 0.0
 
 
-def _attend(
-    attention: Any, given: Attends, seed: Tensor | None, site: int, packings: tuple[Packing | None, Packing | None],
-    y: Tensor,
-) -> Tensor:  # fmt: skip
+def _drops(module: Any) -> bool:
+    """Return whether a dropout drops, or an attention that is not called."""
+    if not module.training:
+        return False
+    if isinstance(module, MultiheadAttention):
+        return module.dropout > 0.0 and untouched(module, _ATTENTION)
+    return getattr(module, "p", 0.0) > 0.0
+
+
+def _attend(attention: Any, given: Attends, seed: Tensor | None, site: int, packings: Packings, y: Tensor) -> Tensor:
     """The output of an attention sub-layer for y; what torch.nn's attention does not know is left out where None."""
     keys, attn_mask, padding, causal, names, cache = given
     packing, key_packing = packings

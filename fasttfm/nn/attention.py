@@ -187,9 +187,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         complete = cache is not None and cache.complete
         if key is value and self.in_proj_weight is not None and not complete:
             return _views(self._project(query, key, batched))
-        bias, weights = self._in_proj_bias(), (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        if self.in_proj_weight is not None:
-            weights = self.in_proj_weight.chunk(3)
+        bias, separate = self._in_proj_bias(), (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
         biases: tuple[Tensor | None, ...] = (None,) * 3 if bias is None else bias.chunk(3)
         heads = []
         for x, w, b in zip((query,) if complete else (query, key, value), weights, biases):

@@ -31,7 +31,8 @@ def step(model, enabled, autocast=False, packed=False):
         return tensor
 
     def checkpoint(layer, *inputs, **options):
-        for each in tree_leaves(inputs):  # what it keeps to begin from is not a saved tensor
+        # what it keeps to begin from is not a saved tensor; a node's plan and weights are the stack's
+        for each in tree_leaves(inputs[2:] if layer is stack.NODE else inputs):
             if isinstance(each, torch.Tensor):
                 keep(each)
         return original(layer, *inputs, **options)
