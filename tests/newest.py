@@ -19,7 +19,7 @@ from tests.pytest_runs import counted
 ROOMS: dict[str, list[str]] = {
     "functional": ["tests/functional"],
     "nn": ["tests/nn"],
-    "interop": ["tests/convert"],
+    "convert": ["tests/convert"],
     "compat": ["tests/compat"],
     "ptx-check": ["ptx-check/tests", "--ignore=ptx-check/tests/kernels"],
     "ptx-check, kernels": ["ptx-check/tests/kernels"],

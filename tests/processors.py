@@ -29,7 +29,7 @@ from tests.pytest_runs import counts, name_of, run_tests
 LIMIT = 60.0
 """Seconds that a case may take."""
 TESTS = (
-    *("cpu", "functional", "nn", "models", "decoding", "checkpoints"),
+    *("cpu", "functional", "nn", "models", "search", "store"),
     *(f"training/test_{name}.py" for name in ("updates", "trainer", "interruption", "divergence")),
 )
 

@@ -9,8 +9,8 @@ from tests.planted import __main__ as planted
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    "reference", "kernels", "functional", "cpu", "models", "nn", "decoding", "training", "data", "interop", "serving",
-    "cli", "checkpoints", "pretraining", "ptx-check",
+    "reference", "kernels", "functional", "cpu", "models", "nn", "search", "training", "data", "convert",
+    "translate", "cli", "store", "pretraining", "ptx-check",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from fasttfm.data.batches import Batch
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost, Shape
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.models.graphs import Graphs
+from fasttfm.system.graphs import Graphs
 from fasttfm.training.graphs import run_on_batch
 from fasttfm.training.optimization import Optimization, rate_dtype
 from fasttfm.training.workers import Workers

@@ -17,7 +17,7 @@ from typing import Any
 
 from ptx_check.ledger.collect import Compiling
 
-ROOMS = ("functional", "models", "nn", "cpu", "kernels", "decoding")
+ROOMS = ("functional", "models", "nn", "cpu", "kernels", "search")
 """Of fasttfm, which ask a tensor for its device."""
 _DEVICE = SimpleNamespace(
     is_available=lambda: True, current_device=lambda: -1, is_current_stream_capturing=lambda: False

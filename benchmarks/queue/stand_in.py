@@ -23,9 +23,9 @@ from benchmarks import __main__ as program
 from benchmarks.measure.harness import Trial
 from benchmarks.measure.providers import CUDA_GRAPH, OURS, Absent
 from fasttfm.functional import tuning
-from fasttfm.models.graphs import Graphs
 from fasttfm.search.device.engine import Engine
 from fasttfm.search.device.state import column
+from fasttfm.system.graphs import Graphs
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers
 from ptx_check.ledger.collect import Compiling

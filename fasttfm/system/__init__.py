@@ -1,1 +1,1 @@
-"""The operating system: files, folders, locks, processes, signals, memory, and what is read from text."""
+"""The machine: files, folders, locks, processes, signals, memory, clocks, CUDA graphs, and what is read from text."""

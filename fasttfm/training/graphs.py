@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
-from fasttfm.models.graphs import Graphs
 from fasttfm.models.plain import hooked
+from fasttfm.system.graphs import Graphs
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.workers import Workers
 

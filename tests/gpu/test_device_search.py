@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 import torch
 
-from fasttfm.models.graphs import Graphs
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.device.search import _of_models
 from fasttfm.search.streaming import stream_ids
+from fasttfm.system.graphs import Graphs
 from tests.search import device_cases, small_models
 
 

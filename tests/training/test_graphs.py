@@ -12,7 +12,7 @@ from replayable import Watched, on_a_chip
 from fasttfm.data.batches import collate
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.models.graphs import Graphs
+from fasttfm.system.graphs import Graphs
 from fasttfm.training import graphs
 from fasttfm.training.graphs import run_on_batch
 from fasttfm.training.run import train

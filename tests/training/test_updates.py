@@ -115,6 +115,25 @@ def test_every_training_record_has_the_peak_of_memory_and_the_number_of_shapes(t
     assert shapes[0] == 1 < shapes[-1]
 
 
+def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config):
+    """Gradient accumulation: the same pairs in 4 parts, without dropout, up to rounding."""
+    results: list[dict] = []
+    pairs = max(make(tiny_data, tiny_config(max_tokens=512)).batches.epoch(0), key=len)[:40]
+    for parts in (1, 4):
+        updates = make(tiny_data, tiny_config(update_freq=parts, dropout=0.0, max_tokens=512))
+        order = [pairs] if parts == 1 else [pairs[:3], pairs[3:20], pairs[20:21], pairs[21:]]
+        updates.batches.epoch = lambda epoch, order=order: order
+        gradients = {}
+        updates.optimization.step = lambda lr, gradients=gradients, updates=updates: (
+            gradients.update(enumerate(p.grad.clone() for p in updates.model.parameters())),
+            torch.ones(()),
+        )[1]
+        updates.perform()
+        results.append(gradients)
+    for number, gradient in results[0].items():
+        torch.testing.assert_close(results[1][number], gradient, rtol=1e-5, atol=1e-6)
+
+
 def test_biases_and_norms_do_not_decay_where_matrices_do(tiny_data, tiny_config):
     decay = {"optimizer": "adamw", "weight_decay": 0.5, "schedule": "constant", "warmup_updates": 0, "lr": 0.1}
     rates = ("encoder.*=0.5",)

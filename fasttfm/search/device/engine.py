@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS, PAD
-from fasttfm.models.graphs import Graphs
 from fasttfm.models.step_layers import Call, Operations
 from fasttfm.search.continuous import Waiting
 from fasttfm.search.device import choice, decoder
@@ -28,6 +27,7 @@ from fasttfm.search.device.decoder import StepDecoder
 from fasttfm.search.device.memory import needed_bytes
 from fasttfm.search.device.state import NEVER, NOTHING, Settings, Sizes, State, column
 from fasttfm.search.hypotheses import Hypothesis, length_penalty
+from fasttfm.system.graphs import Graphs
 
 BURST = 2
 """Steps between two looks at what has ended: a search takes up to twice as many steps less one in vain. The host needs
