@@ -24,7 +24,7 @@ LEVELS = (
     ("fasttfm.data", "fasttfm.store"),
     ("fasttfm.models",),
     ("fasttfm.nn",),
-    ("fasttfm.compat", "fasttfm.models.time_series"),
+    ("fasttfm.compat",),
     ("fasttfm.search",),
     ("fasttfm.translate",),
     ("fasttfm.convert", "fasttfm.training"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["TimeSeriesTransformer", "Transformer", "TransformerConfig"]
 
 _HOMES = {
-    "TimeSeriesTransformer": "fasttfm.models.time_series",
+    "TimeSeriesTransformer": "fasttfm.nn.time_series",
     "Transformer": "fasttfm.models.transformer",
     "TransformerConfig": "fasttfm.config.model",
 }
