@@ -139,6 +139,10 @@ def forked_workers() -> Iterator[None]:
         yield
 
 
+_COMPILING: set[str] = set()
+"""Loops whose lock this process holds: the fixture stands once for each folder of tests that one run takes."""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def loops_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A worker that needs a loop which another one compiles waits, and loads it from numba's cache."""
@@ -153,11 +157,18 @@ def loops_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
             plain = Dispatcher.compile
 
             def compile(self: Dispatcher, signature: object) -> object:
-                if isinstance(self._cache, NullCache):  # inlined into a loop that is
+                name = self.__name__
+                if (
+                    isinstance(self._cache, NullCache) or name in _COMPILING
+                ):  # inlined into a loop that is; held already
                     return plain(self, signature)
-                with (folder / f"{self.__name__}.lock").open("w") as lock:
+                with (folder / f"{name}.lock").open("w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    return plain(self, signature)
+                    _COMPILING.add(name)
+                    try:
+                        return plain(self, signature)
+                    finally:
+                        _COMPILING.discard(name)
 
             patch.setattr(Dispatcher, "compile", compile)
         yield
