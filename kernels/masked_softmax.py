@@ -145,7 +145,7 @@ def _forward(
 def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: tl.constexpr):
     """The weights, the gradient of the weights before dropout and the weights after it, float32."""
     weights = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
-    gradient = tl.load(dkept + offsets, mask=inside, other=0.0)
+    gradient = tl.load(dkept + offsets, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may be inf
     kept = weights
     if dropout.seed is not None:

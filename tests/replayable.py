@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from fasttfm.functional import backend
 from fasttfm.kernels.jit import Launch
-from fasttfm.models import graphs
+from fasttfm.system import graphs
 from fasttfm.training import graphs as training
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers

@@ -103,7 +103,7 @@ def test_a_trainer_that_starts_while_a_stop_is_waiting_takes_it_over(tmp_path):
         "    if interruption.requested and interruption.number == NUMBER: time.sleep(0.1); sys.exit(7)"
     )
     # the import is over when the trainer starts, and the stop waits for the next moment: no time passes here
-    setup = "import fasttfm.system.signals\nfasttfm.signals._RETRY = 5\nimport fasttfm.training.interrupt"
+    setup = "import fasttfm.system.signals\nfasttfm.system.signals._RETRY = 5\nimport fasttfm.training.interrupt"
     assert run(tmp_path, signal.SIGTERM, body, setup).returncode == 7
 
 

@@ -4,14 +4,15 @@ Parameters carry the names that torch.nn.TransformerEncoderLayer and Transformer
 travel both ways. A layer takes x (B, L, d) and returns (B, L, d).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.config.model import TransformerConfig
 from fasttfm.cpu.linear import frozen, linear
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.dropout import Dropout
@@ -19,6 +20,9 @@ from fasttfm.models.attention import Attention, Lengths
 from fasttfm.models.cache import LayerCache
 from fasttfm.models.plain import apply_linear, fused_activation, norms_of, opens
 from fasttfm.models.residual import NO_SEED, OUTPUT_SITES, WEIGHT_SITES, LayerSeed, Site, SubLayer, through
+
+if TYPE_CHECKING:
+    from fasttfm.config.model import TransformerConfig
 
 
 def feed_forward(

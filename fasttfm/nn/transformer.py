@@ -45,8 +45,8 @@ class Transformer(torch.nn.Transformer):
         layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
 
         def stack(made: Any, layers: Any, count: int) -> nn.Module:
-            norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
-            return made(layers(*layer, device, dtype), count, norm)
+            first = layers(*layer, device, dtype)
+            return made(first, count, LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype))
 
         encoder, decoder = custom_encoder, custom_decoder
         if encoder is None:

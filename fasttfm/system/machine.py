@@ -21,8 +21,8 @@ _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 def version(package: str) -> str | None:
     """The version of a package, which is not imported; None where it is not installed. Ours is that of the source that
     runs: an installation may have recorded another before it was updated."""
-    if package == __package__:
-        return str(sys.modules[__package__].__version__)
+    if package == "fasttfm":
+        return str(sys.modules[package].__version__)
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fasttfm.training.validation import Score
 
 
+_HOPELESS = 10
+"""A loss of so many times that of guessing is pointed out. Models begin at one to three times."""
+
+
 class Recorder:
     """Writes the records of one session, shows its progress and calls the callbacks."""
 
@@ -34,6 +38,7 @@ class Recorder:
             self.progress.say('tensorboard is not installed, and has no files: pip install "./fasttfm[tensorboard]"')
         elif config.tensorboard:
             self._tensorboard = TensorBoard(model_dir / "tensorboard", position.step)
+        self._is_hopeless = False
         self._callbacks = [*([self._tensorboard] if self._tensorboard else []), *callbacks]
         if self.log.previous is not None:
             self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
@@ -72,6 +77,7 @@ class Recorder:
                 record["loss_scale"] = scale
             self._log(record)
             self.progress.train(record, share, seconds_left)
+            self._warn(record["loss"])
 
         return write
 
@@ -130,3 +136,12 @@ class Recorder:
         self.log.write(record)
         for callback in self._callbacks:
             callback.on_validate(record, score.outputs)
+
+    def _warn(self, loss: float) -> None:
+        guessing = math.log(self.updates.model.config.vocab_size)
+        if loss > _HOPELESS * guessing and not self._is_hopeless:
+            self._is_hopeless = True
+            self.progress.say(
+                f"warning: the loss {loss:.4g} is far worse than guessing ({guessing:.1f}), training seems to diverge: "
+                "stop it and give another --out with a lower --lr, more --warmup-updates or --clip-norm 1"
+            )

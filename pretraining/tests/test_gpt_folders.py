@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from causal_folders import assert_equal_and_goes_back, assert_several_files_are_read
-from interop.their_folders import tokenizer_json
+from convert.their_folders import tokenizer_json
 
 from fasttfm.cli.main import main
 from fasttfm.errors import UserError

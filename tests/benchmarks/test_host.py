@@ -92,7 +92,7 @@ def test_the_report_tells_that_a_stand_in_is_no_gpu(record):
         of_host = {"benchmark": "host", "measured": [row, absent], **more, "machine": record()["machine"]}
         records.validate(of_host)
         entry = records.Entry("host.jsonl", 1, of_host)
-        page, _ = machine_page("a machine", [entry], [entry])
+        page = machine_page("a machine", [entry], [entry], charted=False)
         assert ("**Not run on a GPU**" in page) is told
         assert "| norm | 1,200 | 80.0 | 3 + 1 | PyTorch | 53 | 40.0 | 0 + 5 | 2.00 |" in page
         assert "Liger Kernel, absent" in page

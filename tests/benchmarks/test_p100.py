@@ -94,4 +94,4 @@ def test_a_cell_whose_command_fails_stops_the_notebook():
 def test_every_command_of_the_notebook_is_one_of_the_suite(capsys):
     assert '"benchmarks", "--quick", "--out"' in CODE["run"]
     assert main(["blocks", "--quick", "--out", "x", "--list"]) == 0
-    assert main(["check"]) == 2
+    assert main(["check", "absent.jsonl"]) == 2

@@ -181,9 +181,8 @@ def test_a_claim_names_its_commit_and_what_was_noted(write):
     made |= {"corpus": "multi30k", "note": "other jobs ran"}
     made["machine"] |= {"commit": "ab" * 20, "uncommitted_changes": True, "time": "2026-11-20T00:00:00+00:00"}
     files = load(write("a.jsonl", made))
-    assert [headline.origin(claim.entries) for claim in headline.claims(files)] == [
-        "abababa of 2026-11-20 with changes; other jobs ran"
-    ]
+    origins = {headline.origin(claim.entries) for claim in headline.claims(files)}
+    assert origins == {"abababa of 2026-11-20 with changes; other jobs ran"}
 
 
 def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from interop.exported_once import exported_once
-from interop.test_spoiled_exports import COMMANDS, export_words, write_model
+from convert.exported_once import exported_once
+from convert.test_spoiled_exports import COMMANDS, export_words, write_model
 from killed import calls_of
 from model_dirs import PAIRS, write_model_dir
 

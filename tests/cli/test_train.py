@@ -214,10 +214,9 @@ def test_a_vocabulary_of_the_same_size_that_is_another_is_noticed(data, model, t
     for command in (["translate", str(model)], ["translate", str(model), "--score", str(data / "valid.de")]):
         assert main([*command, "--device", "cpu"]) == 2
         assert f"{step}: was trained with another vocabulary" in capsys.readouterr().err
-    assert main(["average", str(model), "--last", "1"]) == 0
+    assert main(["average", str(model), "--last", "1"]) == 2
+    assert f"{step}: was trained with another vocabulary" in capsys.readouterr().err
     shutil.copy(data / "TRAINED" / "spm.model", model / "spm.model")
-    Translator.from_directory(model, "average")  # what was averaged belongs to it
-    capsys.readouterr()
     (step / "meta.json").write_text((step / "meta.json").read_text().replace('"vocabulary": "', '"vocabulary": "0'))
     error = refused_after_start(capsys, go_on(data / "DATA", model))
     assert f"{step}: was trained with another vocabulary" in error

@@ -62,6 +62,16 @@ def test_autocast_is_as_near_to_float32_as_torch(norm_first: bool) -> None:
     assert errors[1] <= 2 * errors[0] + 2**-8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_casts_are_as_near_to_float32_as_torch(dtype: torch.dtype) -> None:
+    theirs, ours = both()
+    x = torch.randn(N, S, E)
+    exact = theirs(x)
+    errors = [(module.to(dtype)(x.to(dtype)).float() - exact).abs().max() for module in (theirs, ours)]
+    assert ours(x.to(dtype)).dtype == dtype
+    assert errors[1] <= 2 * errors[0] + torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_draws_the_same_dropout(use_reentrant: bool) -> None:
     module = layer(dropout=0.5)
@@ -82,6 +92,15 @@ def test_functional_call_takes_other_weights() -> None:
     x = torch.randn(N, S, E)
     expected, got = (torch.func.functional_call(m, weights, (x,)) for m in (theirs, ours))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_meta_device_and_materialising() -> None:
+    with torch.device("meta"):
+        module = fasttfm.nn.TransformerEncoderLayer(E, H, 24, batch_first=True)
+        assert module(torch.empty(N, S, E)).shape == (N, S, E)
+    module.to_empty(device="cpu").load_state_dict(layer().state_dict())
+    x = torch.randn(N, S, E)
+    torch.testing.assert_close(module.eval()(x), layer().eval()(x))
 
 
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
