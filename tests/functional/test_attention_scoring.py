@@ -342,7 +342,7 @@ class Passes(TorchDispatchMode):
     ("options", "forward", "backward"),
     [
         # backward: of bmm, softmax, the scores and tanh once more, its gradient, the scale
-        ({"softcap": 50.0}, ["bmm", "tanh", "add", "_softmax"], 6),
+        ({"softcap": 50.0}, ["bmm", "tanh_", "add", "_softmax"], 4),
         ({"sinks": torch.randn(H)}, [], 0),
     ],
 )

@@ -182,7 +182,10 @@ def _fake(call: Call) -> Outputs:
         of_rows = (batch, heads, queries) if call.backend == "fused" else lines
         return output, query.new_empty(of_rows, dtype=torch.float32), kept, None
     weights = query.new_empty(batch, heads, queries, keys)
-    kept = torch.empty_like(weights) if call.backend == "explicit" and call.seed is not None else None
+    kept = None
+    if call.backend == "explicit" and (call.seed is not None or call.softcap):
+        kept = weights if call.seed is not None else weights.to(wide(query.dtype))  # after dropout, or what tanh made
+        kept = torch.empty_like(kept)
     dtype = torch.float32 if call.backend == "softmax" else wide(query.dtype)
     return output, weights, kept, None if call.sinks is None else query.new_empty(lines, dtype=dtype)
 

@@ -40,7 +40,7 @@ def forward(
     and lse. known: a dict to keep a kernel's launch in, from one call of a signature to the next."""
     if backend == "fused":
         return fused_forward(query, key, value, options)
-    lse = None
+    lse = capped = None
     if backend == "softmax":
         products = scores(query, key)
         lse = None if options.sinks is None else query.new_empty(query.shape[:3], dtype=torch.float32)
@@ -50,13 +50,14 @@ def forward(
             p = attention_pass.weights(query, key, options)
         else:
             multiply = _scores_alone if only_weights and batch_invariant(query) else scores
-            p, lse = weights(*scaled_scores(query, key, options, multiply), options)
-            p = p.to(query.dtype).contiguous()
+            products, factor = scaled_scores(query, key, options, multiply)
+            p, lse = weights(products, factor, options)
+            p, capped = p.to(query.dtype).contiguous(), products if options.softcap else None
         kept = drop(p, options)
     output = p if kept is None else kept
     if not only_weights:
         output = heads_last(product(output, value))
-    return output, p, kept if backend == "explicit" else None, lse
+    return output, p, (capped if kept is None else kept) if backend == "explicit" else None, lse
 
 
 def _by_kernel(
@@ -83,7 +84,7 @@ def backward(
     """Writes the gradients of query, key and value to out, and returns that of the additive mask, if asked for.
 
     grad (B, H, L, Dv), or of the weights (B, H, L, S), where they are the output; out: memory whose matrices() are
-    views. A soft cap's derivative needs the scores, which are computed once more.
+    views. A soft cap's derivative needs its scores; where dropout or a kernel keeps others they are computed once more.
     """
     if backend == "fused":
         torch._foreach_copy_(out, fused_backward(grad, query, key, value, saved, options))
@@ -94,11 +95,12 @@ def backward(
         d_weights = grad if only_weights else scores(grad, value)
         d_scores, kept, d_mask = _by_kernel_backward(d_weights, query, key, saved, options, mask_gradient, known)
     else:
-        kept, d_mask = kept if options.seed is not None else None, None
+        kept, capped, d_mask = kept if options.seed is not None else None, None, None
         if is_plain(options) and not (mask_gradient or only_weights) and attention_pass.weighs(grad, value, options):
             d_scores = attention_pass.scores_gradient(grad, value, p, kept, options)
         else:
-            capped = scaled_scores(query, key, options)[0] if options.softcap else None
+            if options.softcap:
+                capped = saved.kept if kept is None else scaled_scores(query, key, options)[0]
             d_weights = grad if only_weights else scores(grad, value)
             d_scores, d_mask = scores_gradient(d_weights, p, kept, options, mask_gradient, capped)
     heads = key.shape[1]  # where query heads share them, the products of keys and values add these up
@@ -184,7 +186,7 @@ def scaled_scores(
     if _SMALL <= abs(factor) <= 1 / _SMALL:  # of queries there are fewer than of scores
         query, factor = query * factor, 1.0
     products = multiply(query, key)
-    return (products if factor == 1.0 else products * factor).tanh(), options.softcap
+    return (products if factor == 1.0 else products * factor).tanh_(), options.softcap
 
 
 # -------------------------------------------------------------------------------------------------- softmax and dropout
