@@ -32,7 +32,8 @@ def test_more_connections_than_allowed_are_told_and_counted(translator):
         with connected(url), connected(url):
             answer = requests.get(f"{url}/health", timeout=PATIENCE)
             assert (answer.status_code, "ask again" in answer.json()["detail"]) == (503, True)
-        wait_until(lambda: "connections_refused_total 1.0" in metrics(url))
+        # the question may come before the two have gone, and is refused and counted then
+        wait_until(lambda: re.search(r"connections_refused_total [1-9]", metrics(url)))
 
 
 class Clock:
