@@ -250,6 +250,7 @@ def harass(url, draw, left):
         client.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_clients_hold_up_nobody_and_leave_nothing(translator, seed, capfd):
     draw, limits = random.Random(seed), Limits(seconds=3, head_seconds=1, connections=8)
