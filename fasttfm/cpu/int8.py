@@ -109,7 +109,7 @@ def _torch(quantized: Tensor, scales: Tensor) -> Multiply:
 
 
 def _panels(quantized: Tensor, scales: Tensor) -> Multiply:
-    """Our own product, for processors whose only instruction for 8 bits is AVX2's."""
+    """Our own product, by VNNI or AVX2."""
     if not step_passes.usable():
         raise NotImplementedError("numba is not installed")
     from fasttfm.cpu import panels

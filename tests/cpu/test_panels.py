@@ -2,6 +2,10 @@
 integers exactly."""
 
 import itertools
+import os
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -96,6 +100,21 @@ def test_of_integers_it_is_exact_for_any_number_of_rows_and_threads(threads, inp
         for count in (1, 3):
             threads(count)
             assert torch.equal(product(x), expected), (rows, count)
+
+
+@needs_avx2
+def test_without_vnni_it_is_as_exact(tmp_path):
+    """A process of its own: loops are compiled once."""
+    lines = """
+        import torch
+        from fasttfm.cpu import int8, panels
+        panels.adds_four_products = lambda: False
+        assert int8._is_exact(int8.ROUTES["panels"])
+        """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], env=environment, check=True)
+    compiled = b"".join(path.read_bytes() for path in tmp_path.rglob("*.nbc"))
+    assert compiled  # the loop was made here, not read from where VNNI's lies
 
 
 @pytest.mark.parametrize("outputs", [PANEL, PANEL + 3, 2 * PANEL - 1])
