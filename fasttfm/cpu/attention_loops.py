@@ -13,9 +13,10 @@ from numba.extending import overload
 
 from fasttfm.cpu.attention_scores import differentiate_rows, end_key, first_key, score_rows, weigh_rows
 from fasttfm.cpu.loop_parts import dot, inlined, loop, read, round_to
-from fasttfm.cpu.panels import PANEL, UNROLLED
+from fasttfm.cpu.panels import UNROLLED
 from fasttfm.cpu.thread_team import over_threads
 from fasttfm.cpu.tiles import (
+    PANEL,
     add_product,
     copy_rows,
     copy_words,

@@ -1,9 +1,9 @@
-"""A product whose matrix is read once, in panels of 16 outputs, for a search on a CPU; compiled by numba.
+"""A product whose matrix is read once, in panels of two registers' outputs, for a search on a CPU; compiled by numba.
 
-A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, and each number that is read of
-either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
+A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, of AVX-512's in twelve of 32, which
+are twice as wide; each number that is read of either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
 Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory, in huge pages where the
-system has them. A tile of one row or two takes four panels at once: with two sums a row each addition would wait for
+system has them. A tile of one row or two takes several panels at once: with two sums a row each addition would wait for
 the one before, and a processor reads ahead in several places. Tiles of more rows ask for what they need soon, and the
 first four for a quarter each of the panel that comes after this one.
 
@@ -33,8 +33,17 @@ from torch import Tensor
 from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.thread_team import over_threads, team
 
-VECTOR, VECTORS, TILE = 8, 2, 6
-"""Numbers of a register, registers a row of a tile, and its rows."""
+
+
+def _has(*features: str) -> bool:
+    """Return whether numba compiles for this very processor, which has these features, as LLVM calls them."""
+    native = not (config.CPU_NAME or config.CPU_FEATURES)  # type: ignore[attr-defined]
+    return native and all(map(binding.get_host_cpu_features().get, features))
+
+
+VECTOR, VECTORS, TILE = 16 if _has("avx512f", "avx512bw") else 8, 2, 6
+"""Numbers of a register, registers a row of a tile, and its rows. What numba compiles for decides, as it does of loops
+that it has kept on disk."""
 PANEL = VECTOR * VECTORS
 """Outputs of a panel."""
 UNROLLED = 4
@@ -42,7 +51,7 @@ UNROLLED = 4
 _BLOCK = 384
 """Bytes of a column of the rows that a panel is read for at a time, 96 in float32: with 512 inputs they take 192 KiB,
 which a second-level cache holds."""
-ABREAST = 4
+ABREAST = 64 // PANEL
 """Panels of a tile of one row or two."""
 _TOGETHER = 8
 """Panels that a thread takes at a time, so that what it asks for is mostly its own."""
@@ -113,19 +122,15 @@ class IntegerPanelProduct(PanelProduct):
         return np.concatenate([scales, begin.numpy().view(np.float32)[None]])
 
 
-@functools.cache
 def multiplies_integers() -> bool:
     """Return whether numba compiles IntegerPanelProduct's loop for this processor; any compiles PanelProduct's."""
-    native = not (config.CPU_NAME or config.CPU_FEATURES)  # type: ignore[attr-defined]
-    return native and bool(binding.get_host_cpu_features().get("avx2"))
+    return _has("avx2")
 
 
 @functools.cache
 def adds_four_products() -> bool:
-    """Return whether one instruction adds four products of 8-bit integers, VNNI's: where it may be used, as the
-    variables of numba say that choose a processor."""
-    has = binding.get_host_cpu_features().get
-    return bool((has("avx512vnni") and has("avx512vl")) or has("avxvnni"))
+    """Return whether one instruction adds four products of 8-bit integers: VNNI's."""
+    return _has("avx512vnni", "avx512vl") or (VECTOR == 8 and _has("avxvnni"))
 
 
 class _Chunks:
@@ -170,6 +175,9 @@ class _Floats:
         return _positive(builder, total, relu)
 
 
+_BY_TWO_WIDE = "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512"
+
+
 class _Integers:
     """Reading, multiplying and writing 8-bit integers in a tile, four inputs at once."""
 
@@ -195,10 +203,11 @@ class _Integers:
 
         if adds_four_products():
             words = builder.bitcast(weight, sums)
-            return call("avx512.vpdpbusd.256", sums, total, number, words)
+            return call(f"avx512.vpdpbusd.{32 * VECTOR}", sums, total, number, words)
+        by_two, widened = ("avx2.pmadd.ub.sw", "avx2.pmadd.wd") if VECTOR == 8 else _BY_TWO_WIDE
         ones = ir.Constant(pairs, [1] * (2 * VECTOR))
-        twos = call("avx2.pmadd.ub.sw", pairs, builder.bitcast(number, inputs), weight)
-        return builder.add(total, call("avx2.pmadd.wd", sums, twos, ones))
+        twos = call(by_two, pairs, builder.bitcast(number, inputs), weight)
+        return builder.add(total, call(widened, sums, twos, ones))
 
     @staticmethod
     def end(builder, total, of_outputs, place, relu):
@@ -241,16 +250,19 @@ def _tile(rows, abreast=1):
             k = builder.phi(_WORD)
             sums = [[builder.phi(kind.sums) for _ in range(vectors)] for _ in range(rows)]
             last = [list(each) for each in sums]
+            line_of = _LINE // kind.bytes
             if abreast == 1:
-                asked = times(k, _WORD(PANEL // UNROLLED * together))
-                _fetch(builder, builder.gep(nearest, [add(following, asked)]), 2)
+                asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
+                for n in range(0, PANEL, line_of):  # as much as a turn multiplies, by four
+                    _fetch(builder, builder.gep(nearest, [add(asked, _WORD(n))]), 2)
             for step in range(UNROLLED // together):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL * together))
                 inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
                 weights = [kind.weight(builder, each, at) for each in panel for at in inside]
                 if abreast == 1:
-                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD // kind.bytes))]), 3)
+                    for n in range(0, PANEL * together, line_of):
+                        _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD // kind.bytes + n))]), 3)
                 for m, line in enumerate(lines):
                     number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
                     last[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, last[m])]
@@ -275,8 +287,8 @@ def _tile(rows, abreast=1):
     return tile
 
 
-def load(builder, data, place):
-    return builder.load(builder.bitcast(builder.gep(data, [place]), _VECTOR.as_pointer()), align=4)
+def load(builder, data, place, vector=_VECTOR):
+    return builder.load(builder.bitcast(builder.gep(data, [place]), vector.as_pointer()), align=4)
 
 
 def _fetch(builder, address, level):
@@ -286,15 +298,15 @@ def _fetch(builder, address, level):
     builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(level), _INT(1)])
 
 
-def broadcast(builder, number):
-    undefined = ir.Constant(ir.VectorType(number.type, VECTOR), ir.Undefined)
+def broadcast(builder, number, count=VECTOR):
+    undefined = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     first = builder.insert_element(undefined, number, _INT(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT, VECTOR), None))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT, count), None))
 
 
 def fma(builder, a, b, c):
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{VECTOR}f32"), [a, b, c])
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32"), [a, b, c])
 
 
 def _positive(builder, x, relu):

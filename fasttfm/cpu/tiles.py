@@ -13,8 +13,11 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from fasttfm.cpu.loop_parts import fetch_run, inlined, read
-from fasttfm.cpu.panels import PANEL, TILE, UNROLLED, VECTOR, VECTORS, broadcast, fma, load
+from fasttfm.cpu.panels import UNROLLED, broadcast, fma, load
 
+VECTOR, VECTORS, TILE = 8, 2, 6
+"""As panels.py has them, of AVX2."""
+PANEL = VECTOR * VECTORS
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
 _SHORTS, _INTS = (ir.VectorType(ir.IntType(bits), VECTOR) for bits in (16, 32))
 
@@ -43,7 +46,7 @@ def _tile(rows, adds, times_add):
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
             zero = ir.Constant(_VECTOR, None)
             start = [
-                [load(builder, written[m], _WORD(v * VECTOR)) if adds else zero for v in range(VECTORS)]
+                [load(builder, written[m], _WORD(v * VECTOR), _VECTOR) if adds else zero for v in range(VECTORS)]
                 for m in range(rows)
             ]
             builder.branch(head)
@@ -54,9 +57,9 @@ def _tile(rows, adds, times_add):
             for unrolled in range(UNROLLED):
                 now = add(k, _WORD(unrolled))
                 offset, place_of_x = times(now, width), times(now, step)
-                numbers = [load(builder, begin, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
+                numbers = [load(builder, begin, add(offset, _WORD(v * VECTOR)), _VECTOR) for v in range(VECTORS)]
                 for m in range(rows):
-                    factor = broadcast(builder, builder.load(builder.gep(lines[m], [place_of_x])))
+                    factor = broadcast(builder, builder.load(builder.gep(lines[m], [place_of_x])), VECTOR)
                     last[m] = [times_add(builder, factor, number, each) for number, each in zip(numbers, last[m])]
             after = add(k, _WORD(UNROLLED))
             for phi, at_first, at_end in [(k, _WORD(0), after)] + [
@@ -125,7 +128,7 @@ def _copy_panel(context, x, place, out, at):
         )
         for v in range(VECTORS):
             address = builder.bitcast(builder.gep(written, [_WORD(v * VECTOR)]), _VECTOR.as_pointer())
-            builder.store(load(builder, source, _WORD(v * VECTOR)), address, align=4)
+            builder.store(load(builder, source, _WORD(v * VECTOR), _VECTOR), address, align=4)
         return context.get_dummy_value()
 
     return types.void(x, types.uintp, out, types.uintp), generate
