@@ -69,7 +69,7 @@ class Int8Product:
         quantized, scales = quantize_weight(weight)
         self.multiply = multiplier(quantized, scales)
         """uint8 rows (M, K) -> sums (M, N) float32, scaled by output."""
-        self.bias = torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+        self.bias = weight.new_zeros(weight.shape[0], dtype=torch.float32) if bias is None else bias.detach().float()
         self.relu = relu
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ class FrozenLinear:
         last = other.of_rows(count)
         if not (hasattr(product, "of") and hasattr(last, "of")):
             return lambda: step_passes.array(last(product(rows)[:count]))
-        between = torch.empty(count, self.outputs)
+        between = rows.new_empty(count, self.outputs)
         first, second = product.of(rows, between), last.of(between)
 
         def both() -> Any:

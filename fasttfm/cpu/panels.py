@@ -1,11 +1,11 @@
 """A product whose matrix is read once, in panels of two registers' outputs, for a search on a CPU; compiled by numba.
 
-A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, of AVX-512's in twelve of 32, which
-are twice as wide; each number that is read of either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
-Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory, in huge pages where the
-system has them. A tile of one row or two takes several panels at once: with two sums a row each addition would wait for
-the one before, and a processor reads ahead in several places. Tiles of more rows ask for what they need soon, and the
-first four for a quarter each of the panel that comes after this one.
+A tile of six rows and a panel has its sums in twelve registers, of AVX2's sixteen or of AVX-512's 32, which are twice
+as wide; each number that is read of either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework
+for Rapidly Instantiating BLAS Functionality", 2015). Rows are read where they lie. The panels of a few rows come from
+memory, in huge pages where the system has them. A tile of one row or two takes several panels at once: with two sums a
+row each addition would wait for the one before, and a processor reads ahead in several places. Tiles of more rows ask
+for what they need soon, and the first four for a quarter each of the panel that comes after this one.
 
 In float32 a sum begins with the bias and goes through the inputs in their order, whatever the number of rows or
 threads: a row has the same bits beside any others. Of 8-bit integers sums are exact, as int8.py says: AVX2 multiplies
@@ -32,7 +32,6 @@ from torch import Tensor
 
 from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.thread_team import over_threads, team
-
 
 
 def _has(*features: str) -> bool:
@@ -75,7 +74,7 @@ class PanelProduct:
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         outputs, inputs = weight.shape
         count = -(-outputs // (PANEL * ABREAST)) * ABREAST
-        filled = torch.zeros(count * PANEL, inputs, dtype=weight.dtype)
+        filled = weight.new_zeros(count * PANEL, inputs)
         filled[:outputs] = weight.detach()
         self._panels = _chunks.take(filled.nbytes).view(filled.numpy().dtype)
         side_by_side = filled.view(count, PANEL, -1, self.together).transpose(1, 2)
@@ -84,20 +83,20 @@ class PanelProduct:
 
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
         """(1 or 2, N up to whole panels) float32: what else there is of each output, here the bias."""
-        vector = torch.zeros(1, filled.shape[0])
+        vector = filled.new_zeros(1, filled.shape[0], dtype=torch.float32)
         if bias is not None:
             vector[0, : len(bias)] = bias.detach()
         return vector.numpy()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The product, by as many threads as PyTorch has."""
-        out = torch.empty(rows.shape[0], self._outputs)
+        out = self._out(rows)
         self.of(rows.detach().contiguous(), out)()
         return out
 
     def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
         """The call that multiplies what these rows hold then, contiguous, into out (M, N), and returns out as array."""
-        out = torch.empty(rows.shape[0], self._outputs) if out is None else out
+        out = self._out(rows) if out is None else out
         given = rows.numpy(), self._panels, self._of_outputs, self._relu, out.numpy()
 
         def product() -> Any:
@@ -105,6 +104,9 @@ class PanelProduct:
             return given[-1]
 
         return product
+
+    def _out(self, rows: Tensor) -> Tensor:
+        return rows.new_empty(rows.shape[0], self._outputs, dtype=torch.float32)
 
 
 class IntegerPanelProduct(PanelProduct):
@@ -250,19 +252,17 @@ def _tile(rows, abreast=1):
             k = builder.phi(_WORD)
             sums = [[builder.phi(kind.sums) for _ in range(vectors)] for _ in range(rows)]
             last = [list(each) for each in sums]
-            line_of = _LINE // kind.bytes
             if abreast == 1:
                 asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
-                for n in range(0, PANEL, line_of):  # as much as a turn multiplies, by four
-                    _fetch(builder, builder.gep(nearest, [add(asked, _WORD(n))]), 2)
+                _fetch(builder, nearest, asked, PANEL * kind.bytes, 2)
             for step in range(UNROLLED // together):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL * together))
                 inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
                 weights = [kind.weight(builder, each, at) for each in panel for at in inside]
                 if abreast == 1:
-                    for n in range(0, PANEL * together, line_of):
-                        _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD // kind.bytes + n))]), 3)
+                    ahead = add(offset, _WORD(_AHEAD // kind.bytes))
+                    _fetch(builder, nearest, ahead, PANEL * together * kind.bytes, 3)
                 for m, line in enumerate(lines):
                     number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
                     last[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, last[m])]
@@ -291,11 +291,13 @@ def load(builder, data, place, vector=_VECTOR):
     return builder.load(builder.bitcast(builder.gep(data, [place]), vector.as_pointer()), align=4)
 
 
-def _fetch(builder, address, level):
-    """Asks for the memory at an address; level: 3 for the nearest cache, 2 for the one after."""
+def _fetch(builder, data, place, size, level):
+    """Asks for `size` bytes from data[place] on; level: 3 for the nearest cache, 2 for the one after."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(level), _INT(1)])
+    address = builder.bitcast(builder.gep(data, [place]), _BYTES)
+    for line in range(0, size, _LINE):
+        builder.call(prefetch, [builder.gep(address, [_WORD(line)]), _INT(0), _INT(level), _INT(1)])
 
 
 def broadcast(builder, number, count=VECTOR):
