@@ -1,9 +1,9 @@
 """Linear layers of a model that is only read: on the CPU their weights are laid out once, for products of few rows.
 
 A search multiplies the same matrices by a few rows, hundreds of times. torch.nn.functional.linear hands float32 to a
-library that lays the matrix out anew in every call, and for few rows that costs more than the product. oneDNN's
-products take what was laid out before; in float32, on processors where that was measured, our own do (panels.py). What
-whole searches gain stands in benchmarks/results, group decoding.
+library that lays the matrix out anew in every call, and for few rows that costs more than the product. Our own products
+take what was laid out before (panels.py), in half precision oneDNN's. What whole searches gain stands in
+benchmarks/results, group decoding.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, r
 
 PACKED_WEIGHT = 1 << 15
 """Elements of a weight from which on it is laid out anew: below, the call costs more than it saves, on two cores of an
-AMD EPYC with AVX-512. A search's last bits depend on it, and on PACKED_ROWS."""
-PACKED_ROWS = 4
-"""Rows that oneDNN's float32 product is filled up to: (8000, 512), one core of that processor, 1.0 ms for 4 and 1.3 for
-1."""
+AMD EPYC with AVX-512. A search's last bits depend on it."""
 
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
@@ -167,10 +164,8 @@ class FrozenLinear:
         )
         self._classes = _classes(kept, bias is None, weight.dtype, relu)
         self._product: Product = kept.product
-        self._exact: Product = kept.exact or kept.product
         if isinstance(kept.product, Int8Product):
             self._product, self.bias = kept.product.multiply, kept.product.bias.numpy()
-            self._exact = self._product
 
     def size(self, rows: int) -> int:
         """The number of rows that so many are filled up to."""
@@ -180,46 +175,31 @@ class FrozenLinear:
 
     def of_rows(self, count: int) -> Product:
         """The call that takes M rows (M, K) to (M, N); in int8 rows of integers to sums scaled by output alone."""
-        if self._classes is not None and self._splits(count):
-            return functools.partial(multiply, self._product, classes=self._classes)
-        return self._exact if count >= PACKED_ROWS else self._product
+        classes = self._classes
+        if classes is not None and (count not in classes.sizes or classes.one_thread):
+            return functools.partial(multiply, self._product, classes=classes)
+        return self._product
 
-    def of_first(self, memory: Tensor, count: int) -> Callable[[], Any]:
-        """The call that multiplies the first rows of memory (M, K), M at least PACKED_ROWS; so many of them count.
-
-        It returns an array as the loops take it, which may lie in the same memory each time.
-        """
-        product, rows = self._first(memory, count)
+    def of_memory(self, memory: Tensor) -> Callable[[], Any]:
+        """The call that multiplies what memory (M, K) then holds, to an array as the loops take it, which may lie in
+        the same memory each time."""
+        product = self.of_rows(len(memory))
         of = getattr(product, "of", None)  # PanelProduct's, which needs not look at its rows again
-        return (lambda: step_passes.array(product(rows))) if of is None else of(rows)
+        return (lambda: step_passes.array(product(memory))) if of is None else of(memory)
 
-    def multiply_first(self, memory: Tensor, count: int) -> Tensor:
-        """The product of the same rows, in memory of its own."""
-        product, rows = self._first(memory, count)
-        return product(rows)
-
-    def followed_by(self, other: FrozenLinear, memory: Tensor, count: int) -> Callable[[], Any]:
-        """The call that multiplies the first rows by this weight and the result by another; see of_first()."""
-        product, rows = self._first(memory, count)
-        last = other.of_rows(count)
+    def followed_by(self, other: FrozenLinear, memory: Tensor) -> Callable[[], Any]:
+        """The call that multiplies what memory holds by this weight and the result by another; see of_memory()."""
+        product, last = self.of_rows(len(memory)), other.of_rows(len(memory))
         if not (hasattr(product, "of") and hasattr(last, "of")):
-            return lambda: step_passes.array(last(product(rows)[:count]))
-        between = rows.new_empty(count, self.outputs)
-        first, second = product.of(rows, between), last.of(between)
+            return lambda: step_passes.array(last(product(memory)))
+        between = memory.new_empty(len(memory), self.outputs)
+        first, second = product.of(memory, between), last.of(between)
 
         def both() -> Any:
             first()
             return second()
 
         return both
-
-    def _first(self, memory: Tensor, count: int) -> tuple[Any, Tensor]:
-        fills = self._exact is not self._product and count < PACKED_ROWS and not self._splits(count)
-        return self._exact if fills else self.of_rows(count), memory[: PACKED_ROWS if fills else count]
-
-    def _splits(self, count: int) -> bool:
-        classes = self._classes
-        return classes is not None and (count not in classes.sizes or classes.one_thread)
 
 
 def kept_with_weights(key: tuple, make: Callable[[], Any]) -> Any:
@@ -260,8 +240,6 @@ class _Kept:
     """The same kind of product with another weight and bias."""
     invariant: bool = False
     """Whether a row has the same bits beside any others."""
-    exact: Product | None = None
-    """The product of PACKED_ROWS or more, which need not be filled up."""
     classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
     """By number of threads and large row count, of those that somebody has asked for."""
 
@@ -280,26 +258,29 @@ def _kept_product(
             ours = integers.route() == "panels"  # a library makes something for each new row count
             kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu), ours)
             return kept[key]
-        panels = dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        panels = weight.shape[1] % 4 == 0 and dtype in _panel_dtypes()
         packed = panels or (weight.numel() >= PACKED_WEIGHT and dtype in _packed_dtypes())
-        fills = packed and not panels and dtype == torch.float32
         make = _panel_product if panels else _packed_product if packed else _plain_product
 
         def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
-            product = make(weight, None if bias is None else other_bias, dtype, relu)
-            return _filled_up(product) if fills else product
+            return make(weight, None if bias is None else other_bias, dtype, relu)
 
-        exact = make(weight, bias, dtype, relu)
-        product = _filled_up(exact) if fills else exact
-        kept[key] = _Kept(weight, packed, product, of_kind, panels, exact)
+        kept[key] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind, panels)
     return kept[key]
 
 
 def float32_route() -> str:
-    """Return whose float32 products frozen weights are multiplied by here: "panels", "oneDNN" or "PyTorch"."""
-    if torch.float32 not in _packed_dtypes():
-        return "PyTorch"
-    return "panels" if step_passes.uses_panels() else "oneDNN"
+    """Return whose float32 products frozen weights are multiplied by here: "panels" or "PyTorch"."""
+    return "panels" if torch.float32 in _panel_dtypes() else "PyTorch"
+
+
+def _panel_dtypes() -> tuple[torch.dtype, ...]:
+    """Return the dtypes whose products are our own."""
+    if not step_passes.uses_panels():
+        return ()
+    from fasttfm.cpu.panels import multiplies_pairs
+
+    return (torch.float32, torch.bfloat16) if multiplies_pairs() else (torch.float32,)
 
 
 def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
@@ -309,21 +290,11 @@ def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
-    """oneDNN's product of PACKED_ROWS or more in float32, of any number in half precision."""
+    """oneDNN's product in half precision."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous())
     bias = None if bias is None else bias.detach().to(dtype)
     options: dict[str, Any] = {"attr": "relu" if relu else "none", "scalars": [], "algorithm": ""}
     return functools.partial(torch.ops.mkldnn._linear_pointwise, W=packed, B=bias, **options)
-
-
-def _filled_up(exact: Product) -> Product:
-    """The product of any number of rows."""
-
-    def product(rows: Tensor) -> Tensor:
-        count = rows.shape[0]
-        return exact(rows if count >= PACKED_ROWS else nnF.pad(rows, (0, 0, 0, PACKED_ROWS - count)))[:count]
-
-    return product
 
 
 def _plain_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
@@ -344,7 +315,7 @@ def has_units(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _packed_dtypes() -> tuple[torch.dtype, ...]:
-    """Return the dtypes that this torch and this processor lay weights out for.
+    """Return the half precisions that this torch and this processor lay weights out for.
 
     The two operators are those of torch.compile, which no documentation promises.
     """
@@ -355,7 +326,7 @@ def _packed_dtypes() -> tuple[torch.dtype, ...]:
         and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     ):
         return ()
-    supported = [torch.float32]
+    supported = []
     for dtype, name in ((torch.bfloat16, "_is_mkldnn_bf16_supported"), (torch.float16, "_is_mkldnn_fp16_supported")):
         if hasattr(torch.ops.mkldnn, name) and getattr(torch.ops.mkldnn, name)():
             supported.append(dtype)

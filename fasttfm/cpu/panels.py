@@ -11,7 +11,7 @@ In float32 a sum begins with the bias and goes through the inputs in their order
 threads: a row has the same bits beside any others. Of 8-bit integers sums are exact, as int8.py says: AVX2 multiplies
 unsigned by signed ones and adds two products in 16 bits, another instruction adds two of these sums in 32 bits. That is
 three instructions for 32 products, where float32 takes four, on twice as many of the processor's units, and a quarter
-of the memory. VNNI does all three in one.
+of the memory. VNNI does all three in one. Of bfloat16 an instruction adds two products in float32 (AVX512_BF16).
 
 Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M * K once for every panel, from a cache.
 """
@@ -30,6 +30,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from torch import Tensor
 
+from fasttfm.cpu import step_passes
 from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.thread_team import over_threads, team
 
@@ -62,23 +63,22 @@ _LINE = 64
 """Bytes of a line of a cache."""
 
 _FLOAT, _WORD, _INT, _BYTES = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
-_VECTOR = ir.VectorType(_FLOAT, VECTOR)
+_VECTOR, _INTS = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
 
 
 class PanelProduct:
-    """rows (M, K) -> rows weight^T + bias (M, N), then max(0, .) with relu; all float32, K a multiple of UNROLLED."""
-
-    together = 1
-    """Inputs that lie side by side in a panel."""
+    """rows (M, K) -> rows weight^T + bias (M, N), then max(0, .) with relu; all float32, or bfloat16 where
+    multiplies_pairs(); K a multiple of UNROLLED."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         outputs, inputs = weight.shape
         count = -(-outputs // (PANEL * ABREAST)) * ABREAST
         filled = weight.new_zeros(count * PANEL, inputs)
         filled[:outputs] = weight.detach()
-        self._panels = _chunks.take(filled.nbytes).view(filled.numpy().dtype)
-        side_by_side = filled.view(count, PANEL, -1, self.together).transpose(1, 2)
-        torch.from_numpy(self._panels).view(side_by_side.shape).copy_(side_by_side)
+        numbers = self._array(filled)
+        self._panels = _chunks.take(filled.nbytes).view(numbers.dtype)
+        side_by_side = numbers.reshape(count, PANEL, -1, 4 // filled.itemsize).swapaxes(1, 2)
+        self._panels.reshape(side_by_side.shape)[:] = side_by_side
         self._outputs, self._relu, self._of_outputs = outputs, relu, self._vectors(filled, bias)
 
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
@@ -97,7 +97,7 @@ class PanelProduct:
     def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
         """The call that multiplies what these rows hold then, contiguous, into out (M, N), and returns out as array."""
         out = self._out(rows) if out is None else out
-        given = rows.numpy(), self._panels, self._of_outputs, self._relu, out.numpy()
+        given = self._array(rows), self._panels, self._of_outputs, self._relu, step_passes.array(out)
 
         def product() -> Any:
             _multiply(team(), *given)
@@ -106,17 +106,24 @@ class PanelProduct:
         return product
 
     def _out(self, rows: Tensor) -> Tensor:
-        return rows.new_empty(rows.shape[0], self._outputs, dtype=torch.float32)
+        return rows.new_empty(rows.shape[0], self._outputs)
+
+    def _array(self, x: Tensor) -> Any:
+        return step_passes.array(x)
 
 
 class IntegerPanelProduct(PanelProduct):
     """rows (M, K) uint8 -> ((rows - 128) weight^T) * scales (M, N) float32; weight (N, K) int8 and scales (N,) float32
     as quantize_weight() has them, K a multiple of UNROLLED and below 2^16, so that sums fit 32 bits."""
 
-    together = 4
-
     def __init__(self, weight: Tensor, scales: Tensor) -> None:
         super().__init__(weight, scales, relu=False)
+
+    def _out(self, rows: Tensor) -> Tensor:
+        return rows.new_empty(rows.shape[0], self._outputs, dtype=torch.float32)
+
+    def _array(self, x: Tensor) -> Any:
+        return x.numpy()
 
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
         """The scales, and the integers at which sums begin, because rows are 128 too large."""
@@ -127,6 +134,12 @@ class IntegerPanelProduct(PanelProduct):
 def multiplies_integers() -> bool:
     """Return whether numba compiles IntegerPanelProduct's loop for this processor; any compiles PanelProduct's."""
     return _has("avx2")
+
+
+@functools.cache
+def multiplies_pairs() -> bool:
+    """Return whether PanelProduct takes bfloat16, and AMX does not multiply it faster."""
+    return _has("avx512bf16") and not _has("amx-bf16")
 
 
 @functools.cache
@@ -177,13 +190,44 @@ class _Floats:
         return _positive(builder, total, relu)
 
 
+def _x86(builder, name, result, *operands):
+    """The call of an instruction of this processor's, as LLVM calls it."""
+    kind = ir.FunctionType(result, [each.type for each in operands])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
+
+
+class _Pairs(_Floats):
+    """Reading, multiplying and writing bfloat16 in a tile, two inputs at once."""
+
+    number, together, bytes = _INT, 2, 2
+
+    @staticmethod
+    def weight(builder, panel, place):
+        return load(builder, panel, place, _INTS)
+
+    @staticmethod
+    def add(builder, number, weight, total):
+        return _x86(builder, f"avx512bf16.dpbf16ps.{32 * VECTOR}", _VECTOR, total, number, weight)
+
+    @staticmethod
+    def end(builder, total, of_outputs, place, relu):
+        """As loop_parts.py rounds."""
+        total = _positive(builder, total, relu)
+        bits = builder.bitcast(total, _INTS)
+        high = builder.lshr(bits, _INTS([16] * VECTOR))
+        half = builder.add(builder.and_(high, _INTS([1] * VECTOR)), _INTS([0x7FFF] * VECTOR))
+        rounded = builder.lshr(builder.add(bits, half), _INTS([16] * VECTOR))
+        rounded = builder.select(builder.fcmp_unordered("uno", total, total), _INTS([0x7FC0] * VECTOR), rounded)
+        return builder.trunc(rounded, ir.VectorType(ir.IntType(16), VECTOR))
+
+
 _BY_TWO_WIDE = "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512"
 
 
 class _Integers:
     """Reading, multiplying and writing 8-bit integers in a tile, four inputs at once."""
 
-    number, sums, together, bytes = _INT, ir.VectorType(_INT, VECTOR), 4, 1
+    number, sums, together, bytes = _INT, _INTS, 4, 1
     _inputs, _pairs = ir.VectorType(ir.IntType(8), 4 * VECTOR), ir.VectorType(ir.IntType(16), 2 * VECTOR)
 
     @staticmethod
@@ -197,28 +241,24 @@ class _Integers:
 
     @staticmethod
     def add(builder, number, weight, total):
-        sums, inputs, pairs = _Integers.sums, _Integers._inputs, _Integers._pairs
-
-        def call(name, result, *operands):
-            kind = ir.FunctionType(result, [each.type for each in operands])
-            return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
-
         if adds_four_products():
-            words = builder.bitcast(weight, sums)
-            return call(f"avx512.vpdpbusd.{32 * VECTOR}", sums, total, number, words)
+            return _x86(builder, f"avx512.vpdpbusd.{32 * VECTOR}", _INTS, total, number, builder.bitcast(weight, _INTS))
+        inputs, pairs = _Integers._inputs, _Integers._pairs
         by_two, widened = ("avx2.pmadd.ub.sw", "avx2.pmadd.wd") if VECTOR == 8 else _BY_TWO_WIDE
-        ones = ir.Constant(pairs, [1] * (2 * VECTOR))
-        twos = call(by_two, pairs, builder.bitcast(number, inputs), weight)
-        return builder.add(total, call(widened, sums, twos, ones))
+        twos = _x86(builder, by_two, pairs, builder.bitcast(number, inputs), weight)
+        return builder.add(total, _x86(builder, widened, _INTS, twos, pairs([1] * (2 * VECTOR))))
 
     @staticmethod
     def end(builder, total, of_outputs, place, relu):
         return builder.fmul(builder.sitofp(total, _VECTOR), load(builder, of_outputs, place))
 
 
+_KINDS: dict[Any, Any] = {types.float32: _Floats, types.uint16: _Pairs, types.uint8: _Integers}
+
+
 def _tile(rows, abreast=1):
     """Return tile(x, first, panels, place, following, of_outputs, relu, out, output, columns) for so many rows of
-    x (M, K), float32 or uint8.
+    x (M, K), float32, uint16 that holds bfloat16, or uint8.
 
     It multiplies rows first, first + 1, ... of x by the panel at `place` and those after it, `abreast` in all, and
     writes `columns` numbers of each row from `output` on. From `following` numbers behind on it asks for a quarter of a
@@ -228,7 +268,7 @@ def _tile(rows, abreast=1):
 
     @intrinsic
     def tile(context, x, first, panels, place, following, of_outputs, relu, out, output, columns):
-        kind = _Floats if x.dtype == types.float32 else _Integers
+        kind = _KINDS[x.dtype]
         together = kind.together
 
         def generate(context, builder, signature, values):
@@ -319,10 +359,10 @@ def _positive(builder, x, relu):
 
 def _store(builder, line, place, x, columns):
     """Writes x from `place` on, as far as `columns` goes."""
-    address = builder.bitcast(builder.gep(line, [_WORD(place)]), _VECTOR.as_pointer())
+    address = builder.bitcast(builder.gep(line, [_WORD(place)]), x.type.as_pointer())
     with builder.if_else(builder.icmp_signed(">=", columns, _WORD(place + VECTOR))) as (whole, part):
         with whole:
-            builder.store(x, address, align=4)
+            builder.store(x, address, align=2)
         with part:
             for n in range(VECTOR):
                 with builder.if_then(builder.icmp_signed("<", _WORD(place + n), columns)):

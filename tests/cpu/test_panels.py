@@ -27,6 +27,7 @@ from fasttfm.cpu.panels import (
     PanelProduct,
     _multiply,
     multiplies_integers,
+    multiplies_pairs,
     team,
 )
 
@@ -34,6 +35,7 @@ BLOCK = _BLOCK // 4
 """Rows of a block in float32; of integers it is four times as many."""
 ROWS = (*range(2 * TILE + 2), 31, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
 needs_avx2 = pytest.mark.skipif(not multiplies_integers(), reason="needs AVX2")
+needs_pairs = pytest.mark.skipif(not multiplies_pairs(), reason="needs AVX512_BF16")
 
 
 def product_of(inputs=48, outputs=40, bias=True, relu=False, seed=0):
@@ -84,6 +86,24 @@ def test_numbers_that_are_not_finite_stay_in_their_row(value):
     torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-4, equal_nan=True)
 
 
+@needs_pairs
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("outputs", [1, PANEL - 1, PANEL, PANEL + 1, 8 * PANEL + 9])
+def test_of_bfloat16_it_is_the_product_rounded_once_whatever_stands_beside_a_row(threads, outputs, relu):
+    for inputs in (UNROLLED, 52, 516):
+        weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs).bfloat16()
+        product, x = PanelProduct(weight, bias, relu), torch.randn(2 * BLOCK + 3, inputs).bfloat16()
+        x[5, 2], x[6, 3] = float("nan"), float("inf")
+        expected = nnF.linear(x.double(), weight.double(), bias.double())
+        expected = expected.relu() if relu else expected
+        threads(1)
+        alone = torch.cat([product(row[None]) for row in x])
+        torch.testing.assert_close(alone.double(), expected, rtol=2**-8, atol=1e-5 * inputs**0.5, equal_nan=True)
+        threads(3)
+        for rows in (*ROWS, len(x)):
+            assert torch.equal(product(x[:rows]).view(torch.int16), alone[:rows].view(torch.int16)), rows
+
+
 @needs_avx2
 @pytest.mark.parametrize("outputs", [1, PANEL - 1, PANEL, PANEL + 1, 8 * PANEL + 9])
 @pytest.mark.parametrize("inputs", [UNROLLED, 52, 2048])
@@ -126,12 +146,17 @@ def test_older_processors_multiply_the_same(tmp_path, without):
 
 @pytest.mark.parametrize("outputs", [PANEL, PANEL + 3, 2 * PANEL - 1])
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, BLOCK + 1])
-@pytest.mark.parametrize("kind", ["float32", pytest.param("uint8", marks=needs_avx2)])
+@pytest.mark.parametrize(
+    "kind", ["float32", pytest.param("uint16", marks=needs_pairs), pytest.param("uint8", marks=needs_avx2)]
+)
 def test_nothing_is_written_before_or_behind_the_output(kind, rows, outputs):
     product = product_of(48, outputs)[2]
+    if kind == "uint16":
+        product = PanelProduct(torch.ones(outputs, 48).bfloat16(), None, relu=False)
     if kind == "uint8":
         product = IntegerPanelProduct(torch.ones(outputs, 48, dtype=torch.int8), torch.ones(outputs))
-    around, x = np.full((rows + 4, outputs), 7.0, np.float32), np.full((rows, 48), 130, kind)
+    around = np.full((rows + 4, outputs), 7, np.uint16 if kind == "uint16" else np.float32)
+    x = np.full((rows, 48), 0x3F80 if kind == "uint16" else 130, kind)  # 1.0
     _multiply(team(), x, product._panels, product._of_outputs, False, around[2:-2])
     assert (around[:2] == 7).all()
     assert (around[-2:] == 7).all()

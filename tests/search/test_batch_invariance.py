@@ -57,7 +57,8 @@ def test_bits_are_the_same_with_any_number_of_threads(kind, size, threads):
 def test_the_settings_can_be_seen_to_matter(monkeypatch):
     """A search that need not be invariant is not, in one precision at least: otherwise the tests above would prove
     nothing. In which one depends on the processor: bfloat16 with AMX, float32 without, where PyTorch multiplies."""
-    monkeypatch.setattr(linear, "_packed_dtypes", lambda: ())
+    for name in ("_packed_dtypes", "_panel_dtypes"):
+        monkeypatch.setattr(linear, name, lambda: ())
     settings = DecodingConfig(beam=4, max_len_a=0.0, max_len_b=7, batch_invariant=False)
 
     def depends_on_the_batch(kind):

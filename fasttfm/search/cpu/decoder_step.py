@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import PACKED_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
+from fasttfm.cpu.linear import FrozenLinear, frozen_in_int8, kept_with_weights
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.subclasses import ordinary
@@ -61,20 +61,19 @@ def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]
 
 
 class _Rows:
-    """Rows between two passes: R of them, and zeros up to a number that products are made of."""
+    """Rows between two passes."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
-        self.count = rows
-        self.memory = torch.zeros(max(rows, PACKED_ROWS), width, dtype=torch.uint8 if int8 else dtype)
+        self.memory = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype)
         """What products read."""
-        self.values = array(torch.zeros(rows, width, dtype=dtype)) if int8 else array(self.memory[:rows])
+        self.values = array(torch.zeros(rows, width, dtype=dtype) if int8 else self.memory)
         self.scales = np.zeros(rows, np.float32) if int8 else None
-        self.arrays = self.values, self.memory[:rows].numpy() if int8 else None, self.scales
+        self.arrays = self.values, self.memory.numpy() if int8 else None, self.scales
         """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
 
     def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
         """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""
-        return linear.of_first(self.memory, self.count), self.scales, linear.bias
+        return linear.of_memory(self.memory), self.scales, linear.bias
 
 
 class _Buffers:
@@ -90,9 +89,10 @@ class _Buffers:
             attention = (
                 x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output)
             )  # fmt: skip
-            network: Any = (None,) * 3, (each.hidden.followed_by(each.output, x.memory, rows), None, None)
             if int8:
-                network = x.times(each.hidden), hidden.times(each.output)
+                network: Any = x.times(each.hidden), hidden.times(each.output)
+            else:
+                network = (None,) * 3, (each.hidden.followed_by(each.output, x.memory), None, None)
             self.layers.append((*attention, *network, each.norms))
 
 
@@ -178,7 +178,7 @@ class DecoderStep:
         return logits.index_copy_(1, tokens, computed)
 
     def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
-        sums = product.multiply_first(x.memory, x.count)[:count]
+        sums = product.of_rows(len(x.memory))(x.memory)[:count]
         if not self.int8:
             return sums
         loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())
