@@ -18,7 +18,7 @@ from PIL import Image
 from benchmarks.measure.machine import ROOT, git, machine_name
 from benchmarks.measure.records import Entry
 from benchmarks.measure.text_table import short_dtype
-from benchmarks.report.rows import TITLES, duels, suite
+from benchmarks.report.rows import TITLES, duels, mean, quiet, suite
 from fasttfm.errors import UserError
 from fasttfm.system.parsing import parse_json
 
@@ -52,13 +52,11 @@ def bars(entries: Sequence[Entry]) -> Drawn | None:
 
     None for fewer than four cases.
     """
-    rows = suite(entries)
-    both = duels(rows[rows.usable]).dropna(subset="ratio")
-    both = both[~both.noisy]
+    both = quiet(suite(entries))
     if len(both) < _FEWEST:
         return None
     ratios = both.groupby([_bar(row) for _, row in both.iterrows()]).ratio
-    table = ratios.agg(mean=lambda ratio: np.exp(np.log(ratio).mean()), worst="min", cases="count").sort_values("mean")
+    table = ratios.agg(mean=mean, worst="min", cases="count").sort_values("mean")
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.21 * len(table)), layout="constrained")
     places = range(len(table))
     axes.barh(places, table["mean"] - 1, left=1, color=np.where(table["mean"] < 1, SLOWER, FASTER), height=0.7)
