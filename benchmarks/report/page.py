@@ -75,8 +75,6 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
 
 def _sections(entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(title, blocks) of a page's sections."""
-    if lines := readme.lines_of_a_page(entries):
-        yield "Summary", [readme.table(lines)]
     if runs := [_run(entry) for entry in entries if entry.kind in ("end_to_end", "speedrun")]:
         head = ("trained by", "of commit", "updates", "minutes", "tokens/s", "BLEU, cased", "signature")
         yield "From text to a score", [table(head, runs, names=2)]

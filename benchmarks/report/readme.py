@@ -15,7 +15,7 @@ import pandas as pd
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name
 from benchmarks.measure.records import RESULTS, Entry, read
 from benchmarks.measure.text_table import markdown, short_dtype
-from benchmarks.report.rows import TITLES, mean, quiet, suite
+from benchmarks.report.rows import mean, quiet, suite
 from fasttfm.errors import UserError
 
 README = ROOT / "README.md"
@@ -62,22 +62,14 @@ def _attention_with_dropout(both: pd.DataFrame) -> pd.Series:
     return (both.case == "attention") & both["shape"].map(lambda shape: bool(shape.get("dropout")))
 
 
-def _all(both: pd.DataFrame) -> pd.Series:
-    return both.case != ""
-
-
 _SEARCH: Kind = ("Search", "decoding", lambda both: both.case == "paper-base")
-_OF_GPUS: tuple[Kind, ...] = (
+_KINDS: tuple[Kind, ...] = (
     ("Attention with dropout", "kernels", _attention_with_dropout),
     ("Linear + cross entropy", "kernels", lambda both: both.case == "linear + cross entropy"),
-    ("Training step", "training_step", _all),
+    ("Training step", "training_step", lambda both: both.case != ""),
     _SEARCH,
 )
-"""Of CPUs README has searches and servers alone."""
-_OF_A_PAGE: tuple[Kind, ...] = (
-    *((TITLES[group], group, _all) for group in ("kernels", "blocks", "training_step")),
-    _SEARCH,
-)
+"""Of GPUs; of CPUs README has searches and servers alone."""
 _FIGURES = (
     ("Linear + cross entropy", "the loss with its projection, forward and backward"),
     ("Attention with dropout", "forward, backward"),
@@ -88,12 +80,7 @@ _FIGURES = (
 def lines(entries: Sequence[Entry]) -> list[Line]:
     """README's lines: those of GPUs, then searches and servers of every kind of CPU, newest first."""
     both = quiet(suite(entries))
-    return [*_summed_up(both[~both.cpu], _OF_GPUS), *_summed_up(both[both.cpu], (_SEARCH,)), *_servers(entries)]
-
-
-def lines_of_a_page(entries: Sequence[Entry]) -> list[Line]:
-    """Lines of whole groups, for the page of one machine."""
-    return [*_summed_up(quiet(suite(entries)), _OF_A_PAGE), *_servers(entries)]
+    return [*_summed_up(both[~both.cpu], _KINDS), *_summed_up(both[both.cpu], (_SEARCH,)), *_servers(entries)]
 
 
 def _summed_up(both: pd.DataFrame, kinds: Sequence[Kind]) -> Iterator[Line]:
@@ -105,14 +92,13 @@ def _summed_up(both: pd.DataFrame, kinds: Sequence[Kind]) -> Iterator[Line]:
 
 def _line(what: str, machine: str, dtype: str, part: pd.DataFrame) -> Line:
     worst = part.loc[part.ratio.idxmin()]
-    case = f"{worst.case} " if part.case.nunique() > 1 else ""
     after = "" if worst["pass"] in ("decode", "step", "forward+backward") else f", {worst['pass']}"
     return Line(
         what=f"{what}, {short_dtype(dtype)}",
         machine=machine,
         cpu=bool(worst.cpu),
         mean=mean(part.ratio),
-        worst=f"{worst.ratio:.2f}x: {case}{worst.text}{after}; {worst.provider_other}",
+        worst=f"{worst.ratio:.2f}x: {worst.text}{after}; {worst.provider_other}",
         shapes=len(part),
         slower=int((part.ratio < 1).sum()),
         peers=tuple(Counter(re.split(r" int8|, ", name)[0] for name in part.provider_other)),
@@ -173,8 +159,8 @@ def _short(line: Line) -> str:
     return f"{name} ({line.day})" if line.cpu else name.removesuffix(" 80GB HBM3")
 
 
-def table(made: Sequence[Line]) -> str:
-    """A line a kind and machine."""
+def measured(entries: Sequence[Entry]) -> str:
+    """The table, a line a kind and machine."""
     head = ["ours beside the fastest other", "machine", "times as fast", "worst shape", "slower", "measured"]
     cells = [
         [
@@ -185,7 +171,7 @@ def table(made: Sequence[Line]) -> str:
             f"{line.slower} of {line.shapes}",
             line.day,
         ]
-        for line in made
+        for line in lines(entries)
     ]
     return markdown(head, cells)
 
@@ -242,12 +228,7 @@ def _versions() -> str:
     return f"Python 3.{minors[1]} to 3.{int(minors[2]) - 1}; {', '.join(found)}."
 
 
-_MAKERS = {
-    "status": notice,
-    "figures": figures,
-    "measured": lambda entries: table(lines(entries)),
-    "chips": chips,
-}
+_MAKERS = {"status": notice, "figures": figures, "measured": measured, "chips": chips}
 
 
 def updated(text: str, entries: Sequence[Entry]) -> str:

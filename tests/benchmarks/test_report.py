@@ -55,7 +55,6 @@ def test_a_page_has_a_line_a_case_and_what_became_of_the_rows_without_a_time(fol
         "| SDPA flash | refused | 1 | RuntimeError: No available kernel <here> |",
         "| odd | wrong | 1 | error 0.5 against the reference, 0.001 is allowed |",
         "| xformers | absent | 1 | pip install xformers; needs a CUDA device |",
-        "| Kernels, fp32 | CPU: AMD EPYC, 2 cores | 2.00x | 2.00x: B=2 H=8 L=27 D=64 causal, forward; torch eager | 0 of",
         "[Kernels, fp32, 1 thread](#kernels-fp32-1-thread)",
         "## Kernels, fp32, 1 thread",
     ):
