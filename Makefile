@@ -85,7 +85,8 @@ executed: install
 # make asset TEXT=DIR    dist/multi30k-en-de.zip: a small trained model for a release, in 20 minutes of two cores
 asset: install
 	@$(BIN)/python -m benchmarks end_to_end multi30k-fast --text "$(TEXT)" --work build/asset --results build/asset
-	$(BIN)/python scripts/model_asset.py build/asset/model dist/multi30k-en-de.zip --record build/asset/end-to-end-multi30k-fast.jsonl \
+	$(BIN)/python scripts/model_asset.py build/asset/model dist/multi30k-en-de.zip \
+		--record build/asset/end-to-end-multi30k-fast.jsonl \
 		--data "Multi30k, task 1 (captions of Flickr30K: for non-commercial research and education)"
 	echo "A dog runs over the grass." | $(BIN)/fasttfm translate dist/multi30k-en-de.zip
 

@@ -13,7 +13,7 @@ if [ -z "$folder" ]; then
     trap 'rm -rf "$folder"' EXIT
 fi
 export PIP_CONSTRAINT="$root/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
-type() { # a line of words; its last line of output, or all where it fails
+typed() { # a line of words; its last line of output, or all where it fails
     printf '$ %s\n' "$1"
     eval "$1" > "$folder/said.txt" 2>&1 < /dev/null || { cat "$folder/said.txt"; exit 1; }
     tail -n 1 "$folder/said.txt" | cut -c 1-200
@@ -28,7 +28,7 @@ test -x "$folder/user/bin/python" || "$python" -m venv "$folder/user"
 "$folder/build/bin/pip" install build
 rm -rf dist
 for source in . pretraining; do
-    type "'$folder/build/bin/python' -m build --outdir dist $source"
+    typed "'$folder/build/bin/python' -m build --outdir dist $source"
 done
 
 export PATH="$folder/user/bin:$PATH"
@@ -55,15 +55,15 @@ for number, (language, block) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", t
 END
 cd "$folder/empty/fasttfm"
 mapfile -t lines < "$folder/words.txt"
-for line in "${lines[@]}"; do type "$line"; done
+for line in "${lines[@]}"; do typed "$line"; done
 
 cd "$folder/empty"
 refused "fasttfm lm train" "pip install ./fasttfm/pretraining"
 refused "fasttfm serve MODEL" 'pip install "./fasttfm[serve]"'
-type 'pip install "./fasttfm[serve]" ./fasttfm/pretraining'
-type "fasttfm lm --help"
-type "pip install --no-deps --force-reinstall '$root'/dist/*.whl"
-type "head -n 1 text/demo/test.en | fasttfm translate MODEL"
-type "fasttfm lm --help"
+typed 'pip install "./fasttfm[serve]" ./fasttfm/pretraining'
+typed "fasttfm lm --help"
+typed "pip install --no-deps --force-reinstall '$root'/dist/*.whl"
+typed "head -n 1 text/demo/test.en | fasttfm translate MODEL"
+typed "fasttfm lm --help"
 python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder/user'), fasttfm.__file__"
 ls -l "$root"/dist
