@@ -2,12 +2,12 @@
 
 Usage: scripts/model_asset.py MODEL FILE.zip [--record FILE] [--data TEXT]
 
-Its matrices become 8-bit integers; README.md in it is its card. RECORD: of `python -m benchmarks end_to_end`, whose last
-line gives the card its score. TEXT: what the card says of the training data, such as their licence.
+Its matrices become 8-bit integers; README.md in it is its card.
+--record: of `python -m benchmarks end_to_end`, whose last line gives the card a score.
+--data: what the card says of the training data, such as their licence.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from fasttfm.models import Transformer
 from fasttfm.models.pretrained import model_card
 from fasttfm.store.conversion import quantize_model
 from fasttfm.store.model_dir import read_config
+from fasttfm.system.parsing import parse_json
 
 
 def pack(model: Path, out: Path, origin: Sequence[str] = ()) -> int:
@@ -41,10 +42,11 @@ def pack(model: Path, out: Path, origin: Sequence[str] = ()) -> int:
 
 def score(record: Path) -> str:
     """The card's line about the last run in a file of records."""
-    run = json.loads(record.read_text(encoding="utf-8").splitlines()[-1])
+    run = parse_json(record.read_text(encoding="utf-8").splitlines()[-1])
+    machine = run["machine"]
     return (
-        f"{run['bleu']:.1f} BLEU on {run['lines']:,} lines (`{run['bleu_signature']}`) before the matrices became integers, "
-        f"after {run['training_minutes']:.0f} minutes on {run['machine']['processor']}, {run['machine']['cores']} cores"
+        f"{run['bleu']:.1f} BLEU on {run['lines']:,} lines (`{run['bleu_signature']}`) before its matrices became "
+        f"integers, after {run['training_minutes']:.0f} minutes on {machine['processor']}, {machine['cores']} cores"
     )
 
 

@@ -62,8 +62,8 @@ def bars(entries: Sequence[Entry]) -> Drawn | None:
     axes.barh(places, table["mean"] - 1, left=1, color=np.where(table["mean"] < 1, SLOWER, FASTER), height=0.7)
     axes.scatter(table.worst, places, color="black", marker="|", s=40, zorder=3, label="worst case")
     axes.axvline(1, color="black", linewidth=1)
-    for place, mean in zip(places, table["mean"]):
-        axes.annotate(f"{mean:.2f}x", (max(mean, 1), place), (4, 0), textcoords="offset points", va="center", size=7)
+    for place, ratio in zip(places, table["mean"]):
+        axes.annotate(f"{ratio:.2f}x", (max(ratio, 1), place), (4, 0), textcoords="offset points", va="center", size=7)
     axes.set(xscale="log", xlim=(0.8 * min(0.5, table.worst.min()), 1.5 * max(1, table["mean"].max())))
     axes.set_yticks(places, [f"{name} ({count})" for name, count in table.cases.items()], fontsize=8)
     ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]

@@ -78,9 +78,13 @@ _FIGURES = (
 
 
 def lines(entries: Sequence[Entry]) -> list[Line]:
-    """README's lines: those of GPUs, then searches and servers of every kind of CPU, newest first."""
+    """README's lines: those of GPUs, then searches and servers of every kind of CPU, newest first.
+
+    A CPU of an early record that names no instruction sets is of no kind: it stands in the report alone.
+    """
     both = quiet(suite(entries))
-    return [*_summed_up(both[~both.cpu], _KINDS), *_summed_up(both[both.cpu], (_SEARCH,)), *_servers(entries)]
+    of_kinds = both[both.cpu & both.machine.str.contains(" with ")]
+    return [*_summed_up(both[~both.cpu], _KINDS), *_summed_up(of_kinds, (_SEARCH,)), *_servers(entries)]
 
 
 def _summed_up(both: pd.DataFrame, kinds: Sequence[Kind]) -> Iterator[Line]:

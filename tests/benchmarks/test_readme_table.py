@@ -72,14 +72,16 @@ def test_a_line_has_the_mean_the_worst_shape_and_how_many_are_slower(tmp_path, w
 
 
 def test_a_cpu_says_when_it_was_measured_and_what_is_slower(tmp_path, write, record):
+    sets = {"instruction_sets": ["avx2"]}
     shape = {"batch": 1, "beam": 1, "source": 27, "length": 27, "vocabulary": 8_000}
     rows = [
-        record(p50=time, provider=provider, group="decoding", case="paper-base", shape=shape) | {"pass": "decode"}
+        record(p50=time, provider=provider, group="decoding", case="paper-base", shape=shape, machine=sets)
+        | {"pass": "decode"}
         for provider, time in (("fasttfm, a worker a core", 200.0), ("CTranslate2", 100.0))
     ]
     blocks = drawn(tmp_path, load(write("a.jsonl", *rows)))
-    assert "**0.50x** on AMD EPYC (2026-01-02), worst shape 0.50x" in blocks["figures"]
-    assert "- Slower than the fastest other: search, fp32 on AMD EPYC (2026-01-02) 0.50x" in blocks["figures"]
+    assert "**0.50x** on AMD EPYC with AVX2 (2026-01-02), worst shape 0.50x" in blocks["figures"]
+    assert "- Slower than the fastest other: search, fp32 on AMD EPYC with AVX2 (2026-01-02) 0.50x" in blocks["figures"]
     assert "No GPU has run" in blocks["status"]
 
 
