@@ -90,7 +90,8 @@ def roofline(entries: Sequence[Entry]) -> Drawn:
     axes.scatter(floor, both.p50_other, s=22, facecolors="none", edgecolors=OTHER, label="the fastest other")
     for number, kernel in enumerate(dict.fromkeys(both.case)):
         some = both.case == kernel
-        axes.scatter(floor[some], both.p50[some], s=22, color=f"C{number % 10}", label=kernel)
+        marker = "os"[number // 10 % 2]  # there are ten colours
+        axes.scatter(floor[some], both.p50[some], s=22, marker=marker, color=f"C{number % 10}", label=kernel)
     axes.set(xscale="log", yscale="log", xlim=(ends[0], floor.max() * 1.5), ylim=ends)
     axes.set(xlabel="least time that bandwidth and products allow, µs", ylabel="measured, µs")
     axes.set_title(f"Kernels beside the device's limit, {rows.machine.iloc[-1]}, bf16", fontsize=10)
