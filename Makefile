@@ -19,8 +19,12 @@ SECONDS_OF_GPU ?= 3600
 FLASH_ATTENTION ?=
 LIGER ?=
 CHROMIUM ?= chromium
+# Updates of README's training that `make dist` types; 1400 is the whole of it.
+UPDATES ?= 40
+# Folder of Multi30k's train, valid and test files, where `fasttfm prepare --dataset multi30k` leaves them.
+TEXT ?= data/multi30k
 
-.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs pictures oldest newest dist gpu-check bench clean
+.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs pictures oldest newest dist asset gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -78,6 +82,14 @@ processors: install
 executed: install
 	@$(BIN)/python -m tests.executed --workers $(WORKERS)
 
+# make asset TEXT=DIR    dist/multi30k-en-de.zip: a small trained model for a release, in 20 minutes of two cores
+asset: install
+	@$(BIN)/python -m benchmarks end_to_end multi30k-fast --text "$(TEXT)" --work build/asset --results build/asset
+	$(BIN)/python scripts/model_asset.py build/asset/model dist/multi30k-en-de.zip \
+		--record build/asset/end-to-end-multi30k-fast.jsonl \
+		--data "Multi30k, task 1 (captions of Flickr30K: for non-commercial research and education)"
+	echo "A dog runs over the grass." | $(BIN)/fasttfm translate dist/multi30k-en-de.zip
+
 # make peers FLASH_ATTENTION=DIR LIGER=DIR    their own tests, and the installed torch's, with fasttfm in their place
 peers: install
 	@status=0
@@ -113,9 +125,9 @@ pictures: docs demo
 	cp $(DEMO)/model/curve.png docs/images/demo-curve.png
 	scripts/screenshots.sh $(CHROMIUM)
 
-# The wheel and the source distribution in dist/, tried in an environment of its own outside the checkout.
+# The wheel and the source distribution in dist/, tried in an environment of its own; README's words typed there.
 dist: install
-	@scripts/dist.sh $(BIN)/python
+	@scripts/dist.sh $(BIN)/python $(UPDATES)
 
 # On a machine with a GPU: every question of the device queue, the tests that need one among them (docs/device-queue.md).
 gpu-check: install

@@ -1,43 +1,69 @@
 #!/usr/bin/env bash
-# Builds dist/*.whl and dist/*.tar.gz, and types the words of README in an empty folder, with the wheel where they say
-# ./fasttfm. What a message tells to install is installed too. Usage: scripts/dist.sh PYTHON
+# Builds dist/*.whl and dist/*.tar.gz, types README's words in a clone below an empty folder, and tries the wheels there.
+# Usage: scripts/dist.sh PYTHON [UPDATES [FOLDER]]
+# UPDATES: of README's training (default: 40; 1400 is the whole of it). TORCH_INDEX: another index for PyTorch. A FOLDER is
+# kept, with its environment, and used again.
 set -euo pipefail
 python=$1
+updates=${2:-40}
+folder=${3:-}
 root=$PWD
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+if [ -z "$folder" ]; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+fi
 export PIP_CONSTRAINT="$root/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+typed() { # a line of words; its last line of output, or all where it fails
+    printf '$ %s\n' "$1"
+    eval "$1" > "$folder/said.txt" 2>&1 < /dev/null || { cat "$folder/said.txt"; exit 1; }
+    tail -n 1 "$folder/said.txt" | cut -c 1-200
+}
+refused() { # a command, and what its message tells to install
+    eval "$1" > "$folder/said.txt" 2>&1 && { echo "$1 needs what is not installed"; exit 1; }
+    grep -F "$2" "$folder/said.txt"
+}
 
-"$python" -m venv "$folder/build"
+test -x "$folder/build/bin/python" || "$python" -m venv "$folder/build"
+test -x "$folder/user/bin/python" || "$python" -m venv "$folder/user"
 "$folder/build/bin/pip" install build
 rm -rf dist
 for source in . pretraining; do
-    "$folder/build/bin/python" -m build --outdir dist "$source" > "$folder/build.log" || { cat "$folder/build.log"; exit 1; }
+    typed "'$folder/build/bin/python' -m build --outdir dist $source"
 done
 
-"$python" -m venv "$folder/user"
 export PATH="$folder/user/bin:$PATH"
-wheel=$(echo "$root"/dist/fasttfm-*.whl)
+if [ -n "${TORCH_INDEX:-}" ]; then pip install --index-url "$TORCH_INDEX" torch; fi
+rm -rf "$folder/empty"
 mkdir "$folder/empty"
-cd "$folder/empty"
-ln -s "$root" REPOSITORY
-pip install "$wheel"
-fasttfm lm train 2> said.txt && { echo "lm needs a distribution that is not installed"; exit 1; }
-grep -F "pip install ./fasttfm/pretraining" said.txt
-fasttfm serve model 2> said.txt && { echo "serve needs an extra that is not installed"; exit 1; }
-grep -F 'pip install "./fasttfm[serve]"' said.txt
-
-python - "$root/README.md" "$wheel" > words.sh << 'END'
+git clone --quiet "$root" "$folder/empty/fasttfm"
+"$python" - "$root/README.md" "$updates" "$folder" > "$folder/words.txt" << 'END'
 import re, sys
-text = open(sys.argv[1], encoding="utf-8").read()
-for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-    words = re.sub(r'install "?\./fasttfm(\[[\w,]+\])?"?', lambda found: f'install "{sys.argv[2]}{found[1] or ""}"', block)
-    # compare may find a row slower where other programs run meanwhile
-    words = re.sub(r"^(python -m benchmarks compare \S+ \S+)", r"\1 || test $? = 1", words, flags=re.MULTILINE)
-    print(f"python - << 'END'\n{block}END" if language else words)
+from pathlib import Path
+text = Path(sys.argv[1]).read_text(encoding="utf-8")
+for number, (language, block) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)):
+    if language:
+        file = Path(sys.argv[3], f"block{number}.{language}")
+        file.write_text(block, encoding="utf-8")
+        print(f"python {file}")
+        continue
+    for line in block.splitlines():
+        words = re.split(r"\s+#\s", line)[0]
+        words += f" --max-update {sys.argv[2]}" if words.startswith("fasttfm train") else ""
+        # compare may find a row slower where other programs run meanwhile, and then says how many
+        words += " | grep regressions" if " compare " in words else ""
+        print(words)
 END
-bash -euxo pipefail words.sh
-pip install ./fasttfm/pretraining "$wheel[serve]"
-fasttfm lm --help > /dev/null
+cd "$folder/empty/fasttfm"
+mapfile -t lines < "$folder/words.txt"
+for line in "${lines[@]}"; do typed "$line"; done
+
+cd "$folder/empty"
+refused "fasttfm lm train" "pip install ./fasttfm/pretraining"
+refused "fasttfm serve MODEL" 'pip install "./fasttfm[serve]"'
+typed 'pip install "./fasttfm[serve]" ./fasttfm/pretraining'
+typed "fasttfm lm --help"
+typed "pip install --no-deps --force-reinstall '$root'/dist/*.whl"
+typed "head -n 1 text/demo/test.en | fasttfm translate MODEL"
+typed "fasttfm lm --help"
 python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder/user'), fasttfm.__file__"
 ls -l "$root"/dist

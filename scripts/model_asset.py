@@ -1,10 +1,15 @@
 """Packs a trained model for a release as one file, which `fasttfm translate FILE` and `fasttfm serve FILE` read.
 
-Usage: scripts/model_asset.py MODEL FILE.zip. Its matrices become 8-bit integers; README.md in it is its card.
+Usage: scripts/model_asset.py MODEL FILE.zip [--record FILE] [--data TEXT]
+
+Its matrices become 8-bit integers; README.md in it is its card.
+--record: of `python -m benchmarks end_to_end`, whose last line gives the card a score.
+--data: what the card says of the training data, such as their licence.
 """
 
-import sys
+import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -14,27 +19,52 @@ from fasttfm.models import Transformer
 from fasttfm.models.pretrained import model_card
 from fasttfm.store.conversion import quantize_model
 from fasttfm.store.model_dir import read_config
+from fasttfm.system.parsing import parse_json
 
 
-def pack(model: Path, out: Path) -> int:
-    """Write the best checkpoint of a model directory and its card into a file; return the file's bytes."""
+def pack(model: Path, out: Path, origin: Sequence[str] = ()) -> int:
+    """Write the best checkpoint of a model directory and its card into a file; return the file's bytes.
+
+    origin: more lines of the card.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
         quantize_model(model, "best", folder, Transformer)
-        origin = ["trained by fasttfm; its matrices are 8-bit integers, and fasttfm multiplies in int8 on a CPU"]
-        card = model_card(build(read_config(model)).model, model, origin).replace("DIRECTORY", out.name)
+        made = ["trained by fasttfm; its matrices are 8-bit integers, and fasttfm multiplies in int8 on a CPU", *origin]
+        card = model_card(build(read_config(model)).model, model, made).replace("DIRECTORY", out.name)
         (folder / "README.md").write_text(card, encoding="utf-8")
         with ZipFile(out, "w") as archive:
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"):
-                name = ZipInfo(
-                    path.relative_to(folder).as_posix()
-                )  # of one date, so that the same model is the same file
+                name = ZipInfo(path.relative_to(folder).as_posix())  # of one date: the same model is the same file
                 archive.writestr(name, path.read_bytes(), ZIP_DEFLATED)
     return out.stat().st_size
 
 
+def score(record: Path) -> str:
+    """The card's line about the last run in a file of records."""
+    run = parse_json(record.read_text(encoding="utf-8").splitlines()[-1])
+    machine = run["machine"]
+    return (
+        f"{run['bleu']:.1f} BLEU on {run['lines']:,} lines (`{run['bleu_signature']}`) before its matrices became "
+        f"integers, after {run['training_minutes']:.0f} minutes on {machine['processor']}, {machine['cores']} cores"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path, metavar="FILE.zip")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--data")
+    args = parser.parse_args()
+    origin = [f"trained on {args.data}"] if args.data else []
+    origin += [score(args.record)] if args.record else []
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{args.out}: {pack(args.model, args.out, origin):,} bytes")
+
+
 if __name__ == "__main__":
     try:
-        print(f"{sys.argv[2]}: {pack(Path(sys.argv[1]), Path(sys.argv[2])):,} bytes")
+        main()
     except UserError as error:
         raise SystemExit(f"scripts/model_asset.py: {error}") from None

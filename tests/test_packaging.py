@@ -224,3 +224,8 @@ def test_without_ptx_check_commands_of_the_proof_say_what_to_install():
     script = "import sys; sys.modules['ptx_check'] = None; import fasttfm.kernels.proof.executed"
     told = python("-c", script).stderr.strip()
     assert told.endswith("pip install ./fasttfm/ptx-check above the checkout (make install does it)")
+
+
+def test_what_readme_types_of_the_benchmarks_needs_no_ptx_check():
+    script = "import sys; sys.modules['ptx_check'] = None; import benchmarks.report.compare, benchmarks.report.page"
+    python("-c", script, check=True)

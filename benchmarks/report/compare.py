@@ -25,7 +25,6 @@ from benchmarks.measure.text_table import short_dtype
 from benchmarks.report.rows import CASE, suite
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
-from ptx_check.ledger.text_table import aligned
 
 LEAST_RUNS = 5
 """A median of fewer runs has no interval."""
@@ -82,8 +81,7 @@ def table(result: pd.DataFrame) -> str:
     verdict = result.verdict + np.where(result.regression, " (regression)", "")
     names = [result["case"], result.text, result["dtype"].map(short_dtype), result["pass"], result.provider]
     columns = [*names, *times, result.ratio.map("{:.3f}".format, na_action="ignore"), interval, verdict]
-    lines = pd.DataFrame(dict(zip(head, columns))).astype(object).fillna("").to_numpy().tolist()
-    return aligned([head, *lines], names=len(names))
+    return pd.DataFrame(dict(zip(head, columns))).astype(object).fillna("").to_string(index=False)
 
 
 def notes(before: pd.DataFrame, after: pd.DataFrame, result: pd.DataFrame) -> list[str]:

@@ -5,20 +5,21 @@ python -m benchmarks report --readme     README's blocks and docs/images too
 python -m benchmarks report --all        every row as CSV on standard output
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from benchmarks import host
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
+from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
-from benchmarks.measure.text_table import markdown, short_dtype
-from benchmarks.report import pictures, tables
-from benchmarks.report.headline import claims, origin
-from benchmarks.report.readme import README, notice, updated
-from benchmarks.report.rows import TITLES, ratios, suite, without_pool
+from benchmarks.measure.text_table import duration, markdown, number, short_dtype
+from benchmarks.report import pictures, readme
+from benchmarks.report.rows import TITLES, duels, suite, without_pool
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -46,20 +47,22 @@ def statuses(rows: pd.DataFrame) -> str:
 def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry], *, charted: bool) -> str:
     """The page of one machine; charted: whether it has a chart."""
     rows = suite(entries)
-    sections = dict(_sections(name, entries, rows))
+    sections = dict(_sections(entries, rows))
     contents = " · ".join(f"[{title}](#{_anchor(title)})" for title in sections)
     versions = [
         f"{part} {', '.join(said)}"
         for part in ("torch", "triton", "fasttfm", "driver")
         if (said := sorted({str(entry.machine[part]) for entry in entries if entry.machine.get(part)}))
     ]
+    commits = ", ".join(dict.fromkeys(_commit(entry) for entry in entries if entry.kind == "benchmark"))
     blocks = [
         f"# {name}",
-        notice(everything),
-        f"{statuses(rows).capitalize()}; measured {_days(entries)} with {', '.join(versions)}. Numbers are checked "
-        "before any time; **bold** where ours is not the fastest; ± is half of p20 to p80; ratio: how many times as "
+        readme.notice(everything),
+        f"{statuses(rows).capitalize()}; measured {_days(entries)} with {', '.join(versions)}"
+        f"{f', the suite at commit {commits}' if commits else ''}. Numbers are checked before any time; "
+        "**bold** where ours is not the fastest; ± is half of p20 to p80; ratio: how many times as "
         "fast ours is; of limit: the least time that the device allows over ours; MiB: most memory beyond what there "
-        "was before; noisy: times that spread by more than a quarter, or a busy machine: in no claim. "
+        "was before; noisy: times that spread by more than a quarter, or a busy machine: in no sum. "
         f"[Benchmarks](../benchmarks.md#reading-a-row) explains a row. Every row, the slower ways too: `{_ALL}`.",
         contents,
     ]
@@ -70,42 +73,66 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
     return "\n\n".join(blocks) + "\n"
 
 
-def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+def _sections(entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(title, blocks) of a page's sections."""
-    made = [(c.what.removesuffix(f"; {name}"), c.figure, origin(c.entries), c.locations) for c in claims(entries)]
-    if made:
-        yield "Claims", [table(("claim", "figure", "of commit", "record"), made, names=4)]
-    found = tables.searches(rows)
-    if not found.empty:
-        yield "Searches", [f"With paper-base. {tables.searches_note(found)}", table(*tables.grid(found))]
+    if runs := [_run(entry) for entry in entries if entry.kind in ("end_to_end", "speedrun")]:
+        head = ("trained by", "of commit", "updates", "minutes", "tokens/s", "BLEU, cased", "signature")
+        yield "From text to a score", [table(head, runs, names=2)]
     for group in GROUPS:
         for (dtype, threads), part in rows[rows.group == group].groupby(["dtype", "threads"], sort=False):
             on = f", {threads} thread{'s' * (threads != 1)}" if part.cpu.any() else ""
             yield f"{TITLES[group]}, {short_dtype(dtype)}{on}", list(_group(part))
     for entry in entries:
         if entry.kind == "host":
-            yield (
-                "Host time",
-                [host.note(entry.record), table(host.HEAD, list(map(host.cells, entry.record["measured"])))],
-            )
+            measured = table(host.HEAD, list(map(host.cells, entry.record["measured"])))
+            yield "Host time", [host.note(entry.record), measured]
+        elif "measured" in entry.record:
+            of = next(entry.record[name] for name in ("data", "preset", "text") if name in entry.record)
+            yield f"{entry.kind.replace('_', ' ').capitalize()}, {of}", [_measured(entry)]
     others = pd.Series([(entry.kind, entry.file) for entry in entries if entry.kind != "benchmark"])
     if len(others):
-        lines = [(kind, f"`{file}`", str(count)) for (kind, file), count in others.value_counts(sort=False).items()]
-        yield "Other records", [table(("program", "file in benchmarks/results", "records"), lines, names=2)]
+        files = [(kind, f"`{file}`", str(count)) for (kind, file), count in others.value_counts(sort=False).items()]
+        yield "Other records", [table(("program", "file in benchmarks/results", "records"), files, names=2)]
+
+
+def _measured(entry: Entry) -> str:
+    """The rows of a record that is not of the suite, without what is a list, under its command."""
+    rows = pd.DataFrame(entry.record["measured"])
+    rows = rows.loc[:, ~rows.map(lambda value: isinstance(value, list)).any()].astype(object).fillna("")
+    head = [name.replace("_", " ") for name in rows]
+    made = f"`{entry.machine['command']}`, commit {_commit(entry)} of {str(entry.machine['time'])[:10]}:"
+    return f"{made}\n\n{table(head, rows.astype(str).to_numpy().tolist(), names=2)}"
+
+
+def _commit(entry: Entry) -> str:
+    """The commit that was measured, marked where the tree had changes."""
+    commit = str(entry.machine.get("commit") or "unknown")[:7]
+    return f"{commit} with changes" if entry.machine.get("uncommitted_changes") else commit
+
+
+def _run(entry: Entry) -> tuple[str, ...]:
+    """The cells of a whole run; the minutes are those of training, of a speedrun all."""
+    run = entry.record
+    words = run["train_command"].removeprefix("fasttfm train ").removeprefix("python -m benchmarks.peers.")
+    note = f"; {run['note']}" if "note" in run else ""
+    return (
+        f"`{words}`",
+        f"{_commit(entry)} of {str(entry.machine['time'])[:10]}{note}",
+        f"{run['updates']:,}",
+        f"{run.get('training_minutes', run.get('minutes')):.1f}",
+        f"{run['target_tokens_per_second']:,}" if "target_tokens_per_second" in run else "",
+        f"{run['bleu']:.2f}",
+        f"`{run['bleu_signature'].removeprefix('BLEU|')}`",
+    )
 
 
 def _group(rows: pd.DataFrame) -> Iterator[str]:
     """The tables of one group and dtype."""
     if (rows.level == "smoke").any():
         yield "> **Some rows were run with `--smoke`, to see that everything runs: their times mean nothing.**"
-    lines = [
-        (provider, *(f"{value:.2f}x" for value in (mean, least, most)), str(count))
-        for provider, mean, least, most, count in ratios(rows).itertuples()
-    ]
-    if lines:
-        yield table(("time in units of fasttfm's", "geometric mean", "least", "most", "cases that both ran"), lines)
     if (rows.status == "timed").any():
-        yield table(*tables.cases(rows), names=2)
+        head = ("case", "pass", "ours", "fastest other", "ratio", "of limit", "MiB", "MiB, other")
+        yield table(head, [_case(duel) for duel in duels(rows).to_dict("records")], names=2)
     if any(map(without_pool, rows.entry)):
         yield "Memory of the CUDA graph is left out: these rows were read without the graph's pool."
     missing = (
@@ -121,13 +148,34 @@ def _group(rows: pd.DataFrame) -> Iterator[str]:
         yield table(("not timed", "status", "rows", "reason"), lines, names=4)
 
 
-def _days(entries: Sequence[Entry]) -> str:
-    days = sorted(str(entry.machine["time"])[:10] for entry in entries)
-    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+def _case(duel: dict) -> list[str]:
+    """The cells of a case: our fastest way, the fastest other, what is left to the device's limit, memory."""
+    way = duel["provider"].removeprefix(OURS).strip(", ")
+    ours = f"{duration(duel['p50'])} {_plus_minus(duel['spread'])}{f', {way}' if way else ''}"
+    alone = np.isnan(duel["ratio"])
+    return [
+        f"{duel['case']} {duel['text']}",
+        duel["pass"],
+        f"**{ours}**" if duel["ratio"] < 1 else ours,
+        "" if alone else f"{duel['provider_other']} {duration(duel['p50_other'])}",
+        "" if alone else f"{duel['ratio']:.2f}x{', noisy' if duel['noisy'] else ''}",
+        "" if np.isnan(duel["share"]) else f"{duel['share']:.0%}" if duel["share"] >= 0.01 else "<1%",
+        *("" if np.isnan(value) else number(value) for value in (duel["mib"], duel["mib_other"])),
+    ]
+
+
+def _plus_minus(spread: float) -> str:
+    """Half of p20 to p80 as a share of the median."""
+    return f"±{spread / 2:.0%}" if spread >= 0.02 else f"±{spread / 2:.1%}"
 
 
 def _anchor(title: str) -> str:
-    return title.lower().replace(",", "").replace(" ", "-")
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+
+
+def _days(entries: Sequence[Entry]) -> str:
+    days = sorted(str(entry.machine["time"])[:10] for entry in entries)
+    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
 
 
 # --------------------------------------------------------------------------------------------------------- all machines
@@ -145,17 +193,17 @@ def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> st
         "# Benchmark report",
         "The encoder-decoder Transformer beside its peers, a page a machine; each is made from the records in "
         "`benchmarks/results` by `python -m benchmarks report`.",
-        notice(everything),
+        readme.notice(everything),
         table(("machine", "measured", "what", "rows of the suite"), lines, names=4),
-        "Providers take turns on the same random inputs and cold caches; no time is kept of wrong numbers. A claim is "
-        "of the cases of which no row is noisy, and names the commit that was measured and its records; the record has "
-        f"the command that runs it again. Every row of every machine: `{_ALL}`.",
+        "Providers take turns on the same random inputs and cold caches; no time is kept of wrong numbers. A sum is of "
+        "the cases of which no row is noisy; the record has the commit that was measured and the command that runs it "
+        f"again. Every row of every machine: `{_ALL}`.",
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def written(entries: Sequence[Entry], out: Path, *, readme: bool) -> dict[Path, str | pictures.Drawn]:
-    """The pages and charts in the folder: path -> text, or what is drawn. readme: README and docs/images too."""
+def written(entries: Sequence[Entry], out: Path, *, with_readme: bool) -> dict[Path, str | pictures.Drawn]:
+    """The pages and charts in the folder: path -> text, or what is drawn; with_readme: README and docs/images too."""
     by_machine: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (is_cpu(entry.machine), machine_name(entry.machine))):
         by_machine.setdefault(machine_name(entry.machine), []).append(entry)
@@ -165,8 +213,8 @@ def written(entries: Sequence[Entry], out: Path, *, readme: bool) -> dict[Path, 
         made[out / f"{slug(name)}.md"] = machine_page(name, its, entries, charted=drawn is not None)
         if drawn is not None:
             made[out / f"{slug(name)}.png"] = drawn
-    if readme:
-        made[README] = updated(README.read_text(encoding="utf-8"), entries)
+    if with_readme:
+        made[readme.README] = readme.updated(readme.README.read_text(encoding="utf-8"), entries)
         made.update(pictures.pictures(entries))
     return made
 
@@ -175,7 +223,7 @@ def drifted(entries: Sequence[Entry]) -> list[str]:
     """The pages and pictures of the repository that say something else than the records."""
     return [
         str(path)
-        for path, its in written(entries, OUT, readme=True).items()
+        for path, its in written(entries, OUT, with_readme=True).items()
         if (
             not path.is_file() or path.read_text(encoding="utf-8") != its
             if isinstance(its, str)
@@ -205,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = drifted(entries)
         print("\n".join([f"{path} is not as the records have it" for path in found] or ["all as the records have it"]))
         return 1 if found else 0
-    made = written(entries, args.out, readme=args.readme)
+    made = written(entries, args.out, with_readme=args.readme)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         for path, its in made.items():

@@ -18,7 +18,7 @@ from PIL import Image
 from benchmarks.measure.machine import ROOT, git, machine_name
 from benchmarks.measure.records import Entry
 from benchmarks.measure.text_table import short_dtype
-from benchmarks.report.rows import TITLES, duels, suite
+from benchmarks.report.rows import TITLES, duels, mean, quiet, suite
 from fasttfm.errors import UserError
 from fasttfm.system.parsing import parse_json
 
@@ -52,20 +52,18 @@ def bars(entries: Sequence[Entry]) -> Drawn | None:
 
     None for fewer than four cases.
     """
-    rows = suite(entries)
-    both = duels(rows[rows.usable]).dropna(subset="ratio")
-    both = both[~both.noisy]
+    both = quiet(suite(entries))
     if len(both) < _FEWEST:
         return None
     ratios = both.groupby([_bar(row) for _, row in both.iterrows()]).ratio
-    table = ratios.agg(mean=lambda ratio: np.exp(np.log(ratio).mean()), worst="min", cases="count").sort_values("mean")
+    table = ratios.agg(mean=mean, worst="min", cases="count").sort_values("mean")
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.21 * len(table)), layout="constrained")
     places = range(len(table))
     axes.barh(places, table["mean"] - 1, left=1, color=np.where(table["mean"] < 1, SLOWER, FASTER), height=0.7)
     axes.scatter(table.worst, places, color="black", marker="|", s=40, zorder=3, label="worst case")
     axes.axvline(1, color="black", linewidth=1)
-    for place, mean in zip(places, table["mean"]):
-        axes.annotate(f"{mean:.2f}x", (max(mean, 1), place), (4, 0), textcoords="offset points", va="center", size=7)
+    for place, ratio in zip(places, table["mean"]):
+        axes.annotate(f"{ratio:.2f}x", (max(ratio, 1), place), (4, 0), textcoords="offset points", va="center", size=7)
     axes.set(xscale="log", xlim=(0.8 * min(0.5, table.worst.min()), 1.5 * max(1, table["mean"].max())))
     axes.set_yticks(places, [f"{name} ({count})" for name, count in table.cases.items()], fontsize=8)
     ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
@@ -92,7 +90,8 @@ def roofline(entries: Sequence[Entry]) -> Drawn:
     axes.scatter(floor, both.p50_other, s=22, facecolors="none", edgecolors=OTHER, label="the fastest other")
     for number, kernel in enumerate(dict.fromkeys(both.case)):
         some = both.case == kernel
-        axes.scatter(floor[some], both.p50[some], s=22, color=f"C{number % 10}", label=kernel)
+        marker = "os"[number // 10 % 2]  # there are ten colours
+        axes.scatter(floor[some], both.p50[some], s=22, marker=marker, color=f"C{number % 10}", label=kernel)
     axes.set(xscale="log", yscale="log", xlim=(ends[0], floor.max() * 1.5), ylim=ends)
     axes.set(xlabel="least time that bandwidth and products allow, µs", ylabel="measured, µs")
     axes.set_title(f"Kernels beside the device's limit, {rows.machine.iloc[-1]}, bf16", fontsize=10)

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name
 from benchmarks.measure.records import RESULTS, Entry, read
 from benchmarks.measure.text_table import markdown, short_dtype
-from benchmarks.report.rows import duels, suite
+from benchmarks.report.rows import mean, quiet, suite
 from fasttfm.errors import UserError
 
 README = ROOT / "README.md"
@@ -55,17 +54,22 @@ class Line:
     """Of the newest row."""
 
 
+Kind = tuple[str, str, Callable[[pd.DataFrame], pd.Series]]
+"""Title, group, which of its cases."""
+
+
 def _attention_with_dropout(both: pd.DataFrame) -> pd.Series:
     return (both.case == "attention") & both["shape"].map(lambda shape: bool(shape.get("dropout")))
 
 
-_KINDS: tuple[tuple[str, str, Callable[[pd.DataFrame], pd.Series]], ...] = (
+_SEARCH: Kind = ("Search", "decoding", lambda both: both.case == "paper-base")
+_KINDS: tuple[Kind, ...] = (
     ("Attention with dropout", "kernels", _attention_with_dropout),
     ("Linear + cross entropy", "kernels", lambda both: both.case == "linear + cross entropy"),
     ("Training step", "training_step", lambda both: both.case != ""),
-    ("Search", "decoding", lambda both: both.case == "paper-base"),
+    _SEARCH,
 )
-"""(title, group, which cases) of README's lines; of CPUs searches alone, the others stand in the report."""
+"""Of GPUs; of CPUs README has searches and servers alone."""
 _FIGURES = (
     ("Linear + cross entropy", "the loss with its projection, forward and backward"),
     ("Attention with dropout", "forward, backward"),
@@ -74,21 +78,20 @@ _FIGURES = (
 
 
 def lines(entries: Sequence[Entry]) -> list[Line]:
-    """README's lines: those of GPUs, then searches and servers of every kind of CPU, newest first."""
-    rows = suite(entries)
-    both = duels(rows[rows.usable]).dropna(subset="ratio")
-    both = both[~both.noisy]
-    made = [
-        _line(what, str(machine), str(dtype), part)
-        for cpu in (False, True)
-        for what, group, chosen in _KINDS
-        if not cpu or group == "decoding"
-        for (machine, dtype), part in both[(both.group == group) & chosen(both) & (both.cpu == cpu)]
-        .sort_values("time", ascending=False, kind="stable")
-        .groupby(["machine", "dtype"], sort=False)
-    ]
-    served = {machine_name(entry.machine): entry for entry in entries if entry.kind == "open_loop"}
-    return [*made, *(_served(machine, entry) for machine, entry in served.items())]
+    """README's lines: those of GPUs, then searches and servers of every kind of CPU, newest first.
+
+    A CPU of an early record that names no instruction sets is of no kind: it stands in the report alone.
+    """
+    both = quiet(suite(entries))
+    of_kinds = both[both.cpu & both.machine.str.contains(" with ")]
+    return [*_summed_up(both[~both.cpu], _KINDS), *_summed_up(of_kinds, (_SEARCH,)), *_servers(entries)]
+
+
+def _summed_up(both: pd.DataFrame, kinds: Sequence[Kind]) -> Iterator[Line]:
+    for what, group, chosen in kinds:
+        some = both[(both.group == group) & chosen(both)].sort_values("time", ascending=False, kind="stable")
+        for (machine, dtype), part in some.groupby(["machine", "dtype"], sort=False):
+            yield _line(what, str(machine), str(dtype), part)
 
 
 def _line(what: str, machine: str, dtype: str, part: pd.DataFrame) -> Line:
@@ -98,7 +101,7 @@ def _line(what: str, machine: str, dtype: str, part: pd.DataFrame) -> Line:
         what=f"{what}, {short_dtype(dtype)}",
         machine=machine,
         cpu=bool(worst.cpu),
-        mean=float(np.exp(np.log(part.ratio).mean())),
+        mean=mean(part.ratio),
         worst=f"{worst.ratio:.2f}x: {worst.text}{after}; {worst.provider_other}",
         shapes=len(part),
         slower=int((part.ratio < 1).sum()),
@@ -107,24 +110,26 @@ def _line(what: str, machine: str, dtype: str, part: pd.DataFrame) -> Line:
     )
 
 
-def _served(machine: str, entry: Entry) -> Line:
+def _servers(entries: Sequence[Entry]) -> Iterator[Line]:
     """Requests a second at the highest load that was tried, of our fastest server and of CTranslate2's."""
-    most = max(row["load"] for row in entry.record["measured"])
-    rates = {row["provider"]: row["requests_per_second"] for row in entry.record["measured"] if row["load"] == most}
-    theirs = rates.pop("CTranslate2")
-    name, ours = max(rates.items(), key=lambda item: item[1])
-    workers = entry.record["workers"]
-    return Line(
-        what="Requests a second",
-        machine=machine,
-        cpu=True,
-        mean=ours / theirs,
-        worst=f"{ours / theirs:.2f}x: {name}, {workers} worker{'s' * (workers != 1)}; CTranslate2",
-        shapes=1,
-        slower=int(ours < theirs),
-        peers=("CTranslate2",),
-        day=str(entry.machine["time"])[:10],
-    )
+    served = {machine_name(entry.machine): entry for entry in entries if entry.kind == "open_loop"}
+    for machine, entry in served.items():
+        most = max(row["load"] for row in entry.record["measured"])
+        rates = {row["provider"]: row["requests_per_second"] for row in entry.record["measured"] if row["load"] == most}
+        theirs = rates.pop("CTranslate2")
+        name, ours = max(rates.items(), key=lambda item: item[1])
+        workers = entry.record["workers"]
+        yield Line(
+            what="Requests a second",
+            machine=machine,
+            cpu=True,
+            mean=ours / theirs,
+            worst=f"{ours / theirs:.2f}x: {name}, {workers} worker{'s' * (workers != 1)}; CTranslate2",
+            shapes=1,
+            slower=int(ours < theirs),
+            peers=("CTranslate2",),
+            day=str(entry.machine["time"])[:10],
+        )
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
@@ -191,11 +196,11 @@ def chips(entries: Sequence[Entry]) -> str:
     budgets = (ROOT / "kernels" / "proof" / "budgets.csv").read_text(encoding="utf-8").splitlines()[1:]
     compiled = Counter(row["chip"] for row in csv.DictReader(budgets))
     executed = {record["chip"]: record for record in read(RESULTS / "executed.jsonl")}
-    ran = {entry.machine["chip"]: set[str]() for entry in entries if not is_cpu(entry.machine)}
+    ran: dict[str, set[str]] = {}
     for entry in entries:
         if not is_cpu(entry.machine):
-            group = entry.record.get("group", entry.kind)
-            ran[entry.machine["chip"]].add(f"{group.replace('_', ' ')} ({machine_name(entry.machine).split()[1]})")
+            group = entry.record.get("group", entry.kind).replace("_", " ")
+            ran.setdefault(entry.machine["chip"], set()).add(f"{group} ({machine_name(entry.machine).split()[1]})")
     alike: dict[tuple[str, ...], list[str]] = {}
     for chip, name in _CHIPS.items():
         record = executed.get(chip)
@@ -206,12 +211,14 @@ def chips(entries: Sequence[Entry]) -> str:
         )
         alike.setdefault(cells, []).append(f"{name} ({chip})")
     sampled = [chip for chip, count in compiled.items() if count < _LONGER_THAN_A_SAMPLE]
-    head = ["chip", "ran on it", "PTX executed on a CPU", "compiled"]
-    table = markdown(head, [[", ".join(names), *cells] for cells, names in alike.items()])
-    return f"{table}\n\nA sample is compiled for {', '.join(sampled)}. {' '.join(_versions())}"
+    made = markdown(
+        ["chip", "ran on it", "PTX executed on a CPU", "compiled"],
+        [[", ".join(names), *cells] for cells, names in alike.items()],
+    )
+    return f"{made}\n\nA sample is compiled for {', '.join(sampled)}. {_versions()}"
 
 
-def _versions() -> Iterator[str]:
+def _versions() -> str:
     """The versions that setup.py allows and constraints.txt pins."""
     setup, pins = ((ROOT / name).read_text(encoding="utf-8") for name in ("setup.py", "constraints.txt"))
     minors = re.search(r"minor in range\((\d+), (\d+)\)", setup)
@@ -222,7 +229,7 @@ def _versions() -> Iterator[str]:
         oldest = re.search(rf'"{package}>=([\d.]+)', setup)
         pinned = re.search(rf"^{package}==([\d.]+)", pins, re.MULTILINE)
         found.append(f"{package} {oldest and oldest[1]} or newer ({pinned and pinned[1]} tested)")
-    yield f"Python 3.{minors[1]} to 3.{int(minors[2]) - 1}; {', '.join(found)}."
+    return f"Python 3.{minors[1]} to 3.{int(minors[2]) - 1}; {', '.join(found)}."
 
 
 _MAKERS = {"status": notice, "figures": figures, "measured": measured, "chips": chips}

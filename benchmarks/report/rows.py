@@ -23,7 +23,7 @@ _GRAPHED = "CUDA graph"
 """End of the names of providers whose launches are captured."""
 _KINDS = {
     **dict.fromkeys(("ours", "cpu", "usable", "noisy"), bool),
-    **dict.fromkeys(("p20", "p50", "p80", "runs", "spread", "share", "mib", "gflop_per_s"), float),
+    **dict.fromkeys(("p20", "p50", "p80", "runs", "spread", "share", "mib"), float),
     **dict.fromkeys(("entry", "machine", "time", "text"), object),
 }
 """Columns beside _FIELDS. usable: may be claimed if it is quiet; mib: of the peak, where it means something."""
@@ -53,7 +53,6 @@ def suite(entries: Sequence[Entry]) -> pd.DataFrame:
                 "spread": spread(times) if times else np.nan,
                 "share": (record["roofline"] or {}).get("share"),
                 "mib": np.nan if without_pool(entry) else (record["peak_bytes"] or np.nan) / 2**20,
-                "gflop_per_s": (record.get("load") or {}).get("gflop_per_s"),
             }
         )
     return pd.DataFrame(lines, columns=[*_FIELDS, *_KINDS]).astype(_KINDS)
@@ -85,11 +84,12 @@ def duels(rows: pd.DataFrame) -> pd.DataFrame:
     return result.reset_index()
 
 
-def ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """For every other provider its time in units of fasttfm's: geometric mean, least, most, cases that both ran."""
-    times = rows[rows.status == "timed"].pivot_table(index=CASE, columns="provider", values="p50")
-    if OURS not in times:
-        return pd.DataFrame()
-    logarithms = np.log(times.drop(columns=OURS).div(times[OURS], axis=0))
-    result = np.exp(logarithms.agg(["mean", "min", "max"]).T).assign(count=logarithms.count())
-    return result[result["count"] > 0].sort_values("mean", ascending=False)
+def quiet(rows: pd.DataFrame) -> pd.DataFrame:
+    """The duels that may be claimed: both sides timed, no row of the case noisy or of --smoke."""
+    both = duels(rows[rows.usable]).dropna(subset="ratio")
+    return both[~both.noisy]
+
+
+def mean(ratios: pd.Series) -> float:
+    """The geometric mean."""
+    return float(np.exp(np.log(ratios).mean()))

@@ -55,8 +55,6 @@ def test_a_page_has_a_line_a_case_and_what_became_of_the_rows_without_a_time(fol
         "| SDPA flash | refused | 1 | RuntimeError: No available kernel <here> |",
         "| odd | wrong | 1 | error 0.5 against the reference, 0.001 is allowed |",
         "| xformers | absent | 1 | pip install xformers; needs a CUDA device |",
-        "| torch eager | 2.00x | 2.00x | 2.00x | 1 |",
-        "| CTranslate2 | 1.00x | 1.00x | 1.00x | 2 |",
         "[Kernels, fp32, 1 thread](#kernels-fp32-1-thread)",
         "## Kernels, fp32, 1 thread",
     ):
@@ -129,9 +127,10 @@ def test_a_missing_folder_and_one_that_cannot_be_written_are_refused(tmp_path, f
         report.main(["--results", str(folder), "--out", str(tmp_path / "file")])
 
 
-def test_a_peer_on_the_same_corpus_has_a_claim_of_its_own(tmp_path, write):
+def test_a_peer_on_the_same_corpus_has_a_line_of_its_own(tmp_path, write):
     line = (RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0]
     ours = json.loads(line)
-    write("runs/a.jsonl", ours, ours | {"corpus": "demo, torch.nn", "bleu": 12.5})
+    peer = "python -m benchmarks.peers.torch_nn_trainer --preset demo"
+    write("runs/a.jsonl", ours, ours | {"corpus": "demo, torch.nn", "train_command": peer, "bleu": 12.5})
     (text,) = (text for name, text in written(tmp_path / "runs", tmp_path / "out").items() if name != "report")
-    assert "with a plain torch.nn trainer" in text
+    assert "| `torch_nn_trainer --preset demo` |" in text

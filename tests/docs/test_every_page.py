@@ -1,4 +1,4 @@
-"""What every page of the documentation keeps to: the status of GPUs, and Python that imports what it uses."""
+"""What every page of the documentation keeps to: the status of GPUs, figures from records, names that code imports."""
 
 import re
 import subprocess
@@ -31,6 +31,44 @@ def test_the_python_of_a_page_uses_no_name_that_the_page_does_not_give(page):
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F823", "-"]
         done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+GENERATED = re.compile(r"<!-- (?!end|the end)[^>]*-->.*?<!-- (?:the )?end.*?-->", re.DOTALL)
+FIGURE = re.compile(
+    r"\d[\d.,]* ?(?:[mnuµ]s|microseconds|milliseconds|BLEU|(?:tokens|sentences|requests)/s|[GT]B/s|TFLOP/s)\b"
+    r"|\d[\d.,]* (?:tokens|sentences|requests) a second|\bBLEU (?:of )?\d"
+    r"|\b\d[\d.]* times (?:as|the time)\b|\b\d+\.\d+ ?x\b"
+)
+
+
+PREDICTIONS = "gpu-predictions.md"
+"""The page whose paragraphs and tables may have figures where they say that these are predicted."""
+
+
+def measured_figures(text: str, *, predictions: bool = False) -> list[str]:
+    """Lines with times, rates, scores or ratios outside of generated blocks; with a link they are others' figures."""
+    parts = re.split(r"\n\s*\n", re.sub(r"`[^`\n]*`", "", GENERATED.sub("", text)))
+    if predictions:
+        parts = [part for part in parts if not re.search("predict", part, re.IGNORECASE)]
+    return [line for part in parts for line in part.splitlines() if FIGURE.search(line) and "](http" not in line]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_measured_figure_that_is_not_made_from_a_record(page):
+    """The report is made from records as a whole (tests/benchmarks/test_readme_table.py compares it)."""
+    if page.parent.name != "benchmark-report":
+        text = page.read_text(encoding="utf-8")
+        assert measured_figures(text, predictions=page.name == PREDICTIONS) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["45 ms", "47 µs", "38.6 BLEU", "BLEU of 39", "7,255 tokens/s", "9 tokens a second", "1.98x", "1.4 times as long"],
+)
+def test_a_measured_figure_is_noticed(said):
+    text = f"<!-- table: a command -->\n1 ms\n<!-- end -->\n\nPredicted: 3 ms.\n\nOurs: {said}.\n"
+    assert measured_figures(text, predictions=True) == [f"Ours: {said}."]
+    assert len(measured_figures(text)) == 2
 
 
 LONGEST_LINE = 120

@@ -15,7 +15,7 @@ import pytest
 from forked import forked_children, write_programs
 
 ROOT = Path(__file__).parents[2]
-INSTALLS = ("pip install", "git clone")
+INSTALL = "pip install"
 
 
 def stretches(page: str, end: str | None = None) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def commands(block: str) -> list[str]:
         command, _, comment = line.partition(" # ")
         if comment.startswith("or") and result:
             result.pop()
-        if command.strip() and not command.startswith(INSTALLS):
+        if command.strip() and not command.startswith(INSTALL):
             result.append(command.strip())
     return result
 

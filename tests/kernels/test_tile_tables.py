@@ -133,7 +133,7 @@ def test_what_is_no_tile_is_refused():
         Tile.parse("64x32")
 
 
-PREDICTED = re.compile(r"\| \d+ x \d+ heads, ([\d,]+) x (\d+).* \| ([\d.]+) \| (\S+) \| (\S+) \| [\d,]+ -> [\d,]+ \|")
+PREDICTED = re.compile(r"\| \d+ x \d+ heads, ([\d,]+) x (\d+).* \| ([\d.]+) \| (\d\S+) \| (\d\S+) \| [\d,]+ \|")
 
 
 def test_long_rows_backward_take_the_tiles_that_were_predicted():
