@@ -1,26 +1,26 @@
-"""Attention's kernels for sm_90 in Gluon on long causal rows: their numbers, then their times.
+"""Ways to compute attention of long causal rows on sm_90: their numbers, then their times.
 
     python -m benchmarks.queue.long_rows
 
-A line for each decision (functional/tuning.py) between the kernel of every chip and one in Gluon by each of its tiles,
-one for what SDPA's cuDNN takes, and how many tensor maps the driver refused. bfloat16, 1,024 columns of all heads.
+A line for each decision (functional/tuning.py): between the kernel of every chip and one in Gluon by each of its tiles,
+then between the fastest of these and cuDNN, of both passes. Last, how many tensor maps the driver refused. bfloat16,
+1,024 columns of all heads.
 """
 
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import command
 from fasttfm import functional as F
 from fasttfm.cli.parser import Parser
 from fasttfm.functional import tuning
-from fasttfm.kernels import choices, launch
+from fasttfm.kernels import launch
 from fasttfm.system import timing
 
 _SHAPES = ((16, 1024, 64), (4, 4096, 64), (16, 1024, 128))
@@ -28,16 +28,14 @@ _SHAPES = ((16, 1024, 64), (4, 4096, 64), (16, 1024, 128))
 _SECONDS = 0.5
 
 
-def _tell(name: str, run: tuning.Work, peer: Callable[[], object] | None) -> None:
+def _tell(name: str, run: tuning.Work, word: str) -> None:
+    """A line for each decision of this name that the work asks for; the fastest answers stay in force."""
     device = torch.device("cuda")
     clock, chip = timing.DeviceClock(device).microseconds, launch.chip(device)
     for decision, work in tuning.decisions_of([run], chip).items():
-        if "hopper" in decision[0]:
+        if word in decision[0]:
             _, line = tuning.tune(decision, work, chip, clock, seconds=_SECONDS)
             print(f"{name}: {line}", flush=True)
-    choices.keep(chip, {})
-    if peer is not None:
-        print(f"{name}: SDPA's cuDNN {timing.measure({'': peer}, clock, seconds=_SECONDS)['']} us", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,22 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for _ in range(3)
             )
 
-            def ours(q: Tensor, k: Tensor, v: Tensor, rate: float) -> tuple[Tensor, ...]:
+            def attend(q: Tensor, k: Tensor, v: Tensor, rate: float) -> tuple[Tensor, ...]:
                 return (F.attention(q, k, v, causal=True, dropout_p=rate),)
 
-            def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            def both(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+                return torch.autograd.grad(attend(q, k, v, 0.0), (q, k, v), gradient)
 
-            name = f"{length} x {width}" + " with dropout" * (rate > 0.0)
-            _tell(f"forward {name}", partial(ours, q, k, v, rate), None if rate else partial(cudnn, q, k, v))
-            inputs = [x.requires_grad_() for x in (q, k, v)]
-            (output,), gradient = ours(q, k, v, rate), torch.randn_like(q)
-            run, peer = (
-                partial(torch.autograd.grad, x, inputs, gradient, retain_graph=True)
-                for x in (output, output if rate else cudnn(q, k, v))
-            )
-            _tell(f"backward {name}", run, None if rate else peer)
+            name, gradient = f"{length} x {width}" + " with dropout" * (rate > 0.0), torch.randn_like(q)
+            with F.backend("triton"):
+                _tell(f"forward {name}", partial(attend, q, k, v, rate), "hopper")
+                inputs = [x.requires_grad_() for x in (q, k, v)]
+                run = partial(torch.autograd.grad, attend(q, k, v, rate), inputs, gradient, retain_graph=True)
+                _tell(f"backward {name}", run, "hopper")
+            if not rate:
+                _tell(f"both {name}", partial(both, q, k, v, gradient), "library")
     refused = [each for each in said if "no tensor map" in str(each.message)]
     print(*{str(each.message) for each in refused}, f"tensor maps refused: {len(refused)}", sep="\n")
     return 0

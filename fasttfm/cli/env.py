@@ -165,10 +165,15 @@ def _routes(chip: Any) -> dict[str, str]:
         return dict.fromkeys(("attention", "feed_forward", *operators), "torch")
     from fasttfm.kernels.attention import launch as attention
     from fasttfm.kernels.tiles import feed_forward
+    from fasttfm.kernels.tiles.attention import LIBRARY
 
     routes = {}
     for kind in _DTYPES:
-        of_keys = {keys: attention.route(chip, kind, 64, attention.key_class(keys)) for keys in _KEYS}
+        of_keys = {}
+        for keys in _KEYS:
+            size = attention.key_class(keys)
+            library = backends.current == "auto" and LIBRARY(chip, kind, 64, "causal", size) == "cudnn"
+            of_keys[keys] = attention.route(chip, kind, 64, size) + " or cudnn" * library
         routes[f"attention {kind}"] = ", ".join(f"{keys} keys {route}" for keys, route in of_keys.items())
     for kind in _DTYPES:
         passes = ("forward", "forward+dropout", "backward")

@@ -138,12 +138,13 @@ def _attention(length: int, width: int, heads: int, tensor: Callable[..., Tensor
     """Function, options and inputs: padded and masked, and packed as `train --packed` has them; a decoder's attention
     has half as many queries."""
     batch, fewer = _TOKENS // length, max(1, length // 2)
-    q, k, v = (tensor(batch, heads, length, width) for _ in range(3))
+    q, k, v = (tensor(batch, length, heads, width).transpose(1, 2) for _ in range(3))  # as projections lie
     less = tensor(batch, heads, fewer, width)
     numbers, drop = torch.arange(batch + 1, device=q.device), {"dropout_p": 0.1}
     causal = {"causal": True, **drop}
     allowed = torch.ones(length, length, dtype=torch.bool, device=q.device).tril_()
     yield F.attention, {}, q, k, v
+    yield F.attention, {"causal": True}, q, k, v
     yield F.attention, causal, q, k, v
     yield F.attention, {"key_lengths": numbers[:-1] % length + 1, **drop}, q, k, v
     yield F.attention, {"mask": allowed}, q, k, v

@@ -290,9 +290,13 @@ def _backward_heads(
             steps.store(dqs, row, tile * problem.scale, head.queries, ROWS, D)
 
 
-def _launch(call: Call, kernel: Any, programs: int, tile: Tile, *walked: Tensor) -> Launch:
+def _launch(
+    call: Call, kernel: Any, programs: int, tile: Tile, walked: Sequence[Tensor], *placed: Any
+) -> Callable[..., None]:  # fmt: skip
+    """A launch with the arguments that it is given, and `placed` behind them."""
     stages = stages_for(call.chip, tile, *walked, gradients=True)
-    return Launch(kernel, (programs,), call.constants | tile.options(stages))
+    launch = Launch(kernel, (programs,), call.constants | tile.options(stages))
+    return lambda *arguments: launch(*arguments, *placed)
 
 
 def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: Tensor) -> Tile | None:
@@ -307,20 +311,15 @@ def _of_queries(
     """The launch that writes dQ and delta, with the arguments of hopper.backward_queries; tile as Backward takes it."""
     query, key, value = call.inputs
     of_queries = tile or BACKWARD_QUERIES(*call.size_class)
-    launch = _launch(
-        call, _backward_queries, ceil_div(call.queries, of_queries.rows) * call.planes, of_queries, key, value
-    )
+    programs = ceil_div(call.queries, of_queries.rows) * call.planes
     placed = strides(query, key, value, out, grad, d_query), LineStrides(*lse.stride()[:2])
-
-    def compute(*arguments: Any) -> None:
-        launch(*arguments, *placed)
-
+    launch = _launch(call, _backward_queries, programs, of_queries, (key, value), *placed)
     hopper = _hopper(HOPPER_BACKWARD_QUERIES, call, tile, out, grad)
     if hopper is None:
-        return compute
+        return launch
     from fasttfm.kernels.attention.hopper.backward_queries import BackwardQueries
 
-    return rule.Attempt(BackwardQueries(call, hopper, out, grad, lse, d_query), compute)
+    return rule.Attempt(BackwardQueries(call, hopper, out, grad, lse, d_query), launch)
 
 
 def _of_keys(
@@ -330,18 +329,14 @@ def _of_keys(
     query, key, value = call.inputs
     of_keys = tile or BACKWARD_KEYS(*call.size_class)
     programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
-    launch = _launch(call, _backward_keys, programs, of_keys, query, grad)
     placed = strides(query, key, value, grad, *gradients), LineStrides(*lse.stride()[:2])
-
-    def compute(*arguments: Any) -> None:
-        launch(*arguments, *placed)
-
+    launch = _launch(call, _backward_keys, programs, of_keys, (query, grad), *placed)
     hopper = _hopper(HOPPER_BACKWARD_KEYS, call, tile, grad)
     if hopper is None:
-        return compute
+        return launch
     from fasttfm.kernels.attention.hopper.backward_keys import BackwardKeys
 
-    return rule.Attempt(BackwardKeys(call, hopper, grad, lse, gradients), compute)
+    return rule.Attempt(BackwardKeys(call, hopper, grad, lse, gradients), launch)
 
 
 class Backward:
@@ -354,12 +349,11 @@ class Backward:
         tables' own."""
         query, key, value = call.inputs
         d_query, d_key, d_value = gradients
-        lines = LineStrides(*lse.stride()[:2])
         self._heads = self._queries = self._keys = None
         if tile is None and count_launches(call) == 1:
             of_heads = BACKWARD_HEADS(*call.size_class)
-            self._heads = _launch(call, _backward_heads, call.key_planes, of_heads, query, grad)
-            self._head_strides = strides(query, key, value, out, grad, *gradients), lines
+            placed = strides(query, key, value, out, grad, *gradients), LineStrides(*lse.stride()[:2])
+            self._heads = _launch(call, _backward_heads, call.key_planes, of_heads, (query, grad), *placed)
             self._width = query.shape[-1]
             return
         if call.queries:
@@ -376,7 +370,7 @@ class Backward:
         d_query, d_key, d_value = gradients
         if self._heads is not None:
             rows = lse.new_empty(lse.numel() * self._width)
-            self._heads(query, key, value, out, grad, *gradients, lse, delta, rows, problem, *self._head_strides)
+            self._heads(query, key, value, out, grad, *gradients, lse, delta, rows, problem)
             return
         if self._queries is not None:
             self._queries(query, key, value, out, grad, d_query, lse, delta, problem)

@@ -131,6 +131,23 @@ FORWARD = Choice(
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
+# Where cuDNN computes a call that it and our kernels take (functional/attention/library.py), forward and backward:
+# cudnn, or kernels. An H100 took 506 us by cuDNN for both passes of 1,024 causal rows of 16 x 16 heads of 64, and
+# 418 for 16 x 8 of 128, and 1,275 and 1,036 for 4,096; ours are recorded with 800, 739, 2,190 and 1,820 and predicted
+# with 563, 606, 1,474 and 1,386. 2,048 rows lie between. As shipped it has not run on a GPU.
+LIBRARY = Choice(
+    "attention.library",
+    Table(
+        """
+        kind  width   masking  keys            | sm_90  *
+        half  64,128  causal   1024,2048,4096  | cudnn  kernels
+        *     *       *        *               | -      kernels
+        """,
+        str,
+    ),
+    lambda *size: ("cudnn", "kernels"),
+)
+
 # attention/hopper/forward.py. Each of two warp groups has half of the rows.
 HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
 

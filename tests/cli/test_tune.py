@@ -192,7 +192,7 @@ def test_the_work_of_a_model_runs_every_family(monkeypatch):
     monkeypatch.setattr(tuning, "F", Watched())
     for run in tuning.operators(32, 2, torch.float32, torch.device("cpu")):
         assert all(isinstance(gradient, torch.Tensor) for gradient in run())
-    counts = {"attention": 6, "packed_qkv_attention": 2, "varlen_attention": 2, "varlen_packed_qkv_attention": 2}
+    counts = {"attention": 7, "packed_qkv_attention": 2, "varlen_attention": 2, "varlen_packed_qkv_attention": 2}
     attention = [name for name, count in counts.items() for _ in range(count)]
     rows = ["layer_norm", "residual_layer_norm", *3 * ["feed_forward"], "linear_cross_entropy", "embed"]
     assert names == [*attention, *attention, *rows]

@@ -24,7 +24,8 @@ from fasttfm.kernels import choice_cache
 from ptx_check.machine_code.compared import version
 from tests.pytest_runs import run_tests
 
-TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in ("test_kernels.py", "test_search.py")]
+NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_backward.py"
+TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in NAMES]
 PAGE = machine.ROOT / "docs" / "assemblers.md"
 BEGIN, END = "<!-- machine code: python -m tests.executed.machine_code -->", "<!-- end of machine code -->"
 
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = found_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     if not args.found:
-        chosen = "sm_90 and not mutation" + (f" and ({args.cases})" if args.cases else "")
+        chosen = "(sm_90 or hopper) and not mutation" + (f" and ({args.cases})" if args.cases else "")
         paths = {**assemblers(), **{version(path): path for path in args.ptxas}}
         variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
                      "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned))}  # fmt: skip

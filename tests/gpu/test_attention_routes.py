@@ -4,6 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fasttfm import functional as F
+from fasttfm import reference
+from fasttfm.functional import backend
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
@@ -76,3 +79,35 @@ def test_a_backward_pass_of_one_launch(problem, dtype, device, monkeypatch):
     check(problem, device, dtype)
     if 1 not in taken:
         pytest.skip("this chip, or these scores, take two")
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_gradients_of_cudnns_output_by_cudnn_and_by_our_kernels(width, device):
+    """As accurate as where our kernels compute both passes, and by these the same bits every time."""
+    if launch.chip(device).name != "sm_90":
+        pytest.skip("the table sends no call to cuDNN here")
+    leaves = [
+        torch.randn(2, 1024, 4, width, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for _ in range(3)
+    ]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    expected = reference.attention(*exact, causal=True)[0]
+    grad = torch.randn_like(leaves[0])
+    wanted = expected, *torch.autograd.grad(expected, exact, grad.double())
+
+    def found(choice, *, deterministic=False):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            with backend(choice):
+                output = F.attention(*leaves, causal=True)
+                return output, *torch.autograd.grad(output, leaves, grad)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    ours, cudnn = found("triton"), found("auto")
+    assert not torch.equal(ours[0], cudnn[0])  # another kernel
+    mixed, again = (found("auto", deterministic=True) for _ in range(2))
+    assert all(map(torch.equal, mixed, again))
+    for right, least, *others in zip(wanted, ours, cudnn, mixed):
+        allowed = 2.0 * (least - right).abs().max()
+        assert all((x - right).abs().max() <= allowed for x in others)

@@ -91,7 +91,7 @@ def test_calls_of_other_lengths_take_the_kernel_that_is_compiled(monkeypatch):
 
     keys = []
     out, lse = torch.zeros(3, 256, 2, 64, dtype=torch.bfloat16).transpose(1, 2), torch.zeros(3, 2, 256)
-    monkeypatch.setattr(forward, "Launch", lambda *made: lambda *given: keys.append(jit._key(made[0], given, made[2])))
+    monkeypatch.setattr(rule, "Launch", lambda *made: lambda *given: keys.append(jit._key(made[0], given, made[2])))
     for batch, rows, count in ((2, 256, 208), (3, 37, 1008), (1, 1, 16)):
         query, key = (torch.zeros(batch, n, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for n in (rows, count))
         call = launch.prepare(query, key, key, causal=True, dropout_p=0.1, seed=torch.tensor([1]))

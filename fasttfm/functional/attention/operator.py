@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import attention_pass
-from fasttfm.functional.attention import kernel_plans, products
+from fasttfm.functional.attention import kernel_plans, library, products
 from fasttfm.functional.attention.backend import LEAST_BAND, MOST_IN_BAND, backend_of, cpu_backend, takes_fused
 from fasttfm.functional.attention.call import (
     KERNELS,
@@ -102,6 +102,8 @@ def _bands(queries: int, keys: int, call: Call) -> Iterator[tuple[tuple[int, int
 
 def _plan(call: Call) -> Callable[[Call], Outputs]:
     """The output, and saved, kept and lse as Saved has them."""
+    if call.backend == "cudnn":
+        return without_views(library.forward, 3)
     if call.backend not in (*KERNELS, "blocks"):
         return without_views(functools.partial(_by_products, {}), 3)
     shape, strides = output_layout(call)
@@ -216,6 +218,8 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
     """Gradients of query, key and value, of both biases, of the mask and of the sinks; None where there is none, and
     for biases where no kernel has the sums at hand."""
     given = call.saved.call
+    if given.backend == "cudnn":
+        return without_views(library.backward(*call))
     if given.backend in KERNELS and not is_empty(given):
         return kernel_plans.backward(*call)
     return without_views(functools.partial(_compute_backward, {}))
@@ -331,7 +335,7 @@ def _decide(call: Call) -> str:
     query, _, value = call.apart
     backend = backend_of(call.backend, query, value, call.sizes[3], call)
     if not call.only_weights:
-        return backend
+        return "cudnn" if call.backend == "auto" and backend in KERNELS and library.takes(call) else backend
     return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
 
 

@@ -29,16 +29,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import schedule, steps, transposed_dropout
 from fasttfm.kernels.attention.hopper.forward import scores_layout
-from fasttfm.kernels.attention.hopper.rule import heads_of, section_of
+from fasttfm.kernels.attention.hopper.rule import Heads, Persistent
 from fasttfm.kernels.attention.hopper.steps import Origin
-from fasttfm.kernels.attention.launch import Call, strides
+from fasttfm.kernels.attention.launch import Call
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.gluon import jit
-from fasttfm.kernels.jit import Launch
-from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
 from fasttfm.kernels.philox import LEVELS, with_seed
-from fasttfm.kernels.tensor_map import Mapped
 from fasttfm.kernels.tiles.table import Tile
 
 _LEVELS = gl.constexpr(LEVELS)
@@ -264,27 +261,18 @@ def _keys(
     )
 
 
-class BackwardKeys:
+class BackwardKeys(Persistent):
     """dK and dV for one signature that rule.takes()."""
 
     def __init__(self, call: Call, tile: Tile, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]) -> None:
         """Tensors laid out as those to come; gradients: of key and value."""
-        width = call.constants["D"]
-        heads: Any = [heads_of(x) for x in (*call.inputs, grad)]
-        self._origins = tuple(x.origin for x in heads)
-        works = ceil_div(call.keys, tile.columns) * call.key_planes
-        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= tile.options() | {"STAGES": tile.stages}
-        self._launch = Launch(_keys, (min(works, call.chip.processors),), constants)
-        self._strides = strides(*gradients), LineStrides(*lse.stride()[:2])
-        self._numbers = call.key_planes, section_of(call) // call.constants["GROUP"]
         blocks = tile.rows, tile.columns, tile.columns, tile.rows
-        self._maps = [x.mapped(rows, width) for x, rows in zip(heads, blocks)]
+        read = [(x, count, Heads.mapped) for x, count in zip((*call.inputs, grad), blocks)]
+        super().__init__(_keys, call, tile, read, gradients, lse, of_keys=True)
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, d_key: Tensor, d_value: Tensor, lse: Tensor,
         delta: Tensor, problem: tuple,
     ) -> None:  # fmt: skip
         """Writes d_key and d_value; lse and delta as the passes before wrote them."""
-        maps = (Mapped(x, *known) for x, known in zip((query, key, value, grad), self._maps))
-        self._launch(*maps, d_key, d_value, lse, delta, self._origins, *self._strides, problem, *self._numbers)
+        self.launch((query, key, value, grad), (d_key, d_value, lse, delta), problem)

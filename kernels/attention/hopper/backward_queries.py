@@ -26,16 +26,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import steps
 from fasttfm.kernels.attention.hopper.forward import Sizes, scores_layout
-from fasttfm.kernels.attention.hopper.rule import Heads, heads_of, section_of
+from fasttfm.kernels.attention.hopper.rule import Heads, Persistent
 from fasttfm.kernels.attention.hopper.steps import Origin
-from fasttfm.kernels.attention.launch import Call, strides
+from fasttfm.kernels.attention.launch import Call
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.gluon import jit
-from fasttfm.kernels.jit import Launch
-from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
 from fasttfm.kernels.philox import with_seed
-from fasttfm.kernels.tensor_map import Mapped
 from fasttfm.kernels.tiles.table import Tile
 
 
@@ -262,28 +259,20 @@ def _queries(
     )
 
 
-class BackwardQueries:
+class BackwardQueries(Persistent):
     """dQ and delta for one signature that rule.takes()."""
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor) -> None:
         """Tensors laid out as those to come."""
-        width = call.constants["D"]
-        heads: Any = [heads_of(x) for x in (*call.inputs, out, grad)]
-        self._origins = tuple(x.origin for x in heads)
-        works = ceil_div(call.queries, tile.rows) * call.planes
-        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= tile.options() | {"STAGES": tile.stages}
-        self._launch = Launch(_queries, (min(works, call.chip.processors),), constants)
-        self._strides = strides(d_query), LineStrides(*lse.stride()[:2])
-        self._numbers = call.planes, section_of(call)
-        of_rows = [x.mapped(tile.rows, width) for x in (heads[0], *heads[3:])]
+        query, *walked = call.inputs
         map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
-        self._maps = [of_rows[0], *(map_keys(x, tile.columns, width) for x in heads[1:3]), *of_rows[1:]]
+        keys = [(x, tile.columns, map_keys) for x in walked]
+        rows = [(x, tile.rows, Heads.mapped) for x in (query, out, grad)]
+        super().__init__(_queries, call, tile, [rows[0], *keys, *rows[1:]], [d_query], lse)
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, d_query: Tensor, lse: Tensor,
         delta: Tensor, problem: tuple,
     ) -> None:  # fmt: skip
         """Writes d_query and delta; out and lse as the forward pass wrote them."""
-        maps = (Mapped(x, *known) for x, known in zip((query, key, value, out, grad), self._maps))
-        self._launch(*maps, d_query, lse, delta, self._origins, *self._strides, problem, *self._numbers)
+        self.launch((query, key, value, out, grad), (d_query, lse, delta), problem)

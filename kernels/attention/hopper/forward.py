@@ -27,16 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import steps
-from fasttfm.kernels.attention.hopper.rule import Heads, heads_of, section_of
+from fasttfm.kernels.attention.hopper.rule import Heads, Persistent
 from fasttfm.kernels.attention.hopper.steps import Origins
-from fasttfm.kernels.attention.launch import Call, strides
+from fasttfm.kernels.attention.launch import Call
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.gluon import jit
-from fasttfm.kernels.jit import Launch
-from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
 from fasttfm.kernels.philox import with_seed
-from fasttfm.kernels.tensor_map import Mapped
 from fasttfm.kernels.tiles.table import Tile
 
 LOWEST = gl.constexpr(-3e38)
@@ -293,27 +290,16 @@ def _forward(
     )
 
 
-class Forward:
+class Forward(Persistent):
     """The forward pass for one signature that rule.takes()."""
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
         """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
-        width, drops = call.constants["D"], call.problem.dropout.seed is not None
-        heads: Any = [heads_of(x) for x in call.inputs]
-        queries, keys, values = heads
-        self._origins = tuple(x.origin for x in heads)
-        works = ceil_div(call.queries, tile.rows) * call.planes
-        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= tile.options() | {"STAGES": tile.stages}
-        self._launch = Launch(_forward, (min(works, call.chip.processors),), constants)
-        self._strides = strides(out), LineStrides(*lse.stride()[:2])
-        self._numbers = call.planes, section_of(call)
-        map_keys = Heads.spread if drops else Heads.mapped
-        self._maps = (
-            queries.mapped(tile.rows, width), map_keys(keys, tile.columns, width), map_keys(values, tile.columns, width)
-        )  # fmt: skip
+        query, *walked = call.inputs
+        map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
+        read = [(query, tile.rows, Heads.mapped), *((x, tile.columns, map_keys) for x in walked)]
+        super().__init__(_forward, call, tile, read, [out], lse)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
         """Writes the output to out, and to lse the log-sum-exp in base 2."""
-        maps = (Mapped(x, *known) for x, known in zip((query, key, value), self._maps))
-        self._launch(*maps, out, lse, self._origins, *self._strides, problem, *self._numbers)
+        self.launch((query, key, value), (out, lse), problem)

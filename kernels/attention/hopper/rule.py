@@ -1,17 +1,18 @@
-"""The rule by which a call goes to the kernels for sm_90, and the tensor maps of its heads."""
+"""The rule by which a call goes to the kernels for sm_90, the tensor maps of its heads, and their launch."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fasttfm.kernels import tensor_map
-from fasttfm.kernels.attention.launch import Call, key_class
+from fasttfm.kernels.attention.launch import Call, key_class, strides
+from fasttfm.kernels.attention.problem import LineStrides
 from fasttfm.kernels.choices import Choice
-from fasttfm.kernels.jit import LARGEST
+from fasttfm.kernels.jit import LARGEST, Launch
 from fasttfm.kernels.launch import ceil_div, interpreted
 from fasttfm.kernels.tiles.table import Tile
 
@@ -101,6 +102,35 @@ def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | No
     takes() has them."""
     answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked) else None
     return answer if isinstance(answer, Tile) else None
+
+
+class Persistent:
+    """The launch of a kernel whose programs, one a processor, go through all works of a signature."""
+
+    def __init__(
+        self, kernel: Any, call: Call, tile: Tile, read: Sequence[tuple[Tensor, int, Callable[..., Any]]],
+        written: Sequence[Tensor], lse: Tensor, *, of_keys: bool = False,
+    ) -> None:  # fmt: skip
+        """Tensors laid out as those to come. read: what is copied, so many rows at a time, by a map of Heads;
+        written: what strides lead to; of_keys: a work is a tile of keys, not of queries."""
+        width, rows, length = call.constants["D"], tile.rows, call.queries
+        self._numbers = call.planes, section_of(call)
+        if of_keys:
+            rows, length = tile.columns, call.keys
+            self._numbers = call.key_planes, section_of(call) // call.constants["GROUP"]
+        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
+        constants |= tile.options() | {"STAGES": tile.stages}
+        works = ceil_div(length, rows) * self._numbers[0]
+        self._launch = Launch(kernel, (min(works, call.chip.processors),), constants)
+        heads: list[Any] = [heads_of(x) for x, *_ in read]
+        self._origins = tuple(x.origin for x in heads)
+        self._strides = strides(*written), LineStrides(*lse.stride()[:2])
+        self._maps = [how(known, count, width) for known, (_, count, how) in zip(heads, read)]
+
+    def launch(self, read: Sequence[Tensor], written: Sequence[Tensor], problem: tuple) -> None:
+        """Starts the programs; written: with the lines of lse and delta behind."""
+        maps = (tensor_map.Mapped(x, *known) for x, known in zip(read, self._maps))
+        self._launch(*maps, *written, self._origins, *self._strides, problem, *self._numbers)
 
 
 class Attempt:

@@ -1,0 +1,215 @@
+"""Attention by cuDNN: which calls a table sends there, what its operators are given, and who computes gradients when.
+
+No GPU takes part: operators of the same signature stand in for cuDNN's, and meta tensors go through PyTorch's own.
+"""
+
+import pytest
+import torch
+
+from fasttfm import functional as F
+from fasttfm import reference
+from fasttfm.functional.attention import backend, library, operator
+from fasttfm.functional.attention.call import Call
+from fasttfm.functional.attention.operator import attend
+from fasttfm.functional.attention.scoring import options_of
+from fasttfm.kernels import choices, launch
+from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.tiles.attention import LIBRARY
+
+LENGTH = 640
+USABLE = library._usable
+
+
+def rows(*shape, dtype=torch.bfloat16, **options):
+    """(B, H, L, D), heads beside one another in memory."""
+    batch, heads, length, width = shape
+    return torch.randn(batch, length, heads, width, dtype=torch.float32).to(dtype, **options).transpose(1, 2)
+
+
+def call_of(query, key=None, value=None, backend="auto", only_weights=False, starts=None, **options):
+    key, value = query if key is None else key, query if value is None else value
+    options = options_of(query, (*query.shape[:3], key.shape[2]), **{"causal": True, "scale": 0.1} | options)
+    fields = options._asdict()
+    places = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), starts)
+    return Call(
+        query=query, key=key, value=value, **places, max_seqlen_q=LENGTH, max_seqlen_k=LENGTH, covered=False,
+        only_weights=only_weights, backend=backend, **fields,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def on_sm_90(monkeypatch):
+    """Calls are decided as on an H100 whose cuDNN takes everything. Gives its chip."""
+    monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_90"])
+    monkeypatch.setattr(backend, "kernels_take", lambda *given: True)
+    monkeypatch.setattr(library, "_usable", lambda *given, **options: True)
+    yield CHIPS["sm_90"]
+    choices.keep(CHIPS["sm_90"], {})
+
+
+TAKEN = {
+    "1,024 rows": call_of(rows(1, 2, 1024, 64)),
+    "4,096 rows": call_of(rows(1, 2, 4096, 64)),
+    "heads of 128": call_of(rows(1, 2, LENGTH, 128)),
+    "float16": call_of(rows(1, 2, LENGTH, 64, dtype=torch.float16)),
+    "strides of one projection": call_of(
+        *torch.randn(1, LENGTH, 3, 2, 64, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4).unbind(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_long_causal_rows_in_half_precision_go_to_cudnn_on_sm_90(case, on_sm_90):
+    assert operator._decide(TAKEN[case]) == "cudnn"
+    assert operator._decide(TAKEN[case]._replace(backend="cudnn")) == "cudnn"  # settled once, it stays
+
+
+X = rows(1, 2, LENGTH, 64)
+LEFT = {
+    "the kernels are asked for": call_of(X, backend="triton"),
+    "the weights are asked for": call_of(X, only_weights=True),
+    "no triangle": call_of(X, causal=False),
+    "a shifted triangle": call_of(X, causal_offset=1),
+    "dropout": call_of(X, dropout_p=0.1, seed=torch.tensor([1])),
+    "lengths": call_of(X, key_lengths=torch.tensor([LENGTH])),
+    "a mask": call_of(X, mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool)),
+    "a window": call_of(X, window=(99, 0)),
+    "a soft cap": call_of(X, softcap=2.0),
+    "slopes": call_of(X, alibi_slopes=torch.ones(2)),
+    "sinks": call_of(X, sinks=torch.zeros(2)),
+    "a negative scale": call_of(X, scale=-0.1),
+    "float32": call_of(X.float()),
+    "shared keys": call_of(X, *2 * [X[:, :1]]),
+    "values of another width": call_of(X, X, X[..., :32]),
+    "more keys than queries": call_of(X[:, :, :512], X, X),
+    "heads one after the other": call_of(X.contiguous()),
+    "a length of a ragged batch": call_of(rows(1, 2, LENGTH + 1, 64)),
+    "rows that were not faster": call_of(rows(1, 2, 384, 64)),
+    "no batch": call_of(X[:0]),
+    "packed projections": call_of(torch.randn(1, LENGTH, 3, 2, 64).bfloat16())._replace(key=None, value=None),
+    "packed sequences": call_of(X)._replace(
+        query=X[0].transpose(0, 1), key=X[0].transpose(0, 1), value=X[0].transpose(0, 1),
+        cu_seqlens_q=torch.tensor([0, LENGTH]), cu_seqlens_k=torch.tensor([0, LENGTH]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_cudnn_does_not_compute_or_was_not_faster_at_stays_with_our_kernels(case, on_sm_90):
+    assert operator._decide(LEFT[case]) in ("short", "flash", "softmax")
+
+
+def test_other_chips_keep_their_kernels(on_sm_90, monkeypatch):
+    for name in CHIPS.keys() - {"sm_90"}:
+        monkeypatch.setattr(launch, "chip", lambda device, name=name: CHIPS[name])
+        assert operator._decide(call_of(X)) != "cudnn", name
+
+
+def test_what_was_tuned_goes_before_the_table_both_ways(on_sm_90):
+    size = "bf16", 64, "causal"
+    tuned = {1024: "kernels", 512: "cudnn"}
+    choices.keep(on_sm_90, {("attention.library", (*size, keys)): answer for keys, answer in tuned.items()})
+    assert operator._decide(call_of(X)) == "flash"
+    assert operator._decide(call_of(rows(1, 2, 512, 64))) == "cudnn"
+    assert set(LIBRARY.answers(on_sm_90, *size, 1024)) == {"cudnn", "kernels"}
+
+
+def test_a_cudnn_that_does_not_take_a_call_leaves_it(on_sm_90, monkeypatch):
+    monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch answers for itself, and here it has no cuDNN
+    assert operator._decide(call_of(X)) == "flash"
+
+
+class CuDNN:
+    """Operators with the signatures of cuDNN's, computed by PyTorch's own for a CPU."""
+
+    def __init__(self):
+        self.calls = []
+
+    def attend(self, query, key, value, bias, with_lse, rate, causal, debug, *, scale):
+        self.calls.append("forward")
+        assert (bias, with_lse, rate, debug) == (None, True, 0.0, False)
+        compute = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output, lse = compute(query, key, value, 0.0, causal, scale=scale)
+        return output, lse.contiguous().unsqueeze(-1), None
+
+    def differentiate(
+        self, grad, query, key, value, output, lse, seed, offset, bias, starts_q, starts_k, longest_q, longest_k, rate,
+        causal, *, scale,
+    ):  # fmt: skip
+        self.calls.append("backward")
+        assert bias is starts_q is starts_k is None
+        assert (longest_q, longest_k, rate) == (query.shape[2], key.shape[2], 0.0)
+        assert lse.shape == (*query.shape[:3], 1)
+        assert seed.dtype == offset.dtype == torch.int64
+        assert grad.stride() == output.stride()  # else PyTorch warns and copies
+        compute = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return compute(grad, query, key, value, output, lse.squeeze(-1), 0.0, causal, scale=scale)
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    stand_in = CuDNN()
+    monkeypatch.setattr(library, "_attend", stand_in.attend)
+    monkeypatch.setattr(library, "_differentiate", stand_in.differentiate)
+    return stand_in
+
+
+@pytest.fixture
+def deterministic():
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("first", [True, False], ids=["asked from the first", "asked for between the passes"])
+@pytest.mark.parametrize("asked", [True, False], ids=["deterministic", "fastest"])
+def test_output_and_gradients_are_the_references_whoever_computes_the_backward_pass(
+    causal, first, asked, cudnn, deterministic
+):
+    """Our kernels take over from cuDNN's output where gradients must be the same bits every time."""
+    leaves = [rows(2, 2, 128, 16).float().requires_grad_() for _ in range(3)]
+    options = options_of(leaves[0], (2, 2, 128, 128), causal=causal, scale=0.25)
+    expected = reference.attention(*leaves, causal=causal, scale=0.25)[0]
+    grad = torch.randn_like(expected).contiguous()
+    wanted = torch.autograd.grad(expected, leaves, grad)
+    if first:
+        deterministic(asked)
+    output = attend(*leaves, options, "cudnn")
+    deterministic(asked)
+    gradients = torch.autograd.grad(output, leaves, grad)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-5)
+    assert cudnn.calls == (["forward"] if asked else ["forward", "backward"])
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("layout", ["own", "joint"])
+def test_pytorchs_operators_take_the_arguments_and_give_what_the_fake_announces(layout, width):
+    """On meta tensors: shapes, strides and dtypes alone."""
+    joint = torch.empty(2, 256, 3, 4, width, dtype=torch.bfloat16, device="meta")
+    tensors = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    if layout == "own":
+        tensors = [x.clone() for x in tensors]
+    call = call_of(*tensors, backend="cudnn")
+    outputs = library.forward(call)
+    announced = operator._fake(call)
+    saved = operator.Saved(*operator._save(call, announced))
+    given = operator._Backward(torch.empty_like(announced[0]), False, None, saved)
+    gradients = library.gradients(given)
+    for found, wanted in zip((*outputs, *gradients), (*announced, *operator._fake_backward(given)), strict=True):
+        assert (found is None) == (wanted is None)
+        if found is not None:
+            assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
+def test_the_public_function_takes_that_way_and_back(on_sm_90, cudnn, monkeypatch):
+    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # of a CPU's own ways
+    x = rows(1, 2, LENGTH, 64).requires_grad_()
+    output = F.attention(x, x, x, causal=True)
+    (gradient,) = torch.autograd.grad(output.float().square().sum(), x)
+    exact = x.detach().double().requires_grad_()
+    expected = reference.attention(exact, exact, exact, causal=True)[0]
+    (wanted,) = torch.autograd.grad(expected.square().sum(), exact)
+    assert cudnn.calls == ["forward", "backward"]
+    torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gradient.double(), wanted, rtol=0.05, atol=0.05)
