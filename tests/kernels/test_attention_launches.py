@@ -3,7 +3,7 @@
 import pytest
 import torch
 from biased_attention import biased_attention
-from test_attention_kernels import seeded, take, tensors  # noqa: F401 (take: a fixture)
+from test_attention_kernels import ROUTES, seeded, take, tensors  # noqa: F401 (take: a fixture)
 
 from fasttfm import functional as F
 from fasttfm import reference
@@ -58,8 +58,19 @@ def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatc
             once.forward(kernel, x, x, x, packed=(starts, starts, 4, 2**31))
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_causal_offset_past_all_keys_or_before_them_is_taken_at_its_word(take, route):  # noqa: F811
+    """However far: it is added to a row in 32 bits."""
+    take(route)
+    q, k, v = (torch.randn(1, 2, 18, 8) for _ in range(3))
+    expected = F.attention(q, k, v)
+    for far in (2**31 - 1, 2**40):
+        torch.testing.assert_close(F.attention(q, k, v, causal=True, causal_offset=far), expected)
+        assert not F.attention(q, k, v, causal=True, causal_offset=-far).any()
+
+
 @pytest.mark.parametrize("route", ["short", "flash", "heads"])
-def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route, monkeypatch): # noqa: F811
+def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route, monkeypatch):  # noqa: F811
     """No kernel gets, and no gradient takes, memory for more heads than there are."""
     take(route)
     seen = []
