@@ -147,11 +147,3 @@ def test_under_autocast_it_errs_no_more_than_the_operators(monkeypatch):
     for found, theirs, wanted in zip(actual, plain, exact, strict=True):
         assert found.dtype == theirs.dtype
         assert (found - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 0.02 * wanted.abs().max() + 1e-3
-
-
-def test_a_wrong_mask_is_named():
-    layer = layer_of("Encoder")
-    with backend("triton"), pytest.raises(fasttfm.nn.ArgumentError, match="src_mask"):
-        layer(*inputs(layer, LENGTH), src_mask=torch.zeros(3, 3, dtype=torch.bool))
-    with backend("triton"), pytest.raises(fasttfm.nn.ArgumentError, match="src_key_padding_mask"):
-        layer(*inputs(layer, LENGTH), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
