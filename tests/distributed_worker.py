@@ -2,8 +2,8 @@
 
     python distributed_worker.py RANK FOLDER numba|plain
 
-Writes the loss and the gradients of the whole model, for each of KINDS, to FOLDER/KIND-RANK.pt. It must have entered the
-passes compiled by numba, or without numba none.
+Writes the loss and the gradients of the whole model, for each of KINDS, to FOLDER/KIND-RANK.pt. It must have entered
+the passes compiled by numba, or without numba none.
 """
 
 import sys

@@ -22,7 +22,8 @@ def test_two_processes_agree_with_one(numba: str, tmp_path: Path) -> None:
         loss = loss_of(*batch)
         loss.backward()
         ours = make is distributed_worker.transformer
-        times = parts if ours else 1  # our loss is a sum over targets, of which FSDP averages gradients; theirs is a mean
+        # Our loss is a sum over targets, of which FSDP averages gradients; theirs is a mean.
+        times = parts if ours else 1
         found = [torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)]
         mean = sum(each["loss"] for each in found) / 2
         torch.testing.assert_close(mean * times, loss.detach(), rtol=1e-5, atol=1e-5, msg=kind)
