@@ -211,7 +211,7 @@ class _Pairs(_Floats):
 
     @staticmethod
     def end(builder, total, of_outputs, place, relu):
-        """As loop_parts.py rounds."""
+        """Rounds as loop_parts.py does."""
         total = _positive(builder, total, relu)
         bits = builder.bitcast(total, _INTS)
         high = builder.lshr(bits, _INTS([16] * VECTOR))
