@@ -21,6 +21,7 @@ import os
 import runpy
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -207,8 +208,7 @@ def _serve(address: str, ready_on: int = 1) -> tuple[dict, list[int]]:
         while True:
             ready, _, _ = select.select([listener, 0], [], [])
             if listener not in ready:
-                Path(address).unlink()
-                Path(address).parent.rmdir()
+                shutil.rmtree(Path(address).parent, ignore_errors=True)  # what was imported may have written there
                 os._exit(0)
             with listener.accept()[0] as connection:
                 head, files, _, _ = socket.recv_fds(connection, 12, 64)
