@@ -66,9 +66,13 @@ types: install
 tests: install
 	@$(BIN)/python -m tests.suite --workers $(WORKERS)
 
-# mypy takes one core for a minute or more: the tests take the others meanwhile.
+# One of the two.
+gate-%: install
+	@$(BIN)/python -m tests.suite --run $* --workers $(WORKERS)
+
+# At once: while a test waits for a process that it has started, mypy and the other run take its core.
 test: lint
-	@$(MAKE) --no-print-directory --jobs 2 types tests
+	@$(MAKE) --no-print-directory --jobs 3 types gate-tests gate-executed
 
 # Every case, on every processor that this one can stand for, with a record; hours.
 test-all: lint types

@@ -21,6 +21,7 @@ import os
 import runpy
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,6 +95,12 @@ class TrainingPopen(Popen):
     loaded = TRAINING
 
 
+class BarePopen(Popen):
+    """Popen for runs of a copy of this project: nothing of the project is loaded."""
+
+    loaded = ("torch", "numba", "hypothesis", "pytest")
+
+
 SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
 """The module subprocess, for one whose processes are to be forked."""
 
@@ -103,13 +110,13 @@ def forked_children() -> dict[str, str]:
     return {**os.environ, "FORKED_CHILDREN": "1"}
 
 
-def run(command, *, input=None, capture_output=False, timeout=None, check=False, **options):
-    """subprocess.run by Popen above."""
+def run(command, *, input=None, capture_output=False, timeout=None, check=False, popen=Popen, **options):
+    """subprocess.run by Popen above, or another of them."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if input is not None:
         options["stdin"] = subprocess.PIPE
-    with Popen(command, **options) as process:
+    with popen(command, **options) as process:
         try:
             stdout, stderr = process.communicate(input, timeout=timeout)
         except BaseException:
@@ -176,12 +183,17 @@ def fork_own_children() -> None:
 
 
 def load(names: Sequence[str]) -> None:
-    """Import what every process needs, and the loops that numba compiles."""
+    """Import what every process needs, and of the project the loops that numba compiles."""
     for name in names:
         importlib.import_module(name)
+    if not any(name.startswith("fasttfm") for name in names):
+        return
     from fasttfm.cpu import step_passes, training_passes
 
     if step_passes.usable():
+        from compiled_once import compile_once_from_now_on
+
+        compile_once_from_now_on()
         training_passes.loops()
     gc.collect()
     gc.freeze()  # or a collection would copy every page
@@ -196,8 +208,7 @@ def _serve(address: str, ready_on: int = 1) -> tuple[dict, list[int]]:
         while True:
             ready, _, _ = select.select([listener, 0], [], [])
             if listener not in ready:
-                Path(address).unlink()
-                Path(address).parent.rmdir()
+                shutil.rmtree(Path(address).parent, ignore_errors=True)  # what was imported may have written there
                 os._exit(0)
             with listener.accept()[0] as connection:
                 head, files, _, _ = socket.recv_fds(connection, 12, 64)

@@ -139,38 +139,16 @@ def forked_workers() -> Iterator[None]:
         yield
 
 
-_COMPILING: set[str] = set()
-"""Loops whose lock this process holds: the fixture stands once for each folder of tests that one run takes."""
-
-
 @pytest.fixture(autouse=True, scope="session")
 def loops_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A worker that needs a loop which another one compiles waits, and loads it from numba's cache."""
-    folder = tmp_path_factory.getbasetemp().parent  # of all workers
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ and sys.platform == "linux" and importlib.util.find_spec("numba"):
-            import fcntl
+            import compiled_once
 
-            from numba.core.caching import NullCache
-            from numba.core.dispatcher import Dispatcher
-
-            plain = Dispatcher.compile
-
-            def compile(self: Dispatcher, signature: object) -> object:
-                name = self.__name__
-                if (
-                    isinstance(self._cache, NullCache) or name in _COMPILING
-                ):  # inlined into a loop that is; held already
-                    return plain(self, signature)
-                with (folder / f"{name}.lock").open("w") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                    _COMPILING.add(name)
-                    try:
-                        return plain(self, signature)
-                    finally:
-                        _COMPILING.discard(name)
-
-            patch.setattr(Dispatcher, "compile", compile)
+            folder = tmp_path_factory.getbasetemp().parent  # of all workers
+            patch.setenv(compiled_once.FOLDER, str(folder))
+            patch.setattr(compiled_once.Dispatcher, "compile", compiled_once.compiling_once(folder))
         yield
 
 

@@ -1,7 +1,8 @@
 """The tests that need no GPU: `make test` runs a fixed part of their cases in two runs, `make test-all` every one.
 
-    python -m tests.suite            the cases of the gate (CONTRIBUTING, "The gate and the whole")
-    python -m tests.suite --all      every case, with a record
+    python -m tests.suite                    the cases of the gate (CONTRIBUTING, "The gate and the whole")
+    python -m tests.suite --run executed     one of the runs alone: `make test` has both at once
+    python -m tests.suite --all              every case, with a record
 
 The first run does not collect what others run: those of a GPU (the device queue), and those of the second. The second
 executes kernels' PTX, for which Triton must not be in its interpreter. With --all, a third (tests/processors.py) takes
@@ -26,7 +27,9 @@ RUNS = {"tests": (OF_OTHERS, {}), "executed": (EXECUTED, {"TRITON_INTERPRET": "0
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.suite", __doc__)
-    parser.add_argument("--all", action="store_true", help="every case, with a record")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="every case, with a record")
+    which.add_argument("--run", choices=RUNS, help="one of the runs (default: one after the other)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     args = parser.parse_args(argv)
     began = time.perf_counter()
@@ -34,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = [
         counted(["--durations=20", *arguments], args.workers, {**variables, **cases}, run=name)
         for name, (arguments, variables) in RUNS.items()
+        if args.run in (None, name)
     ]
     status = 0
     if args.all and platform.machine() == "x86_64":

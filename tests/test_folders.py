@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from forked import run
 from killed import environment
 
 from fasttfm.errors import UserError
-from fasttfm.system.folders import PREPARE_AGAIN, compare, is_unfinished, read_manifest, reading, replacing
+from fasttfm.system.folders import PREPARE_AGAIN, compare, read_manifest, reading, replacing
 
 
 def write(folder: Path, **files: str) -> None:
@@ -135,37 +134,39 @@ def test_links_are_kept_and_a_dangling_one_is_refused(tmp_path: Path):
         write(tmp_path / "file", a="1")
 
 
-_KILLED = """
-import sys
+EVERY_CALL = """
+import contextlib, itertools, sys
 from pathlib import Path
 from killed import calls_of
-from test_folders import write
-moment = int(sys.argv[2])
-print(calls_of(moment, lambda: write(Path(sys.argv[1]), b="new", c="new", d="new")) == moment)
+from fasttfm.system.folders import is_unfinished, read_manifest, replacing
+from test_folders import content, write
+OLD, NEW = {"a": "old", "b": "old"}, {"b": "new", "c": "new", "d": "new"}
+outcomes = set()
+for moment in itertools.count(1):
+    folder = Path(sys.argv[1]) / str(moment)
+    write(folder, **OLD)
+    if calls_of(moment, lambda: write(folder, **NEW)) != moment:
+        break
+    if not is_unfinished(folder):
+        left = {name: text for name, text in content(folder).items() if "/" not in name}
+        assert left in (OLD, NEW), (moment, left)
+    with contextlib.suppress(RuntimeError), replacing(folder, "writing", "files"):
+        raise RuntimeError("the next run stops too, after cleaning up")
+    after = content(folder)
+    assert not is_unfinished(folder) and after in (OLD, NEW), (moment, after)
+    assert sorted(read_manifest(folder)) == sorted(after), (moment, after)
+    outcomes.add(len(after))
+print(moment - 1, sorted(outcomes))
 """
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_a_kill_before_any_call_leaves_old_or_new_files_and_the_next_run_goes_on(tmp_path: Path):
-    outcomes = set()
-    for moment in itertools.count(1):
-        folder = tmp_path / str(moment)
-        write(folder, a="old", b="old")
-        command = [sys.executable, "-c", _KILLED, str(folder), str(moment)]
-        if run(command, env=environment(), capture_output=True, text=True, check=True).stdout == "False\n":
-            break
-        if not is_unfinished(folder):
-            left = {name: text for name, text in content(folder).items() if "/" not in name}
-            assert left in ({"a": "old", "b": "old"}, {"b": "new", "c": "new", "d": "new"})
-        with contextlib.suppress(RuntimeError), replacing(folder, "writing", "files"):
-            raise RuntimeError("the next run stops too, after cleaning up")
-        assert not is_unfinished(folder)
-        after = content(folder)
-        assert after in ({"a": "old", "b": "old"}, {"b": "new", "c": "new", "d": "new"})
-        assert sorted(read_manifest(folder)) == sorted(after)
-        outcomes.add(len(after))
-    assert moment > 6, "several moments were tried"
-    assert outcomes == {2, 3}
+    done = run([sys.executable, "-c", EVERY_CALL, str(tmp_path)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    moments, outcomes = done.stdout.split(" ", 1)
+    assert int(moments) > 6
+    assert outcomes == "[2, 3]\n"
 
 
 def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):

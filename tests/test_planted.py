@@ -10,7 +10,7 @@ from tests.planted import __main__ as planted
 ROOT = Path(__file__).parents[1]
 ROOMS = {
     "reference", "kernels", "functional", "cpu", "models", "nn", "search", "training", "data", "convert",
-    "translate", "cli", "store", "pretraining", "ptx-check",
+    "translate", "cli", "store", "pretraining", "ptx-check", "system", "config", "benchmarks",
 }  # fmt: skip
 
 

@@ -2,11 +2,11 @@
 
 import itertools
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
+from forked import run
 
 from benchmarks import host
 from benchmarks.measure import records
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def measured(*words):
     command = [sys.executable, "-m", "benchmarks", "host", "--json", *words]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    done = run(command, env=child_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
 
@@ -78,7 +78,7 @@ def test_a_case_stands_beside_its_peer():
 
 def test_a_word_of_no_case_ends_in_a_line_that_names_them():
     command = [sys.executable, "-m", "benchmarks", "host", "--only", "nonsense"]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    done = run(command, env=child_environment(), capture_output=True, text=True)
     assert done.returncode == 2
     (said,) = done.stderr.splitlines()
     assert "no case contains 'nonsense': attention, no gradient; " in said

@@ -223,7 +223,7 @@ def test_sentences_of_a_line_are_translated_one_by_one(translate, model_dir, tmp
 
 
 def test_flags_that_mean_nothing_together_are_refused(translate, model_dir):
-    told = failure(translate(model_dir, "--split-sentences", "en", "--prefix", "x"))
+    told = failure(translate(model_dir, "--beam", 2, "--split-sentences", "en", "--prefix", "x"))
     assert "--split-sentences and --prefix do not go together: leave out one of them" in told
 
 

@@ -26,8 +26,6 @@ from gpu.problems import (
 )
 from search_step import a_step, attend, specified
 
-from fasttfm import functional as F
-from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
@@ -241,21 +239,3 @@ def test_a_softmax_in_place_overwrites_nothing_that_another_thread_reads(keys, c
     assert p.data_ptr() == scores.data_ptr()
     torch.testing.assert_close(p, wanted)
     assert not machine.notes
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("keys", "row", "chip"), [(27, 24, "sm_80"), (139, 50, "sm_90")])
-def test_rows_further_apart_than_32_bits_count(keys, row, chip):
-    """From that row of a tile on; of the memory between rows nothing is touched."""
-    apart = 2**31 // row
-    joint = torch.empty(keys * apart, dtype=torch.float16).as_strided((1, keys, 3, 1, 64), (1, apart, 64, 64, 1))
-    joint.copy_(torch.randn(joint.shape))
-
-    def solve(x):
-        x = x.detach().requires_grad_()
-        with executed(chip), backend("triton"):
-            output = F.packed_qkv_attention(x, causal=True)
-            return output, *torch.autograd.grad(output.square().sum(), x)
-
-    for results, wanted in zip(solve(joint), solve(joint.clone(memory_format=torch.contiguous_format))):
-        assert torch.equal(results, wanted)

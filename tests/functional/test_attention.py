@@ -146,14 +146,6 @@ def test_routes_drop_the_same_weights():
     assert torch.equal(outputs[0] != 0, outputs[1] != 0)
 
 
-def test_the_gradient_uses_the_route_of_its_forward_pass():
-    q = heads(1, 1, 5, 8, requires_grad=True)
-    with F.backend("triton"):
-        output = F.attention(q, q, q)
-    actual = torch.autograd.grad(output.sum(), q)
-    torch.testing.assert_close(actual, torch.autograd.grad(reference.attention(q, q, q)[0].sum(), q))
-
-
 # ------------------------------------------------------------------------------------------------- inside PyTorch
 
 
@@ -178,15 +170,6 @@ def test_autocast_casts_products_and_leaves_the_mask_alone():
     torch.testing.assert_close(output, F.attention(*low, mask=mask), **close(torch.bfloat16))
     gradients = torch.autograd.grad(output.float().sum(), (q, k, mask))
     assert [g.dtype for g in gradients] == [torch.float32] * 3
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_query_at_a_time_equals_all_at_once(backend):
-    q, k, v = (heads(2, 2, 6, 8) for _ in range(3))
-    with F.backend(backend):
-        whole = F.attention(q, k, v, causal=True)
-        steps = [F.attention(q[:, :, i : i + 1], k, v, causal=True, causal_offset=i) for i in range(6)]
-    torch.testing.assert_close(torch.cat(steps, dim=2), whole)
 
 
 # ------------------------------------------------------------------------------ torch's scaled_dot_product_attention
@@ -255,77 +238,11 @@ def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mask", [None, "bool", "float"])
-@pytest.mark.parametrize(("queries", "p"), [(5, 0.0), (18, 0.0), (18, 0.3)])
-def test_query_heads_share_heads_of_keys_in_pytorch(dtype, mask, queries, p):
-    """By products of all that share, and by torch's own kernel, which does it itself."""
-    q, k, v = heads(2, 6, queries, 8, dtype=dtype), heads(2, 2, 20, 8, dtype=dtype), heads(2, 2, 20, 8, dtype=dtype)
-    masks = {"bool": torch.rand(2, 6, queries, 20) > 0.3, "float": torch.randn(6, 1, 20)}
-    options = {"key_lengths": torch.tensor([20, 3]), "causal": True, "mask": masks.get(mask)}
-    options |= {"dropout_p": p, "seed": torch.tensor([5]), "site": 1} if p else {}
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    expected = reference.attention(*inputs, **options)[0]
-    agree(lambda *x: F.attention(*x, **options), expected, inputs, "torch", **close(dtype))
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_of_heads_that_share_keys(backend):
     q, k = heads(2, 4, 5, 8, requires_grad=True), heads(2, 2, 7, 8, requires_grad=True)
     expected = F.attention_weights(q, k.repeat_interleave(2, dim=1), causal=True)
     agree(lambda *x: F.attention_weights(*x, causal=True), expected, (q, k), backend)
-
-
-# ------------------------------------------------------------------------------------------------------- errors
-
-Q = torch.zeros(2, 3, 4, 8)
-K = torch.zeros(2, 3, 5, 8)
-
-
-@pytest.mark.parametrize(
-    ("args", "options", "message"),
-    [
-        ((Q[0], K, K), {}, "four dimensions"),
-        ((Q, K[:1], K[:1]), {}, "agree in batch, heads and head size"),
-        ((Q, K[:, :2], K[:, :2]), {}, "only the query may have a multiple of the key's heads"),
-        ((Q[:, :1], K, K), {}, "only the query may have a multiple"),
-        ((Q, K[:, :1], K), {}, "agree in batch, heads and length"),
-        ((Q, K, K[:, :, :4]), {}, "agree in batch, heads and length"),
-        ((Q, K.half(), K), {}, "one dtype"),
-        ((Q, K, K.half()), {}, "one dtype"),
-        ((Q.int(), K.int(), K.int()), {}, "float32, float16 or bfloat16 is needed"),
-        ((Q, K, K), {"key_lengths": torch.tensor([5])}, "one length a batch row"),
-        ((Q, K, K), {"key_lengths": torch.tensor([5.0, 5.0])}, "int32 or int64 is needed"),
-        ((Q, K, K), {"mask": torch.ones(4, 4, dtype=torch.bool)}, "does not broadcast"),
-        ((Q, K, K), {"mask": torch.ones(4, 5, dtype=torch.int32)}, "bool .True attends. or floats"),
-        ((Q, K, K), {"mask": torch.ones(4, 5, device="meta")}, "both must be on one device"),
-        ((Q, K, K), {"dropout_p": 1.5}, "must lie in"),
-        ((Q, K, K), {"dropout_p": 0.5, "seed": torch.tensor([1], dtype=torch.int32)}, "seed is torch.int32"),
-        ((Q, K, K), {"dropout_p": 0.5, "seed": torch.tensor([1, 2])}, r"int64 \(1,\) on cpu is needed"),
-        ((Q[..., :0], K[..., :0], K), {}, "heads of size 0"),
-    ],
-)
-def test_wrong_arguments_are_named(args, options, message):
-    with pytest.raises(ValueError, match=message):
-        F.attention(*args, **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"query": torch.zeros(1, 2, 3, 4)}, "three dimensions"),
-        ({"key": torch.zeros(7, 2, 8)}, "agree in heads"),
-        ({"value": torch.zeros(7, 3, 8, dtype=torch.float16)}, "one dtype"),
-        ({"cu_seqlens_k": torch.zeros(3)}, "int32 or int64"),
-        ({"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}, r"must both be \(B \+ 1,\)"),
-        ({"dropout_p": -0.1}, "must lie in"),
-    ],
-)
-def test_wrong_packed_arguments_are_named(change, message):
-    x, starts = torch.zeros(7, 3, 8), torch.tensor([0, 3, 7])
-    arguments = {"query": x, "key": x, "value": x, "cu_seqlens_q": starts, "cu_seqlens_k": starts}
-    with pytest.raises(ValueError, match=message):
-        F.varlen_attention(**(arguments | {"max_seqlen_q": 4, "max_seqlen_k": 4} | change))
 
 
 @pytest.mark.parametrize("mask", [None, "bool", "float"])

@@ -118,17 +118,3 @@ def test_autocast_computes_in_its_precision():
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert all(x.grad.dtype == torch.float32 for x in inputs)
-
-
-@pytest.mark.parametrize(
-    ("packed_qkv", "query", "message"),
-    [
-        ((2, 5, 2, 3, 8), None, r"packed_qkv \(2, 5, 2, 3, 8\) must be \(B, L, 3, H, D\)"),
-        ((2, 5, 3, 3, 8), (2, 4, 3, 8), r"with query \(2, 4, 3, 8\)"),
-        ((2, 5, 2, 3, 8), (2, 4, 4, 8), "agree in batch, heads"),
-        ((2, 5, 24), None, r"\(B, L, 3, H, D\)"),
-    ],
-)
-def test_shapes_that_do_not_agree_are_named(packed_qkv, query, message):
-    with pytest.raises(ValueError, match=message):
-        F.packed_qkv_attention(torch.randn(packed_qkv), None if query is None else torch.randn(query))

@@ -59,8 +59,3 @@ def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross,
             torch.use_deterministic_algorithms(False)
     assert torch.equal(actual, expected)
     assert all(map(torch.equal, gradients, wanted))
-
-
-def test_shapes_that_do_not_agree_are_named():
-    with pytest.raises(ValueError, match=r"packed_qkv \(4, 2, 2, 8\) must be \(T, 3, H, D\)"):
-        F.varlen_packed_qkv_attention(torch.randn(4, 2, 2, 8), None, SELF, SELF, 7, 7)

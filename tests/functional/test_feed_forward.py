@@ -151,29 +151,3 @@ def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_weights(route
         assert gradient.dtype == torch.float32
     lowered = functional.feed_forward(*(t.detach().bfloat16() for t in inputs), activation=activation)
     torch.testing.assert_close(output, lowered, rtol=2e-2, atol=2e-2)
-
-
-# ----------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("place", "wrong", "message"),
-    [
-        (0, torch.ones(3, 15), r"x's last dimension is \(15,\) but must be \(16,\)"),
-        (3, torch.ones(24, 41), r"weight2's last dimension is \(41,\) but must be \(40,\)"),
-        (2, torch.ones(41), r"bias1 is \(41,\) but must be \(40,\)"),
-        (4, torch.ones(24, 1), r"bias2 is \(24, 1\) but must be \(24,\)"),
-        (1, torch.ones(40), r"weight1 \(F, N\)"),
-        (3, torch.ones(24, 40, dtype=torch.float64), "one dtype"),
-    ],
-)
-def test_what_does_not_fit_is_named(place, wrong, message):
-    inputs = [t.detach() for t in leaves()]
-    inputs[place] = wrong
-    with pytest.raises(ValueError, match=message):
-        functional.feed_forward(*inputs)
-
-
-def test_an_unknown_activation_is_named():
-    with pytest.raises(ValueError, match="activation is 'swish': choose relu, gelu, gelu_tanh"):
-        functional.feed_forward(*leaves(), activation="swish")

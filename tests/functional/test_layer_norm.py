@@ -151,35 +151,6 @@ def test_autocast_leaves_the_residual_stream_as_it_is():
     assert (y.dtype, s.dtype, z.dtype) == (torch.bfloat16, torch.float32, torch.float32)
 
 
-# ----------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: functional.layer_norm(torch.ones(2, 8), torch.ones(7), None), r"weight \(7,\) must be \(8,\)"),
-        (lambda: functional.layer_norm(torch.ones(2, 8), None, torch.ones(2, 8)), r"bias \(2, 8\) must be \(8,\)"),
-        (lambda: functional.layer_norm(torch.ones(()), None, None), "last dimension"),
-        (lambda: functional.residual_layer_norm(torch.ones(2, 8), torch.ones(3, 8), None, None), "one shape"),
-        (lambda: functional.residual_add(torch.ones(2, 8), torch.ones(8)), "one shape"),
-        (
-            lambda: functional.residual_add(torch.ones(2, 8), torch.ones(2, 8), dropout_p=1.5),
-            r"1.5 must lie in \[0, 1\]",
-        ),
-        (lambda: functional.rms_norm(torch.ones(2, 8), torch.ones(7)), r"rms_norm: weight \(7,\) must be \(8,\)"),
-        (lambda: functional.rms_norm(torch.ones(()), None), "last dimension"),
-        (lambda: functional.residual_rms_norm(torch.ones(2, 8), torch.ones(3, 8), None), "one shape"),
-        (
-            lambda: functional.residual_rms_norm(torch.ones(2, 8), torch.ones(2, 8), None, dropout_p=1.5),
-            r"1.5 must lie in \[0, 1\]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_no_rows():
     inputs = leaf_tensors((0, 16))
     for route in ("torch", "triton"):

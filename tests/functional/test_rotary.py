@@ -71,6 +71,7 @@ def test_scores_depend_on_the_distance_alone(interleaved):
     assert not torch.allclose(score(3, 11), score(3, 12))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -209,17 +209,6 @@ def test_saved_tensors_may_live_elsewhere():
     assert all(torch.equal(actual[name], gradient) for name, gradient in wanted.items())
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_layers_that_are_computed_again_have_the_same_gradients(norm_first):
-    model, batch = model_and_batch(norm_first=norm_first)
-    _, wanted = loss_and_gradients(model, batch, "torch")
-    model.checkpoint_activations()
-    with counted_nodes() as nodes:
-        _, actual = loss_and_gradients(model, batch, "torch")
-    assert len(nodes) == 8
-    assert all(torch.equal(actual[name], gradient) for name, gradient in wanted.items())
-
-
 def test_a_stack_that_is_hooked_itself_still_runs_nodes():
     model, batch = model_and_batch()
     model.encoder.register_forward_hook(lambda module, given, output: None)

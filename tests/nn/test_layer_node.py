@@ -1,8 +1,6 @@
 """A layer of torch.nn's interface as one node of autograd computes what its operators do, where kernels compute."""
 
 import contextlib
-import copy
-import pickle
 
 import pytest
 import torch
@@ -149,22 +147,3 @@ def test_under_autocast_it_errs_no_more_than_the_operators(monkeypatch):
     for found, theirs, wanted in zip(actual, plain, exact, strict=True):
         assert found.dtype == theirs.dtype
         assert (found - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 0.02 * wanted.abs().max() + 1e-3
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-def test_a_copy_is_a_layer_of_its_own(again):
-    layer = layer_of("Encoder")
-    given = inputs(layer, LENGTH)
-    wanted = output_and_gradients(layer, given)
-    other = again(layer)
-    with torch.no_grad():
-        layer.linear1.weight.zero_()
-    assert all(map(torch.equal, output_and_gradients(other, given), wanted))
-
-
-def test_a_wrong_mask_is_named():
-    layer = layer_of("Encoder")
-    with backend("triton"), pytest.raises(fasttfm.nn.ArgumentError, match="src_mask"):
-        layer(*inputs(layer, LENGTH), src_mask=torch.zeros(3, 3, dtype=torch.bool))
-    with backend("triton"), pytest.raises(fasttfm.nn.ArgumentError, match="src_key_padding_mask"):
-        layer(*inputs(layer, LENGTH), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))

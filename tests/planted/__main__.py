@@ -2,6 +2,7 @@
 
     python -m tests.planted                     every fault of faults.yaml, with a record
     python -m tests.planted --room kernels      those of one room, or several; nothing is recorded
+    python -m tests.planted --about mask        those whose file, or what they break, has this word
 
 A test suite that is made quicker must find what it found. Each fault replaces a piece of text in a copy of the tree,
 never in the tree itself; of the tests only those run that are named with it, and of their cases those of `make test`.
@@ -9,7 +10,9 @@ The line in benchmarks/results/planted.jsonl takes the place of the one of this 
 where a fault was not noticed.
 """
 
+import compileall
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -22,10 +25,12 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.measure import machine
 from benchmarks.measure.records import Record
-from fasttfm.system.children import run_to_end
 from fasttfm.system.parsing import parse_yaml
+from tests import forked
 
 ROOT = machine.ROOT
+_PYTEST = "import os, sys, pytest; sys.dont_write_bytecode = True; sys.exit(pytest.main(sys.argv[1:]))"
+"""Tests in a process that is forked from one with torch loaded, and nothing of the project."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,15 @@ FAULTS = [
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy the files that git has, or would take, into a folder."""
+    """Copy the files that git has, or would take, into a folder, with bytecode that is compared with its source."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH  # a fault may change neither size nor second
+    compileall.compile_dir(folder, quiet=2, invalidation_mode=mode)
 
 
 def is_noticed(fault: Fault, folder: Path) -> bool:
@@ -66,12 +73,12 @@ def is_noticed(fault: Fault, folder: Path) -> bool:
     assert text.count(fault.old) == 1, f"{fault.file} has {text.count(fault.old)} times: {fault.old}"
     file.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
     places = os.pathsep.join(str(folder / place) for place in (".", "ptx-check/src", "pretraining/src"))
-    # bytecode is told from its source by size and second: a fault may change neither
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": places, "PYTHONDONTWRITEBYTECODE": "1", "FASTTFM_TESTS": "gate"}
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests]
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": places, "FASTTFM_TESTS": "gate"}
+    words = [sys.executable, "-c", _PYTEST, "-x", "-q", "-p", "no:cacheprovider", *fault.tests]
     try:
         pipe = subprocess.PIPE
-        done = run_to_end(words, cwd=folder, env={**os.environ, **variables}, stdout=pipe, stderr=pipe, text=True)
+        options = {"cwd": folder, "env": {**os.environ, **variables}, "text": True}
+        done = forked.run(words, popen=forked.BarePopen, stdout=pipe, stderr=pipe, **options)
     finally:
         file.write_text(text, encoding="utf-8")
     if done.returncode not in (0, 1):  # 1: a test has failed
@@ -98,9 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.planted", __doc__)
     rooms = sorted({fault.room for fault in FAULTS})
     parser.add_argument("--room", action="append", choices=rooms, help="one, or several (default: all, with a record)")
+    parser.add_argument("--about", metavar="WORD", help="those whose file, or what they break, has it")
     args = parser.parse_args(argv)
-    record = plant([fault for fault in FAULTS if args.room is None or fault.room in args.room])
-    if args.room is None:
+    chosen = [each for each in FAULTS if args.room is None or each.room in args.room]
+    if args.about is not None:
+        chosen = [each for each in chosen if args.about in f"{each.file} {each.breaks}"]
+    record = plant(chosen)
+    if args.room is args.about is None:
         command.keep(args.results, "planted", key=lambda record: record["machine"]["processor"], **record)
     print(f"{record['noticed']} of {len(record['faults'])} faults are noticed")
     return 0 if record["noticed"] == len(record["faults"]) else 1

@@ -62,6 +62,16 @@ def test_kernels_find_what_operations_of_torch_find(settings, on_device, monkeyp
     assert_same(search_ids(model, sources, config, banned=[[7], [8, 9]]), theirs)
 
 
+def test_a_place_that_is_taken_again_holds_nothing_of_the_sentence_before(monkeypatch):
+    """A dozen sentences in four places."""
+    draw = random.Random(3)
+    model, sources = transformer(draw), sources_of(draw, 12)
+    config = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=5, batch_tokens=32)
+    theirs = search_ids(model, sources, config)
+    monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
+    assert_same(search_ids(model, sources, config), theirs)
+
+
 def test_sentences_join_with_options_of_their_own_and_leave(monkeypatch):
     """Slots are taken over in mid-search; beams of a width share an engine, whatever their penalties."""
     draw = random.Random(5)

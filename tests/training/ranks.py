@@ -64,7 +64,8 @@ def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
 def _server() -> subprocess.Popen:
     """The process that forks the ranks; it ends with this one."""
     words = [sys.executable, str(Path(__file__))]
-    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = forked.TrainingPopen(words, **pipes, start_new_session=True)
     assert server.stdin is not None
     atexit.register(server.stdin.close)
     return server
@@ -169,7 +170,6 @@ def _status() -> int:
 if __name__ == "__main__":
     import torch
 
-    forked.load(forked.TRAINING)  # once for all
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)

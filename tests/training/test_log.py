@@ -31,6 +31,7 @@ def write(folder, steps, resume_step=0, tensorboard=False, bleu=20.0):
         if events is not None:
             events.on_log({**TRAIN, "step": step})
             events.on_validate({**VALID, "step": step, "bleu": bleu}, [])
+    assert {record["step"] for record in read_log(folder)} >= {*steps}, "a kill loses no record"
     log.flush()
     log.close()
 
