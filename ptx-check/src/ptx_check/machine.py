@@ -204,6 +204,10 @@ _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Types of numbers that go to a kernel as their bits."""
 
 
+_UNUSED = (None,) * (make_tensordesc_arg.__code__.co_argcount - 2)
+"""Arguments that newer Tritons hand on and do not read."""
+
+
 def _unwrapped(value: Any) -> Any:
     """The tensor that triton.reinterpret gives another type."""
     return value.base if isinstance(value, TensorWrapper) else value
@@ -217,7 +221,7 @@ def _given(signature, arguments, maps: Iterator[Any], mapped: list[torch.Tensor]
             yield from _given(kind, value, maps, mapped)
         elif kind.startswith("tensordesc"):
             mapped.append(_unwrapped(value.base))
-            yield from map(_unwrapped, make_tensordesc_arg(value, next(maps, None)))
+            yield from map(_unwrapped, make_tensordesc_arg(value, next(maps, None), *_UNUSED))
         elif kind in _HALVES:
             yield torch.tensor(value, dtype=_HALVES[kind]).view(torch.uint16).item()
         elif kind != "constexpr":

@@ -14,6 +14,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+# Their names before Triton 3.9.
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
 
 @gluon.jit
 def _load_tiles(source, slots, full, empty, count, START: gl.constexpr, FAULT: gl.constexpr):
@@ -24,7 +28,7 @@ def _load_tiles(source, slots, full, empty, count, START: gl.constexpr, FAULT: g
         bytes: gl.constexpr = source.block_type.nbytes * (2 if FAULT == "more bytes than come" else 1)
         mbarrier.expect(full.index(slot), bytes)
         place = [START] * (len(source.block_type.shape) - 2) + [i * source.block_type.shape[-2] + START, START]
-        tma.async_copy_global_to_shared(source, place, full.index(slot), slots.index(slot))
+        _load(source, place, full.index(slot), slots.index(slot))
 
 
 @gluon.jit
@@ -75,7 +79,7 @@ def _store_tiles(slots, full, empty, scratch, target, count, LAYOUT: gl.constexp
         tma.store_wait(0)
         scratch.store(tile)
         fence_async_shared()
-        tma.async_copy_shared_to_global(target, [i * scratch.shape[0], 0], scratch)
+        _store(target, [i * scratch.shape[0], 0], scratch)
     tma.store_wait(0)
 
 
@@ -110,8 +114,8 @@ def _load_operands(a, b, a_slots, b_slots, full, empty, K, FAULT: gl.constexpr):
         mbarrier.expect(full.index(slot), 2 * a.block_type.nbytes + b.block_type.nbytes)
         for half in gl.static_range(2):
             to = a_slots.index(slot * 2 + half)
-            tma.async_copy_global_to_shared(a, [row + 64 * half, i * 64], full.index(slot), to)
-        tma.async_copy_global_to_shared(b, [i * 64, column], full.index(slot), b_slots.index(slot))
+            _load(a, [row + 64 * half, i * 64], full.index(slot), to)
+        _load(b, [i * 64, column], full.index(slot), b_slots.index(slot))
 
 
 @gluon.jit
