@@ -128,7 +128,8 @@ class RunningSearch:
         going: dict[Hashable, list[tuple[int, int, Tensor | None]]] = {}
         """Of each group: its first row and rows before the step, and those that its own go on from."""
         begin, moves = 0, False
-        for steps, part in zip(self._steps, logits.split([len(each.tokens) for each in self._steps])):
+        for steps in self._steps:
+            part = logits[begin : begin + len(steps.tokens)]
             rows, gone = steps.extend(part)
             ended += gone
             moves |= rows is not None or steps.kind in groups

@@ -30,7 +30,7 @@ class GreedySteps(Steps):
 
     def choose(self, logits: Tensor) -> Live:
         """See Steps: one token is chosen for each row, and every row goes on from itself."""
-        gains, tokens = (each.view(self.scores.shape) for each in self._choose(logits))
+        gains, tokens = self._choose(logits)
         scores = torch.where(self.open_rows, self.scores + gains, self.scores)
         ends, places = self.open_rows & (tokens == EOS), self._places.expand(tokens.shape)
         done: Sequence[bool] = [False] * len(self.tasks)
@@ -41,14 +41,15 @@ class GreedySteps(Steps):
         return Live(scores, tokens, places, done)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probability of a token for each row, and the token, of b * rows each."""
+        """The log-probability of a token for each row, and the token, (b, rows) each."""
         if not self.config.sampling:
             return likeliest(logits, 1, self.forbid)
         log_probabilities = logits.float().log_softmax(dim=1)
         self.forbid(log_probabilities)
         uniform = torch.from_numpy(np.concatenate([task.draws() for task in self.tasks]))
         tokens = draw_tokens(log_probabilities, uniform.to(logits.device), self.config)
-        return log_probabilities.gather(1, tokens[:, None]), tokens
+        gains = log_probabilities.gather(1, tokens[:, None])
+        return gains.view(self.scores.shape), tokens.view(self.scores.shape)
 
 
 def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig, top: Top = top_k) -> Tensor:
