@@ -19,27 +19,25 @@ _FIRST_CAPACITY = 32
 class Rows:
     """Storage places of each of R rows' positions, and the sentence that each row translates."""
 
-    def __init__(self, sentences: int, rows_per_sentence: int, lengths: Tensor) -> None:
-        """lengths (B,) int64: of the sources."""
-        count = sentences * rows_per_sentence
-        self.lengths = lengths
-        """(P,) int64: tokens of each source in the memory's keys and values."""
-        self.slots = torch.arange(count, dtype=torch.int32)
+    def __init__(self) -> None:
+        self.lengths = torch.zeros(0, dtype=torch.int64)
+        """(P,): tokens of each source in the memory's keys and values."""
+        self.slots = torch.zeros(0, dtype=torch.int32)
         """(R,): where a row stores its next position."""
-        self.slot_count = count
+        self.slot_count = 0
         """Slots that rows have had."""
-        self.sentences = (torch.arange(count) // rows_per_sentence).int()
+        self.sentences = torch.zeros(0, dtype=torch.int32)
         """(R,): numbers of the sentences in the memory's keys and values."""
-        self.positions = torch.zeros(count, dtype=torch.int64)
+        self.positions = torch.zeros(0, dtype=torch.int64)
         """(R,): positions that each row has seen."""
-        self.ancestors = torch.zeros(count, _FIRST_CAPACITY, dtype=torch.int32)
+        self.ancestors = torch.zeros(0, _FIRST_CAPACITY, dtype=torch.int32)
         """(R, capacity): where each earlier position is stored."""
         self.length = 0
         """Most positions that a row has seen."""
         self._first_slots = torch.zeros(0, dtype=torch.int32)
-        """(P,): the first of the slots of each sentence that has joined."""
+        """(P,): the first of the slots of each sentence."""
         self._slots_of: dict[int, range] = {}
-        """The slots of each sentence that has joined and not left, as far as is known."""
+        """The slots of each sentence that has not left, as far as is known."""
 
     def advance(self) -> None:
         """The newest position of every row has been stored."""
@@ -48,18 +46,6 @@ class Rows:
         self.length += 1
         if self.length == self.ancestors.shape[1]:
             self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.ancestors.shape[1]))
-
-    def select(self, rows: Tensor) -> None:
-        """Makes row r a copy of the old row rows[r]."""
-        more = rows.shape[0] > self.slots.shape[0]
-        self._take(rows)
-        if more:  # at the first step a sentence has one row; those that share it store what follows apart
-            self._store_in(torch.arange(rows.shape[0], dtype=torch.int32))
-
-    def drop_all_but(self, rows: Tensor) -> None:
-        """Only these rows go on; the slots of the others stay unused."""
-        self.slots = self.slots[rows]
-        self._take(rows)
 
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:
         """Makes row r a copy of the old row rows[r], as row ranks[r] (R,) int32 of its sentence, counted from 0."""
@@ -191,28 +177,15 @@ class StepCache:
     moves_nothing = True
     """Hypotheses may change rows at no cost."""
 
-    def __init__(
-        self,
-        keys_values: list[tuple[Tensor, Tensor]],
-        lengths: Tensor | None,
-        rows_per_sentence: int,
-        capacity: int | None,
-        straight: Any = None,
-    ) -> None:
-        """keys_values: of the memory, (B, H, S, D) for each layer; lengths (B,): of the sources, None: all of them S;
-        capacity: most positions, None for no end; straight: a DecoderStep of models, where it takes the steps."""
-        keys = keys_values[0][0]
-        if lengths is None:
-            lengths = torch.full((keys.shape[0],), keys.shape[2])
+    def __init__(self, capacity: int | None = None, straight: Any = None) -> None:
+        """A cache without rows; capacity: most positions, None for no end; straight: a DecoderStep of models, where it
+        takes the steps."""
         self.capacity = capacity
         self.straight = straight
         self.source_lengths = None
         self._room = 0, 0
-        self._rows = Rows(keys.shape[0], rows_per_sentence, lengths.long().contiguous())
-        self._layers = [
-            (AncestorAttention(self._rows, keys), MemoryAttention(self._rows, keys, values))
-            for keys, values in keys_values
-        ]
+        self._rows = Rows()
+        self._layers: list[tuple[AncestorAttention, MemoryAttention]] = []
 
     @property
     def length(self) -> int:
@@ -247,20 +220,10 @@ class StepCache:
         """All layers have seen the newest position."""
         self._rows.advance()
 
-    def reorder(self, rows: Tensor) -> None:
-        """Makes row r a copy of the old row rows[r]; rows (R,) int64, sentence by sentence, equally many for each."""
-        self._rows.select(rows)
-
-    def keep(self, sentences: Tensor) -> None:
-        """Drops every sentence but these; sentences (B',) int64, rising, by their places among those still here."""
-        remaining = self._rows.sentences
-        per_sentence = remaining.shape[0] // int(torch.unique_consecutive(remaining).shape[0])
-        self._rows.drop_all_but((sentences[:, None] * per_sentence + torch.arange(per_sentence)).flatten())
-
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:
         """Reorder rows and drop sentences at once, of sentences that may have begun at different times and have beams
         of different sizes: row r goes on from what row rows[r] (R,) was, as row ranks[r] (R,) int32 of its sentence's.
-        For caches whose sentences have all come by join()."""
+        """
         self._rows.go_on(rows, ranks)
 
     def join(
@@ -271,6 +234,11 @@ class StepCache:
         keys_values: of their memory, (B, H, S, D) for each layer; lengths (B,): of their sources; beam: rows that they
         will have; rows_per_sentence: that they have at their first step.
         """
+        if not self._layers:
+            self._layers = [
+                (AncestorAttention(self._rows, keys), MemoryAttention(self._rows, keys[:0], values[:0]))
+                for keys, values in keys_values
+            ]
         used = set(self._rows.sentences.tolist())
         free = (number for number in itertools.count() if number not in used)
         sentences = torch.tensor(list(itertools.islice(free, lengths.shape[0])))

@@ -256,18 +256,18 @@ class DecoderCache:
             if of_memory:
                 source.reorder(rows)
 
-    def keep(self, sentences: Tensor) -> None:
-        """Keeps only these sentences; sentences (B',) int64, rising."""
-        beams = 1
-        if self.shared_memory and self.layers:
-            target, source = self._layers[0]
-            beams = max(1, (target.rows or 0) // (source.rows or 1))
-        rows = (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
+    def go_on(self, rows: Tensor, ranks: Tensor) -> None:
+        """Reorder rows with shared_memory and drop sentences at once: row r goes on from what row rows[r] (R,) was, as
+        row ranks[r] (R,) of its sentence's."""
+        before = self._step.rows if self._step is not None else self._layers[0].target.rows
+        count = self._layers[0].memory.rows or 1
+        kept = rows[ranks == 0] // ((before or count) // count)
         self.reorder(rows, memory=False)
-        for _, source in self.layers:
-            source.reorder(sentences if self.shared_memory else rows)
-        if self.source_lengths is not None:
-            self.source_lengths = self.source_lengths.index_select(0, sentences)
+        if len(kept) < count:
+            for _, source in self.layers:
+                source.reorder(kept)
+            if self.source_lengths is not None:
+                self.source_lengths = self.source_lengths.index_select(0, kept)
 
 
 def _may_step(x: Tensor) -> bool:

@@ -7,17 +7,18 @@ allowed, and neither is end-of-sentence before all are there: every output that 
 Source: Hokamp and Liu 2017; dynamic beam allocation, Post and Vilar 2018; its ranks within banks, Hu et al. 2019.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
-from fasttfm.search.beam import BeamSteps, Live
-from fasttfm.search.hypotheses import Constraints, Hypothesis, length_penalty
+from fasttfm.search.beam import Live, Steps
+from fasttfm.search.constraints import Constraints
+from fasttfm.search.hypotheses import Hypothesis, length_penalty
 from fasttfm.search.phrases import CONTINUATION, WORD, Required, State
+from fasttfm.search.tasks import Task
 from fasttfm.search.top_k import top_k
 
 
@@ -30,29 +31,28 @@ class _Extension:
     needs: int
 
 
-class ConstrainedSteps(BeamSteps):
+class ConstrainedSteps(Steps):
     """A search for outputs that meet the requirements of their sentences."""
 
-    def __init__(self, required: list[Required], constraints: Constraints, config: DecodingConfig) -> None:
-        """constraints: with limits of at least longest_with_phrases()."""
-        super().__init__(constraints, config)
-        self.required, self.limits = required, constraints.limits
-        self.forced = [len(prefix) for prefix in constraints.prefixes or [[] for _ in required]]
-        self.states: list[list[State | None]] = [[each.start] for each in required]  # None: a row without hypothesis
+    def __init__(self, tasks: Sequence[Task], constraints: Constraints) -> None:
+        """tasks: with limits that the required phrases leave room for."""
+        super().__init__(tasks, constraints)
+        for task in tasks:
+            task.states = [_required(task).start]
 
     def choose(self, logits: Tensor) -> Live:
-        """See BeamSteps."""
-        log_probabilities, rows, sentences = logits.log_softmax(dim=1), self.rows, self.sentences
+        """See Steps."""
+        log_probabilities, rows, tasks = logits.float().log_softmax(dim=1), self.rows, self.tasks
         self._allow(log_probabilities)
         width = min(2 * self.config.beam, log_probabilities.shape[1])
-        values, ids = (part.view(len(sentences), rows, width).tolist() for part in top_k(log_probabilities, width))
+        values, ids = (part.view(len(tasks), rows, width).tolist() for part in top_k(log_probabilities, width))
         totals = self.scores.tolist()
         beams = []
         done = []
-        for index, sentence in enumerate(sentences):
-            required = self.required[sentence]
+        for index, task in enumerate(tasks):
+            required = _required(task)
             extensions = []
-            for row, state in enumerate(self.states[sentence]):
+            for row, state in enumerate(task.states):
                 if state is None:
                     continue
                 gains = dict(zip(ids[index][row], values[index][row]))
@@ -65,13 +65,11 @@ class ConstrainedSteps(BeamSteps):
                         total = totals[index][row] + gain
                         extensions.append(_Extension(total, token, row, new, required.needs(new)))
             extensions.sort(key=lambda each: -each.score)  # stable: of equal ones, those of the better row stay first
-            outputs = self.history[index * rows : (index + 1) * rows, : self.written[index]]
-            self._file(extensions, outputs, sentence)
+            self._file_best(extensions, self.history[index * rows : (index + 1) * rows, : task.written], task)
             live = self._allocate([each for each in extensions if each.token != EOS])
-            self.states[sentence] = [each.state for each in live] + [None] * (self.config.beam - len(live))
+            task.states = [each.state for each in live] + [None] * (self.config.beam - len(live))
             best = max((each.score for each in live), default=-torch.inf)
-            bound = best / length_penalty(self.limits[sentence] + 1, self.config)
-            done.append(bound <= self.finished[sentence].worst)
+            done.append(best / length_penalty(task.limit + 1, self.config) <= task.found[0].worst)
             beams.append(live + [_NOTHING] * (self.config.beam - len(live)))
         device = logits.device
         return Live(
@@ -81,24 +79,26 @@ class ConstrainedSteps(BeamSteps):
             done,
         )
 
+    def _states(self) -> Iterator[tuple[int, Task, State]]:
+        """Each row with a hypothesis, its sentence, and where it stands."""
+        for index, task in enumerate(self.tasks):
+            for row, state in enumerate(task.states):
+                if state is not None:
+                    yield index * self.rows + row, task, state
+
     def _allow(self, log_probabilities: Tensor) -> None:
         """Sets tokens to -inf that leave too little length for the phrases, whose tokens nothing else hinders."""
-        rows, sentences = self.rows, self.sentences
-        awaited = {}
-        for index, sentence in enumerate(sentences):
-            if self.forced[sentence] <= self.written[index] < self.limits[sentence]:
-                for row, state in enumerate(self.states[sentence]):
-                    if state is not None and (tokens := list(self.required[sentence].awaited(state))):
-                        number = index * rows + row
-                        awaited[number] = sentence, state, tokens, log_probabilities[number, tokens].clone()
+        awaited = []
+        for row, task, state in self._states():
+            free = len(task.waiting.prefix) <= task.written < task.limit
+            if free and (tokens := list(_required(task).awaited(state))):
+                awaited.append((row, task, state, tokens, log_probabilities[row, tokens].clone()))
         self.forbid(log_probabilities)
-        for index, sentence in enumerate(sentences):
-            for row, state in enumerate(self.states[sentence]):
-                if state is not None and self.required[sentence].needs(state):
-                    log_probabilities[index * rows + row, EOS] = -torch.inf
-        for number, (sentence, state, tokens, before) in awaited.items():
-            required, left = self.required[sentence], self.limits[sentence] - self.written[number // rows] - 1
-            values = log_probabilities[number]
+        for row, task, state in self._states():
+            if _required(task).needs(state):
+                log_probabilities[row, EOS] = -torch.inf
+        for row, task, state, tokens, before in awaited:
+            required, left, values = _required(task), task.limit - task.written - 1, log_probabilities[row]
             kept = values[tokens].clone()
             if required.needs(required.after_kind(state, WORD)) > left:
                 end = values[EOS].clone()
@@ -121,22 +121,18 @@ class ConstrainedSteps(BeamSteps):
         chosen = sorted(index for *_, index in sorted(order)[: self.config.beam])
         return [extensions[index] for index in chosen]
 
-    def _file(self, extensions: list[_Extension], history: Tensor, sentence: int) -> None:
+    def _file_best(self, extensions: list[_Extension], history: Tensor, task: Task) -> None:
         """File those that end among the 2K best that need nothing more; history (rows, tokens of each)."""
         penalty = length_penalty(history.shape[1] + 1, self.config)
-        finished = self.finished[sentence]
         for rank, each in enumerate([each for each in extensions if not each.needs][: 2 * self.config.beam]):
-            self.ends[sentence] += each.token == EOS and rank < self.config.beam
-            if each.token == EOS and each.score / penalty > finished.worst:
-                finished.add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
+            if each.token == EOS:
+                task.ended += rank < self.config.beam
+                task.found[0].add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
 
 
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)
 
 
-def longest_with_phrases(limit: int, prefix: Sequence[int], required: Required) -> int:
-    """limit, or what a prefix and the phrases that it does not hold take where that is longer."""
-    state = required.start
-    for token in prefix:
-        state = required.after(state, token)
-    return max(limit, len(prefix) + required.needs(state))
+def _required(task: Task) -> Required:
+    assert task.required is not None
+    return task.required

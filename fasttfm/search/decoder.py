@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.cpu.linear import batch_invariant
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import takes
 from fasttfm.errors import UserError
@@ -71,36 +72,43 @@ class TransformerDecoder:
         return torch.empty(0, dtype=weight.dtype, device=weight.device)
 
     def takes_sentences(self) -> bool:
-        """Return whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
+        """Return whether sentences may join a search that runs: none depends on those beside it. Asked where the search
+        is, inside frozen_weights()."""
         rows = self._nothing()
-        return backends.current != "triton" and takes(rows) and runs_straight(self.model, rows)
+        known = backends.current != "triton" and takes(rows) and batch_invariant(rows)
+        return known and runs_straight(self.model, rows)
 
     @torch.no_grad()
     def start_cache(
-        self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
+        self,
+        memory: Tensor,
+        source_lengths: Tensor | None = None,
+        *,
+        rows_per_sentence: int = 1,
+        beam: int | None = None,
+        max_length: int,
     ) -> DecoderCache | StepCache:
         """An empty cache for max_length target tokens of rows_per_sentence hypotheses of each sentence.
 
-        Keys and values of memory (B, S, d), the output of the model's encode(), are computed here.
+        beam: rows that each will have after the first step; None: as many. Keys and values of memory (B, S, d), the
+        output of the model's encode(), are computed here.
         """
         if backends.current != "triton" and takes(memory) and memory.shape[0]:
             straight = DecoderStep(self.model) if runs_straight(self.model, memory) else None
-            keys_values = self._memory_keys_values(memory, straight)
-            return StepCache(keys_values, source_lengths, rows_per_sentence, max_length, straight)
-        cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
+            cache = StepCache(max_length, straight)
+            self._join(cache, memory, source_lengths, beam or rows_per_sentence, rows_per_sentence)
+            return cache
+        moving = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
         for number, pair in enumerate(self._memory_keys_values(memory, None)):
             keys, values = (x.contiguous() for x in pair)
-            cache.layer(number).memory.update(keys, values)
-            cache.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
-        return cache
+            moving.layer(number).memory.update(keys, values)
+            moving.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
+        return moving
 
     @torch.no_grad()
     def start_running(self) -> StepCache:
         """A cache without rows, which join() gives some; where takes_sentences()."""
-        config, straight = self.model.config, DecoderStep(self.model)
-        dtype = torch.bfloat16 if straight.int8 else self.model.output.weight.dtype
-        nothing = torch.empty((0, config.heads, 0, config.d_model // config.heads), dtype=dtype)
-        return StepCache([(nothing, nothing)] * len(self.model.decoder.layers), None, 1, None, straight)
+        return StepCache(straight=DecoderStep(self.model))
 
     @torch.no_grad()
     def join(
@@ -108,8 +116,14 @@ class TransformerDecoder:
     ) -> None:
         """Sentences, source (B, S), join the rows of a cache of start_running(): rows_per_sentence rows each at their
         first step, `beam` from then on."""
-        keys_values = self._memory_keys_values(self.encode(source, source_lengths), cache.straight)
-        cache.join(keys_values, source_lengths, beam, rows_per_sentence)
+        self._join(cache, self.encode(source, source_lengths), source_lengths, beam, rows_per_sentence)
+
+    def _join(
+        self, cache: StepCache, memory: Tensor, lengths: Tensor | None, beam: int, rows_per_sentence: int
+    ) -> None:
+        if lengths is None:
+            lengths = torch.full((memory.shape[0],), memory.shape[1])
+        cache.join(self._memory_keys_values(memory, cache.straight), lengths, beam, rows_per_sentence)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:

@@ -7,76 +7,79 @@ of the better hypothesis comes first, then the lower token.
 Source: Vijayakumar et al. 2016, equation 5 with Hamming diversity.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
-from fasttfm.search.beam import BeamSteps, Finished, Live
-from fasttfm.search.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.search.top_k import top_k
+from fasttfm.search.beam import Live, Steps
+from fasttfm.search.constraints import Constraints
+from fasttfm.search.hypotheses import length_penalty
+from fasttfm.search.tasks import Task
+from fasttfm.search.top_k import Top, top_k
 
 
-class DiverseSteps(BeamSteps):
+class DiverseSteps(Steps):
     """A search in config.diverse_beam_groups groups of beam / groups hypotheses."""
 
-    def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
-        super().__init__(constraints, config)
-        limits = constraints.limits
-        self.groups = config.diverse_beam_groups
-        self.size = config.beam // self.groups
-        self.of_groups = [[Finished(self.size) for _ in range(self.groups)] for _ in limits]
-        self.punished = torch.zeros(len(limits), config.beam)  # of the live hypotheses of each sentence
+    tables = ("scores", "punished")
+
+    def __init__(self, tasks: Sequence[Task], constraints: Constraints) -> None:
+        config = tasks[0].config
+        super().__init__(tasks, constraints, groups=config.diverse_beam_groups)
+        self.punished = torch.zeros(len(tasks), config.beam, device=self.device)
+        """(b, K): what has been taken from the rank of each live hypothesis."""
 
     def choose(self, logits: Tensor) -> Live:
-        """See BeamSteps."""
-        log_probabilities, scores, sentences = logits.log_softmax(dim=1), self.scores, self.sentences
-        self.forbid(log_probabilities)
-        count, rows = scores.shape
-        by_row = log_probabilities.view(count, rows, -1)
-        taken = torch.zeros_like(by_row[:, 0])  # (b, V) how often groups before have chosen a token
-        past = self.punished[sentences].to(scores.device)  # (b, K)
-        done = [True] * count
-        chosen = []
-        for group in range(self.groups):
-            members = slice(group * self.size, (group + 1) * self.size) if rows > 1 else slice(0, 1)
-            before = past[:, members] if rows > 1 else past[:, :1] * 0
-            new = self.config.diverse_beam_strength * taken[:, None]  # (b, 1, V)
-            totals = by_row[:, members] + scores[:, members, None]  # (b, k, V)
-            ranked = (totals - before[:, :, None] - new).flatten(1)
-            width = min(2 * self.size, ranked.shape[1])
-            values, indices = top_k(ranked, width)
-            best = totals.flatten(1).gather(1, indices)  # (b, 2k) log-probability
-            parents, tokens = indices // by_row.shape[2] + members.start, indices % by_row.shape[2]
-            self._file(group, best, tokens, parents)
-            self._count(((tokens == EOS) & (best > -torch.inf))[:, : self.size])
-            live = values.masked_fill(tokens == EOS, -torch.inf)
-            if width < 2 * self.size:
-                live = torch.nn.functional.pad(live, (0, 2 * self.size - width), value=-torch.inf)
-            values, order = top_k(live, self.size)
-            order = order.clamp(max=width - 1)
-            best, tokens, parents = (part.gather(1, order) for part in (best, tokens, parents))
-            best = best.masked_fill(values == -torch.inf, -torch.inf)
-            taken.scatter_add_(1, tokens, (values > -torch.inf).to(taken.dtype))
-            chosen.append((best, tokens, parents, (best - values).nan_to_num(0.0, 0.0, 0.0)))
-            for index, (sentence, likeliest) in enumerate(zip(sentences, best.amax(dim=1).tolist())):
-                bound = likeliest / length_penalty(self.constraints.limits[sentence] + 1, self.config)
-                done[index] &= bound <= self.of_groups[sentence][group].worst
-        best, tokens, parents, punished = (torch.cat(parts, dim=1) for parts in zip(*chosen))
-        self.punished[sentences] = punished.cpu()
-        return Live(best, tokens, parents, done)
+        """See Steps."""
+        values = logits.float().log_softmax(dim=1)
+        self.forbid(values)
+        done = [True] * len(self.tasks)
 
-    def _file(self, group: int, best: Tensor, tokens: Tensor, parents: Tensor) -> None:
-        index, slot = ((tokens == EOS) & (best > -torch.inf)).nonzero(as_tuple=True)
-        outputs = self.history[index * self.rows + parents[index, slot]].tolist()
-        for row, log_probability, output in zip(index.tolist(), best[index, slot].tolist(), outputs):
-            length = self.written[row]
-            score = log_probability / length_penalty(length + 1, self.config)
-            finished = self.of_groups[self.sentences[row]][group]
-            if score > finished.worst:
-                finished.add(Hypothesis(output[:length], score, log_probability))
+        def file(group: int, ends: Tensor, best: Tensor, parents: Tensor, live: Tensor) -> None:
+            self._file(ends, best, parents, group=group)
+            self._count(ends[:, : live.shape[1]])
+            for index, (task, likeliest) in enumerate(zip(self.tasks, live.amax(dim=1).tolist())):
+                done[index] &= likeliest / length_penalty(task.limit + 1, self.config) <= task.found[group].worst
 
-    def best(self, sentence: int) -> list[Hypothesis]:
-        """The config.nbest best of all groups, each output once."""
-        different = {tuple(each.tokens): each for group in self.of_groups[sentence] for each in group.hypotheses}
-        return sorted(different.values(), key=lambda each: -each.score)[: self.config.nbest]
+        by_row = values.view(*self.scores.shape, -1)
+        scores, tokens, parents, self.punished = extend_groups(
+            by_row, self.scores, self.punished, self.config, top_k, file
+        )
+        return Live(scores, tokens, parents, done)
+
+
+def extend_groups(
+    values: Tensor, scores: Tensor, punished: Tensor, config: DecodingConfig, top: Top, file: Callable[..., None]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The extensions that live on: log-probability, token, row within the sentence that they go on from, and what has
+    been taken from their rank, (b, K) each.
+
+    values (b, K, V): log-probabilities of what follows each hypothesis; scores, punished (b, K): of the hypotheses. At
+    the first step values and scores may be of one row, (b, 1, V). top: top_k() or its like. file(group, ends, best,
+    parents, live) is told the best extensions of each group in turn, (b, n) log-probabilities and rows, which of them
+    end, and the log-probabilities (b, K / groups) of those that live on.
+    """
+    vocabulary, size = values.shape[2], config.beam // config.diverse_beam_groups
+    taken = torch.zeros_like(values[:, 0])  # (b, V) how often groups before have chosen a token
+    chosen = []
+    for group in range(config.diverse_beam_groups):
+        members = slice(group * size, (group + 1) * size) if values.shape[1] > 1 else slice(0, 1)
+        totals = values[:, members] + scores[:, members, None]  # (b, k, V)
+        ranked = totals - punished[:, members, None] - config.diverse_beam_strength * taken[:, None]
+        width = min(2 * size, ranked.flatten(1).shape[1])
+        ranks, order = top(ranked.flatten(1), width)
+        best = totals.flatten(1).gather(1, order)  # (b, 2k) log-probability
+        tokens, parents = order % vocabulary, order // vocabulary + members.start
+        ends = tokens == EOS
+        ranks, order = top(pad(ranks.masked_fill(ends, -torch.inf), (0, 2 * size - width), value=-torch.inf), size)
+        live, *others = (part.gather(1, order.clamp(max=width - 1)) for part in (best, tokens, parents))
+        live = live.masked_fill(ranks == -torch.inf, -torch.inf)
+        file(group, ends & (best > -torch.inf), best, parents, live)
+        taken.scatter_add_(1, others[0], (ranks > -torch.inf).to(taken.dtype))
+        chosen.append((live, *others, (live - ranks).nan_to_num(0.0, 0.0, 0.0)))
+    best, tokens, parents, punished = (torch.cat(parts, dim=1) for parts in zip(*chosen))
+    return best, tokens, parents, punished

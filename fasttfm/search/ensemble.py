@@ -83,12 +83,7 @@ class Caches:
         """True if hypotheses may change rows at no cost."""
         return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
 
-    def reorder(self, rows: Tensor) -> None:
-        """Makes row r a copy of the old row rows[r]."""
+    def go_on(self, rows: Tensor, ranks: Tensor) -> None:
+        """Row r goes on from what row rows[r] was, as row ranks[r] of its sentence's; other sentences leave."""
         for cache in self.caches:
-            cache.reorder(rows)
-
-    def keep(self, sentences: Tensor) -> None:
-        """Drops every sentence but these."""
-        for cache in self.caches:
-            cache.keep(sentences)
+            cache.go_on(rows, ranks)

@@ -51,6 +51,13 @@ class Required:
             known = self._needs[state] = min(self._way_needs(*way) for way in state)
         return known
 
+    def least(self, prefix: Sequence[int]) -> int:
+        """The fewest tokens of an output that begins with this prefix."""
+        state = self.start
+        for token in prefix:
+            state = self.after(state, token)
+        return len(prefix) + self.needs(state)
+
     def _way_needs(self, met: int, writing: tuple[int, int, int] | None) -> int:
         needs = sum(size for number, size in enumerate(self.shortest) if not met >> number & 1)
         if writing is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +16,13 @@ from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.errors import UserError
 from fasttfm.search.batches import LENGTHS, SHORTEST, inference
-from fasttfm.search.beam import Steps, search_together
-from fasttfm.search.constrained import ConstrainedSteps
-from fasttfm.search.continuous import RunningSearch, Waiting, can_continue, constraints_of
+from fasttfm.search.continuous import RunningSearch, can_continue
 from fasttfm.search.coverage import rescore_by_coverage
 from fasttfm.search.device.search import DeviceSearch
 from fasttfm.search.device.search import takes as device_takes
-from fasttfm.search.diverse import DiverseSteps
-from fasttfm.search.greedy import plain_steps
 from fasttfm.search.hypotheses import Hypothesis, refuse_failed
-from fasttfm.search.memory import refuse_more_than_available
-from fasttfm.search.phrases import Phrases, Required
+from fasttfm.search.phrases import Phrases
+from fasttfm.search.tasks import Waiting
 from fasttfm.system.processes import WorkerPool, can_fork
 
 if TYPE_CHECKING:
@@ -177,12 +174,14 @@ class _Shared:
     """How many calls are computed at once."""
 
 
-def running_search(model: Transformer, config: DecodingConfig) -> type[RunningSearch | DeviceSearch] | None:
-    """The class of searches that sentences may join with this model and configuration; None: they are searched batch
-    by batch. Asked inside inference()."""
-    if device_takes(model, config):
-        return DeviceSearch
-    return RunningSearch if can_continue(model, config) else None
+def running_search(model: Transformer, config: DecodingConfig) -> type[RunningSearch | DeviceSearch]:
+    """The class of searches for this model and configuration; asked inside inference()."""
+    return DeviceSearch if device_takes(model, config) else RunningSearch
+
+
+def takes_sentences(model: Transformer, config: DecodingConfig) -> bool:
+    """Return whether sentences may join such a search while it runs; asked inside inference()."""
+    return running_search(model, config) is DeviceSearch or can_continue(model)
 
 
 def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
@@ -215,33 +214,24 @@ def _each(
 def _search_batches(
     model: Transformer, batches: list[list[Waiting]], shared: _Shared
 ) -> list[tuple[Any, list[Hypothesis]]]:
-    """(key, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
+    """(key, hypotheses) of each sentence: one search that all of them join, or batch by batch.
+
+    Required phrases are searched on the host.
+    """
+    config, banned = shared.config, shared.banned
+    host = partial(
+        RunningSearch, model, config, banned=banned, continuations=shared.continuations, at_once=shared.workers
+    )
     results: list[tuple[Any, list[Hypothesis]]] = []
-    with inference(model, batch_invariant=shared.config.batch_invariant) as device:
-        kind = running_search(model, shared.config)
-        running: Any = kind and kind(model, shared.config, banned=shared.banned, at_once=shared.workers)
+    with inference(model, batch_invariant=config.batch_invariant):
+        on_device = running_search(model, config) is DeviceSearch
+        running = DeviceSearch(model, config, banned=banned) if on_device else host()
         for batch in batches:
-            if running is None or batch[0].required:
-                results += zip((each.key for each in batch), _search_batch(model, batch, shared, device))
-            else:
+            if on_device and batch[0].required:
+                results += host().search(batch)
+            elif isinstance(running, DeviceSearch) or running.continues:
                 running.waiting += batch
-        if running is not None:
-            results += running.run()
+            else:
+                results += running.search(batch)
+        results += running.run()
     return results
-
-
-def _search_batch(
-    model: Transformer, batch: list[Waiting], shared: _Shared, device: torch.device
-) -> list[list[Hypothesis]]:
-    """The hypotheses of each sentence of one batch, inside inference()."""
-    config, sources = shared.config, [each.source for each in batch]
-    phrases = [Required(each.required, shared.continuations) for each in batch] if batch[0].required else None
-    refuse_more_than_available(model, sources, config, device, shared.workers)
-    constraints = constraints_of(model, batch, config, device, shared.banned, phrases)
-    if phrases is not None:
-        steps: Steps = ConstrainedSteps(phrases, constraints, config)
-    elif config.diverse_beam_groups > 1 and not config.sampling:
-        steps = DiverseSteps(constraints, config)
-    else:
-        steps = plain_steps(constraints, config, [each.number for each in batch])
-    return search_together(model, sources, steps)

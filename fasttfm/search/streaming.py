@@ -6,13 +6,9 @@ from typing import Any
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.search.batches import inference
-from fasttfm.search.beam import start_cache
-from fasttfm.search.continuous import Waiting, constraints_of
-from fasttfm.search.decoder import decoder_of
-from fasttfm.search.device.search import DeviceSearch
-from fasttfm.search.greedy import GreedySteps
-from fasttfm.search.hypotheses import Hypothesis, refuse_failed
+from fasttfm.search.hypotheses import refuse_failed
 from fasttfm.search.search import running_search
+from fasttfm.search.tasks import Waiting
 
 
 def stream_ids(
@@ -40,29 +36,9 @@ def stream_ids(
 
 def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]) -> Iterator[int]:
     with inference(model, batch_invariant=config.batch_invariant):
-        on_device = running_search(model, config) is DeviceSearch
-    return (_stream_on_device if on_device else _stream_stepwise)(model, sentence, config, banned)
-
-
-def _stream_stepwise(
-    model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]
-) -> Iterator[int]:
-    with inference(model, batch_invariant=config.batch_invariant) as device:
-        steps = GreedySteps(constraints_of(model, [sentence], config, device, banned), config, [sentence.number])
-        cache = start_cache(model, [sentence.source], steps)
-    while steps.sentences:
-        with inference(model, batch_invariant=config.batch_invariant):
-            steps.extend(decoder_of(model).step(steps.tokens, cache))
-        refuse_failed(steps.best(0) or [Hypothesis([], score, score) for score in steps.scores.tolist()])
-        if steps.sentences:
-            yield int(steps.tokens)
-
-
-def _stream_on_device(
-    model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]
-) -> Iterator[int]:
-    search, sent = DeviceSearch(model, config, banned=banned), 0
+        search = running_search(model, config)(model, config, banned=banned)
     search.waiting.append(sentence)
+    sent = 0
     while not search.idle:
         with inference(model, batch_invariant=config.batch_invariant):
             found, tokens = search.step(), search.written()

@@ -4,9 +4,9 @@ from collections.abc import Collection, Hashable
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
-from fasttfm.search.continuous import Waiting
 from fasttfm.search.hypotheses import refuse_failed
-from fasttfm.search.search import running_search
+from fasttfm.search.search import running_search, takes_sentences
+from fasttfm.search.tasks import Waiting
 from fasttfm.translate.translator import Translation, Translator
 
 Result = tuple[Hashable, list[Translation] | UserError]
@@ -23,7 +23,7 @@ def takes_options(translator: Translator, config: DecodingConfig) -> bool:
 def takes_lines(translator: Translator) -> bool:
     """Return whether lines may join a search with this model: on a GPU, and on a CPU with numba. Ask inside
     batches.inference()."""
-    return running_search(translator.model, DecodingConfig()) is not None
+    return takes_sentences(translator.model, DecodingConfig())
 
 
 class ContinuousBatching:
@@ -35,7 +35,6 @@ class ContinuousBatching:
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
         search = running_search(translator.model, DecodingConfig())
-        assert search is not None
         self.search = search(translator.model, translator.config, banned=translator.banned)
         self._new: list[Waiting] = []
         self._empty: list[Hashable] = []

@@ -269,15 +269,15 @@ def test_input_in_another_normal_form_is_told(translate, model_dir):
 
 
 def test_no_translation_is_empty_unless_it_may_be_and_is_told(translate, model_dir, monkeypatch):
-    from fasttfm.search import hypotheses
+    from fasttfm.search.constraints import Constraints
 
-    forbid = hypotheses.Constraints.apply
+    forbid = Constraints.apply
 
     def likes_to_end(self, log_probabilities, *where):
         log_probabilities[:, EOS] += 100
         forbid(self, log_probabilities, *where)
 
-    monkeypatch.setattr(hypotheses.Constraints, "apply", likes_to_end)
+    monkeypatch.setattr(Constraints, "apply", likes_to_end)
     text = "a dog\n\ntwo men\n"
     _, out, errors = translate(model_dir, text=text)
     assert [bool(line) for line in out.splitlines()] == [True, False, True]

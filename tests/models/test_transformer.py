@@ -291,7 +291,7 @@ def test_a_reordered_cache_continues_the_chosen_rows(route):
     rows = torch.tensor([1, 0, 2, 2, 5, 4])
     cache.reorder(rows)
     assert (getattr(cache, "_step", None) is not None) == (route == "triton")
-    cache.keep(torch.tensor([0, 2]))
+    cache.go_on(torch.tensor([0, 1, 4, 5]), torch.tensor([0, 1, 0, 1]))
     rows = rows[[0, 1, 4, 5]]
     step = decoder_of(model).step(beams[rows, 3], cache)
     repeated = source[[0, 0, 2, 2]]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fasttfm.search import search, streaming
+from fasttfm.search.continuous import RunningSearch
 from fasttfm.search.device import choice, engine
 from fasttfm.search.device.decoder import StepDecoder
 from fasttfm.search.device.search import DeviceSearch
@@ -41,7 +42,7 @@ def decoder_of(model, state, *parts):
 
 
 def search_by(monkeypatch, kind):
-    """Let all searches be of a kind, DeviceSearch, on CPU tensors, or None: batch by batch."""
+    """Let all searches be of a kind: DeviceSearch, on CPU tensors, or RunningSearch."""
     for module in (search, streaming):
         monkeypatch.setattr(module, "running_search", lambda *_: kind)
     monkeypatch.setattr(engine, "StepDecoder", decoder_of)
@@ -49,6 +50,6 @@ def search_by(monkeypatch, kind):
 
 @pytest.fixture(params=["stepwise", "device"])
 def either_engine(request, monkeypatch):
-    """Searches batch by batch, and on the device, which here is the CPU."""
-    search_by(monkeypatch, DeviceSearch if request.param == "device" else None)
+    """Searches on the host, and on the device, which here is the CPU."""
+    search_by(monkeypatch, DeviceSearch if request.param == "device" else RunningSearch)
     return request.param

@@ -47,7 +47,7 @@ class TableModel(nn.Module):
     def encode(self, source: Tensor, source_lengths: Tensor) -> Tensor:
         return source
 
-    def start_cache(self, memory, source_lengths, *, rows_per_sentence, max_length) -> TableCache:
+    def start_cache(self, memory, source_lengths, *, rows_per_sentence, beam, max_length) -> TableCache:
         return TableCache(memory[:, 0].tolist(), rows_per_sentence, max_length)
 
     def step(self, tokens: Tensor, cache: TableCache) -> Tensor:
@@ -95,20 +95,17 @@ class TableCache:
         self.targets = [(*target, token) for target, token in zip(self.targets, tokens)]
         assert len(self.targets[0]) <= self.max_length, "the search ran past the length it asked for"
 
-    def reorder(self, rows: Tensor) -> None:
-        old = self.rows()
-        assert len(rows) % len(self.sources) == 0
-        per_sentence = len(rows) // len(self.sources)
-        for new, row in enumerate(rows.tolist()):
-            per_old = len(old) // len(self.sources)
-            assert row // per_old == new // per_sentence, "a row may only continue a row of its own sentence"
+    def go_on(self, rows: Tensor, ranks: Tensor) -> None:
+        old, new = self.rows(), ranks.tolist()
+        per_old = len(old) // len(self.sources)
+        places = [row // per_old for row in rows.tolist()]  # of their sentences
+        per_sentence = max(new, default=0) + 1
+        assert new == [*range(per_sentence)] * (len(new) // per_sentence), "as many rows for each sentence"
+        first = places[::per_sentence]
+        assert places == [place for place in first for _ in range(per_sentence)], "a row may only continue its sentence"
+        assert first == sorted(set(first))
         self.targets = [old[row][1] for row in rows.tolist()]
-
-    def keep(self, sentences: Tensor) -> None:
-        per_sentence = len(self.targets) // len(self.sources)
-        stay = sentences.tolist()
-        self.targets = [self.targets[index * per_sentence + row] for index in stay for row in range(per_sentence)]
-        self.sources = [self.sources[index] for index in stay]
+        self.sources = [self.sources[place] for place in first]
 
 
 def config(**changes) -> DecodingConfig:

@@ -7,10 +7,11 @@ import torch
 
 from fasttfm.cpu import step_passes
 from fasttfm.errors import UserError
-from fasttfm.search import DecodingConfig, search, search_ids
+from fasttfm.search import DecodingConfig, continuous, search_ids
 from fasttfm.search.batches import inference
-from fasttfm.search.continuous import RunningSearch, Waiting, can_continue
+from fasttfm.search.continuous import RunningSearch
 from fasttfm.search.cpu.decoder_step import DecoderStep
+from fasttfm.search.tasks import Waiting
 
 from .small_models import model_of, sources_of
 from .table_model import EOS
@@ -64,15 +65,16 @@ def test_who_else_is_searched_and_since_when_changes_no_bit(kind, name):
     assert together == alone
     assert len({tuple(hypotheses[0].tokens) for hypotheses in alone}) > len(SOURCES) / 2
     with inference(model, batch_invariant=True):
-        assert can_continue(model, config)
-        found = join_at_random(RunningSearch(model, config, banned=BANNED), seed=len(name))
+        running = RunningSearch(model, config, banned=BANNED)
+        assert running.continues
+        found = join_at_random(running, seed=len(name))
     assert [found[place] for place in range(len(SOURCES))] == alone
 
 
 def test_it_finds_what_batches_find_that_nobody_joins(monkeypatch):
     model, config = model_of("fp32", VOCABULARY), SETTINGS["beam"]
     found = search_ids(model, SOURCES, config)
-    monkeypatch.setattr(search, "can_continue", lambda *_: False)
+    monkeypatch.setattr(continuous, "can_continue", lambda *_: False)
     assert search_ids(model, SOURCES, config) == found
 
 
@@ -125,6 +127,5 @@ def test_sentences_with_options_of_their_own_share_a_search_with_their_like():
                 assert not running.join([member])
             found.update(running.step())
             running.drop(gone)
-            groups = {(each.steps.config, each.steps.constraints.allowed is None) for each in running._joined}
-            assert len(groups) == len(running._joined)
+            assert len({each.kind for each in running._steps}) == len(running._steps)
     assert found == {number: alone[number] for number in range(len(SOURCES)) if number not in gone}

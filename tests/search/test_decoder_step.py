@@ -32,17 +32,16 @@ def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: 
     results = []
     with inference(model, batch_invariant=batch_invariant):
         cache = decoder_of(model).start_cache(
-            model.encode(source, lengths), lengths, rows_per_sentence=1, max_length=50
+            model.encode(source, lengths), lengths, rows_per_sentence=1, beam=2, max_length=50
         )
         if straight is not None:
             assert (cache.straight is not None) == straight
         results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
-        cache.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+        rows = [0, 0, 1, 1, 2, 2]
         for step in range(40):
-            results.append(decoder_of(model).step(4 + torch.arange(6 if step < 20 else 4) + step, cache))
-            if step == 19:
-                cache.keep(torch.tensor([0, 2]))
-            cache.reorder(torch.tensor([1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 2, 3]))
+            cache.go_on(torch.tensor(rows), torch.tensor([0, 1] * (len(rows) // 2), dtype=torch.int32))
+            results.append(decoder_of(model).step(4 + torch.arange(len(rows)) + step, cache))
+            rows = [1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 4, 5] if step == 19 else [1, 1, 2, 3]
     return results
 
 

@@ -21,12 +21,12 @@ from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
-from fasttfm.search.continuous import Waiting
 from fasttfm.search.device import engine, memory
-from fasttfm.search.device.engine import Engine, Kind, Task
+from fasttfm.search.device.engine import Engine, Kind
 from fasttfm.search.device.search import DeviceSearch, _of_models, takes
 from fasttfm.search.device.state import NOTHING, Sizes, State
 from fasttfm.search.ensemble import Ensemble
+from fasttfm.search.tasks import Task, Waiting
 
 from .device_cases import KINDS, VOCABULARY, a_case, assert_same, options, sources_of, transformer
 from .small_models import model_of

@@ -13,8 +13,8 @@ from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.batches import inference
 from fasttfm.search.cpu.decoder_step import DecoderStep
-from fasttfm.search.selection import allowed_tokens
 from fasttfm.search.streaming import stream_ids
+from fasttfm.search.tasks import allowed_tokens
 from fasttfm.translate import Shortlist
 from tests.search.small_models import model_of, sources_of
 from tests.search.table_model import EOS

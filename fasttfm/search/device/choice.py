@@ -16,7 +16,9 @@ from torch import Tensor
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.models.step_layers import remember_places
+from fasttfm.search.beam import best_extensions
 from fasttfm.search.device.state import State
+from fasttfm.search.diverse import extend_groups
 from fasttfm.search.greedy import draw_tokens
 from fasttfm.search.top_k import sorted_top_k
 
@@ -137,14 +139,9 @@ class Choice(NamedTuple):
 
 def choose_beams(state: State, values: Tensor, tokens: Tensor) -> None:
     """Extend the best of each slot's rows by one of their likeliest tokens, both (S, K, W), and file what ends."""
-    beam, width = state.sizes.beam, values.shape[2]
-    totals = (values + state.scores[:, :, None]).flatten(1)
-    totals = totals.masked_fill(totals.isnan(), -torch.inf)
-    missing = max(0, 2 * beam - totals.shape[1])  # a vocabulary smaller than the beam
-    totals = torch.nn.functional.pad(totals, (0, missing), value=-torch.inf)
-    tokens = torch.nn.functional.pad(tokens.flatten(1), (0, missing))
-    best, order = (part[:, : 2 * beam] for part in totals.sort(dim=1, descending=True, stable=True))
-    tokens, parents = tokens.gather(1, order), (order // width).clamp(max=beam - 1)  # (S, 2K)
+    beam = state.sizes.beam
+    values = values.masked_fill(values.isnan(), -torch.inf)
+    best, tokens, parents = best_extensions(values, tokens, state.scores, 2 * beam, sorted_top_k)  # (S, 2K)
 
     ranks = torch.arange(2 * beam, device=state.device)
     ends = (tokens == EOS) & (best > -torch.inf)
@@ -165,47 +162,30 @@ class Groups:
 
     def __init__(self, state: State, config: DecodingConfig) -> None:
         """state: with as many hypotheses kept as rows."""
-        self.count, self.size = config.diverse_beam_groups, config.beam // config.diverse_beam_groups
-        self.strength = config.diverse_beam_strength
+        self.config, self.size = config, config.beam // config.diverse_beam_groups
         self.punished = torch.zeros_like(state.scores)
         """(S, K): what has been taken from the rank of each live hypothesis."""
         state.first_scores[:: self.size] = 0.0
 
     def choose(self, state: State, values: Tensor) -> None:
         """Extend the rows of one group after the other; values (S, K, V) log-probabilities."""
-        vocabulary = values.shape[2]
-        size, ranks = self.size, torch.arange(2 * self.size, device=state.device)
-        taken = torch.zeros_like(values[:, 0])  # (S, V): how often groups before have chosen a token
         self.punished.masked_fill_((state.position == 0)[:, None], 0.0)
         finished = torch.ones_like(state.position, dtype=torch.bool)
-        divisors = _divisors(state, state.position)
-        choices, punished = [], []
-        for first in range(0, self.count * size, size):
-            members = slice(first, first + size)
-            totals = values[:, members] + state.scores[:, members, None]
-            totals = totals.masked_fill(totals.isnan(), -torch.inf)
-            ranked = totals - self.punished[:, members, None] - self.strength * taken[:, None]
-            order = ranked.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, : 2 * size]
-            missing = (0, 2 * size - order.shape[1])
-            order, width = torch.nn.functional.pad(order, missing), order.shape[1]
-            there = ranks < width
-            best = totals.flatten(1).gather(1, order).masked_fill(~there, -torch.inf)
-            rank = ranked.flatten(1).gather(1, order).masked_fill(~there, -torch.inf)
-            tokens, parents = order % vocabulary, order // vocabulary + first
-            ends = (tokens == EOS) & (best > -torch.inf)
-            _file(state, (best / divisors).masked_fill(~ends, -torch.inf), best, parents, members)
-            state.ended += (ends & (ranks < size)).sum(dim=1)
-            rank, chosen = rank.masked_fill(tokens == EOS, -torch.inf).sort(dim=1, descending=True, stable=True)
-            rank, chosen = rank[:, :size], chosen[:, :size]
-            best, tokens, parents = (part.gather(1, chosen) for part in (best, tokens, parents))
-            best = best.masked_fill(rank == -torch.inf, -torch.inf)
-            taken.scatter_add_(1, tokens, (rank > -torch.inf).to(taken.dtype))
-            worst = state.found_scores[:, members.stop - 1].index_select(0, state.sentence)
-            finished &= best.amax(dim=1) / _divisors(state, state.setting("limit"))[:, 0] <= worst
-            choices.append((best, tokens, parents))
-            punished.append((best - rank).nan_to_num(0.0, 0.0, 0.0))
-        self.punished.copy_(torch.cat(punished, dim=1))
-        best, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*choices))
+        divisors, last = _divisors(state, state.position), _divisors(state, state.setting("limit"))[:, 0]
+
+        def file(group: int, ends: Tensor, best: Tensor, parents: Tensor, live: Tensor) -> None:
+            nonlocal finished
+            columns = slice(group * self.size, (group + 1) * self.size)
+            _file(state, (best / divisors).masked_fill(~ends, -torch.inf), best, parents, columns)
+            state.ended += ends[:, : self.size].sum(dim=1)
+            worst = state.found_scores[:, columns.stop - 1].index_select(0, state.sentence)
+            finished = finished & (live.amax(dim=1) / last <= worst)
+
+        values = values.masked_fill(values.isnan(), -torch.inf)
+        best, tokens, parents, punished = extend_groups(
+            values, state.scores, self.punished, self.config, sorted_top_k, file
+        )
+        self.punished.copy_(punished)
         go_on(state, Choice(best, tokens, parents, finished | _ends_anyway(state)))
 
 

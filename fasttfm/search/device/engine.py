@@ -21,12 +21,12 @@ from torch import Tensor
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS, PAD
 from fasttfm.models.step_layers import Call, Operations
-from fasttfm.search.continuous import Waiting
 from fasttfm.search.device import choice, decoder
 from fasttfm.search.device.decoder import StepDecoder
 from fasttfm.search.device.memory import needed_bytes
 from fasttfm.search.device.state import NEVER, NOTHING, Settings, Sizes, State, column
-from fasttfm.search.hypotheses import Hypothesis, length_penalty
+from fasttfm.search.hypotheses import Hypothesis, distinct, length_penalty
+from fasttfm.search.tasks import Task
 from fasttfm.system.graphs import Graphs
 
 BURST = 2
@@ -43,17 +43,6 @@ class Kind(NamedTuple):
     banned: tuple[tuple[int, ...], ...]
     selects: bool
     """Whether every sentence has its own tokens."""
-
-
-class Task(NamedTuple):
-    """A sentence with all that its search depends on."""
-
-    waiting: Waiting
-    config: DecodingConfig
-    limit: int
-    """Its longest output."""
-    allowed: Tensor | None
-    """The tokens that it may write, int64; None: all."""
 
 
 class _Results(NamedTuple):
@@ -242,7 +231,8 @@ class Engine:
         state.found_scores.index_fill_(0, index, -torch.inf)
         state.found_ends.index_fill_(0, index, NOTHING)
         if self._draws is not None:
-            self._draws.uniform.index_copy_(0, index, self._on_device(torch.stack([*map(self._uniform, tasks)])))
+            uniform = np.stack([task.uniform(steps, self.sizes.beam) for task in tasks])
+            self._draws.uniform.index_copy_(0, index, self._on_device(torch.from_numpy(uniform)))
         if self._rules.selected is not None:
             self._select(tasks, index)
         ring = (self._queued + np.arange(len(tasks))) % self.sizes.places
@@ -260,11 +250,6 @@ class Engine:
             enough=rows if greedy or config.early_stopping else NEVER, ranks=1 if greedy else 2 * rows,
             source=len(task.waiting.source), number=self._number,
         )  # fmt: skip
-
-    def _uniform(self, task: Task) -> Tensor:
-        """(T, K): what a sentence draws by."""
-        drawn = np.random.default_rng([task.config.sampling_seed, task.waiting.number])
-        return torch.from_numpy(drawn.random((self.sizes.steps, self.sizes.beam)).astype(np.float32))
 
     def _select(self, tasks: list[Task], index: Tensor) -> None:
         selected = torch.zeros(len(tasks), self.sizes.vocabulary, dtype=torch.bool, device=_CPU)
@@ -314,8 +299,7 @@ class Engine:
                 kept = kept[: config.nbest]
             best = [Hypothesis(text[:step].tolist(), score, b) for score, b, step, _, text in kept]
             if self._groups is not None:
-                different = {tuple(one.tokens): one for one in best}
-                best = sorted(different.values(), key=lambda one: -one.score)[: config.nbest]
+                best = distinct(best, config.nbest)
             yield task, best
 
 

@@ -11,28 +11,24 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
-
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 from fasttfm.functional.backends import use_triton
 from fasttfm.models.plain import Snapshot
 from fasttfm.models.stack import Stack
 from fasttfm.search.batches import SHORTEST
-from fasttfm.search.continuous import Waiting, constraints_of
 from fasttfm.search.decoder import positions_of
 from fasttfm.search.device.decoder import decodes, launches
-from fasttfm.search.device.engine import Engine, Kind, Task
+from fasttfm.search.device.engine import Engine, Kind
 from fasttfm.search.device.memory import refuse_more_than_free
 from fasttfm.search.device.state import Sizes
 from fasttfm.search.hypotheses import Hypothesis
+from fasttfm.search.tasks import Task, Waiting, tasks_of
 
 _KEPT = 4
 """Engines that a model keeps between searches, with their memory and graphs; the longest unused leave first."""
 _SLOTS = 1024
 """The most that kernels search at once (kernels/search.py)."""
-_CPU = torch.device("cpu")
 
 
 def takes(model: Any, config: DecodingConfig) -> bool:
@@ -95,10 +91,8 @@ def _forget_idle() -> None:
 class DeviceSearch:
     """Searches sentences that come one after the other; to be used inside batches.inference(), where takes()."""
 
-    def __init__(
-        self, model: Any, config: DecodingConfig, *, banned: Sequence[Sequence[int]] = (), at_once: int = 1
-    ) -> None:
-        """banned: as of search_ids; at_once is of searches on a CPU."""
+    def __init__(self, model: Any, config: DecodingConfig, *, banned: Sequence[Sequence[int]] = ()) -> None:
+        """banned: as of search_ids."""
         self.model, self.config, self.banned = model, config, tuple(map(tuple, banned))
         self.device = next(model.parameters()).device
         self.waiting: deque[Waiting] = deque()
@@ -160,7 +154,7 @@ class DeviceSearch:
         refused: list[tuple[Hashable, UserError]] = []
         for config, some in by_config.items():
             try:
-                tasks = self._tasks(some, config)
+                tasks = tasks_of(self.model, some, config)
             except UserError as error:
                 refused += [(each.key, error) for each in some]
                 continue
@@ -174,11 +168,6 @@ class DeviceSearch:
             except UserError as error:
                 refused += [(each.waiting.key, error) for each in tasks]
         return refused
-
-    def _tasks(self, members: Sequence[Waiting], config: DecodingConfig) -> list[Task]:
-        constraints = constraints_of(self.model, members, config, _CPU, ())
-        allowed: Sequence[Tensor | None] = constraints.allowed or [None] * len(members)
-        return [Task(each, config, limit, some) for each, limit, some in zip(members, constraints.limits, allowed)]
 
     def _room(self, length: int) -> int:
         """Tokens that an engine for so many has room for: a power of two, 32 at least, and no more than positions."""
