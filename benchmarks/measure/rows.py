@@ -57,7 +57,8 @@ def record(
         row["time_us"] = {"p20": rounded(p20), "p50": rounded(p50), "p80": rounded(p80), "runs": len(entry.times)}
         row |= {"load": load, "spread": rounded(spread(row["time_us"]))} if load else {}
         row["noisy"] = setting.level != "smoke" and (disturbed(load) or noisy(row))
-        row |= _rates(case.cost, p50, ceilings)
+        fewer_bits = " int8" in name and case.dtype != "int8"  # the ceilings are of the case's dtype
+        row |= _rates(case.cost, p50, None if fewer_bits else ceilings)
         if work.unit is not None and entry.units:
             # over the median time: all providers had the same inputs, so that throughputs compare as times do
             row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}

@@ -253,6 +253,11 @@ def test_rates_follow_from_cost_and_time():
     assert (row["peak_bytes"], row["launches"]) == (1000, 3)
 
 
+def test_of_fewer_bits_than_the_ceilings_there_is_no_roofline():
+    row = rows({"torch int8, a worker a core": plain}, cost=Cost(1, 1), ceilings=Machine(bandwidth=1e12, flops=8e12))
+    assert row["torch int8, a worker a core"]["roofline"] is None
+
+
 def test_memory_that_is_kept_from_run_to_run_counts_and_what_is_not_seen_is_not_told():
     class Graph:
         def __call__(self, x):
