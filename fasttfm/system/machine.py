@@ -14,7 +14,7 @@ from fasttfm.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_fp16", "amx_int8")
+_UNITS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_fp16", "amx_int8")
 _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
 
