@@ -384,7 +384,6 @@ def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monke
     ran = []
     compiled = SimpleNamespace(run=lambda *all: ran.append(all[-1]), function=1, packed_metadata=2)
     kernel = SimpleNamespace(compiled=lambda *_: (compiled, ()), kinds={"x": "Varying"})
-    monkeypatch.setattr(jit.triton.knobs.runtime, "interpret", False)
     asked = []
 
     def device():
@@ -396,8 +395,10 @@ def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monke
     active = SimpleNamespace(get_current_device=device, get_current_stream=lambda device: device)
     monkeypatch.setattr(jit.triton.runtime.driver, "_active", active)
     launch = jit.Launch(kernel, (1,), {})
-    launch(1)
-    launch(3)
+    with jit.triton.knobs.runtime.scope():
+        jit.triton.knobs.runtime.interpret = False
+        launch(1)
+        launch(3)
     assert ran == [2, 1, 3]
 
 

@@ -16,9 +16,11 @@ def row_sums(x, out, n, N: tl.constexpr):
 
 
 @pytest.fixture(autouse=True)
-def a_cache_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+def a_cache_of_its_own(tmp_path):
     row_sums.device_caches.clear()
+    with triton.knobs.cache.scope():  # monkeypatch would leave the folder set, and TRITON_CACHE_DIR unread
+        triton.knobs.cache.dir = str(tmp_path)
+        yield
 
 
 def launch(rows: int, columns: int = 200, **options) -> torch.Tensor:
