@@ -376,18 +376,24 @@ def feed_forward(
 
 
 def positional_encoding(
-    length: int, width: int, variant: str = "paper", *, first: int = 0, dtype: torch.dtype = torch.float32
+    length: int,
+    width: int,
+    variant: str = "paper",
+    *,
+    first: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """The sinusoids for positions first ... first + length - 1, (length, width).
 
     paper: PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same (section 3.5).
     tensor2tensor: channels i < width/2 hold sin(pos / 10000^(i / (width/2 - 1))), the other half the cosines.
-    Computed in float64, then rounded once.
+    Computed in float64, then rounded once; on PyTorch's default device where none is given.
     """
     if width % 2:
         raise ValueError(f"width {width} is odd: the positional encoding needs pairs of channels")
-    position = torch.arange(first, first + length, dtype=torch.float64)[:, None]
-    i = torch.arange(width // 2, dtype=torch.float64)
+    position = torch.arange(first, first + length, dtype=torch.float64, device=device)[:, None]
+    i = torch.arange(width // 2, dtype=torch.float64, device=device)
     if variant == "paper":
         angle = position * torch.exp(i * (-2.0 * math.log(10000.0) / width))
         return torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, width).to(dtype)

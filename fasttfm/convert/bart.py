@@ -125,7 +125,7 @@ def _refuse_trained_positions(weights: TheirWeights, variant: str, padding: int 
             continue
         same = table.dim() == 2 and table.shape[1] % 2 == 0
         if same:
-            ours = positional_encoding(table.shape[0], table.shape[1], variant)
+            ours = positional_encoding(table.shape[0], table.shape[1], variant, device=table.device)
             ours = torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1) if variant == "paper" else ours
             rows = [row for row in range(len(table)) if row != padding]
             same = torch.allclose(table[rows], ours[rows], atol=1e-2)

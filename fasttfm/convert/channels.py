@@ -16,13 +16,13 @@ _WRITERS = ("out_proj.weight", "out_proj.bias", "linear2.weight", "linear2.bias"
 
 def halves_from_pairs(weights: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
     """The weights of a model whose positions alternate, for positions that have all sines first."""
-    channels = torch.arange(width)
+    channels = torch.arange(width, device="cpu")
     return _ordered(weights, torch.cat([channels[0::2], channels[1::2]]))
 
 
 def pairs_from_halves(weights: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
     """The weights of a model whose positions have all sines first, for positions that alternate."""
-    return _ordered(weights, torch.arange(width).view(2, -1).T.reshape(-1))
+    return _ordered(weights, torch.arange(width, device="cpu").view(2, -1).T.reshape(-1))
 
 
 def _ordered(weights: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:

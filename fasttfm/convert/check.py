@@ -211,6 +211,6 @@ def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> 
         return True
     chosen = [each[same] if same < len(each) else EOS for each in both]
     with torch.inference_mode():
-        begun = torch.tensor([[BOS, *prefix, *both[0][:same]]])
-        logits = network(torch.tensor([source]), begun)[0, -1]
+        begun = torch.tensor([[BOS, *prefix, *both[0][:same]]], device="cpu")
+        logits = network(torch.tensor([source], device="cpu"), begun)[0, -1]
     return -1 not in chosen and abs(float(logits[chosen[0]] - logits[chosen[1]])) < _TIE

@@ -336,7 +336,7 @@ def _positions(tables: list[Tensor], width: int) -> tuple[str, int, bool, int]:
     tolerance = _BFLOAT16_TOLERANCE if torch.equal(table, table.bfloat16().float()) else _TOLERANCE
     for first in range(4):
         for kind in ("paper", "tensor2tensor"):
-            ours = positional_encoding(rows, width, kind, first=first)
+            ours = positional_encoding(rows, width, kind, first=first, device="cpu")
             halves = torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1)
             for halved, candidate in ((False, ours), (True, halves)):
                 if (candidate - table[:rows]).abs().max() < tolerance and not (halved and kind != "paper"):

@@ -151,13 +151,15 @@ class Arrangement:
     def apply(self, table: Tensor) -> Tensor:
         """The rows of a table (V, ...) in our order."""
         extended = torch.cat([table, torch.zeros_like(table[:1])])
-        return extended[torch.tensor([len(table) if row is None else row for row in self.rows])]
+        return extended[[len(table) if row is None else row for row in self.rows]]
 
     def bias(self, bias: Tensor | None) -> Tensor | None:
         """The logits' bias (V,) in our order; None where none is needed."""
         if bias is None and not self.impossible:
             return None
-        arranged = self.apply(torch.zeros(self.their_size) if bias is None else bias.float())
+        if bias is None:
+            bias = torch.zeros(self.their_size, dtype=torch.float32, device="cpu")
+        arranged = self.apply(bias.float())
         arranged[self.impossible] = NEVER
         return arranged
 
@@ -269,7 +271,9 @@ def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: st
     if config.positions is not None:
         return weights[f"{'source' if side == 'encoder' else 'target'}_positions.weight"].float()
     length = max(config.max_length, 1024)
-    return positional_encoding(length, config.d_model, config.positional_encoding, first=config.first_position)
+    return positional_encoding(
+        length, config.d_model, config.positional_encoding, first=config.first_position, device="cpu"
+    )
 
 
 def suppressed(decoding: DecodingConfig) -> list[int]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fasttfm.config.model import TransformerConfig
@@ -83,7 +82,7 @@ def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> 
     source = weights.get("source_embedding.weight", target)
     bias = weights.get("output.bias")
     result = {
-        "final_logits_bias": torch.zeros(1, config.vocab_size) if bias is None else bias[None],
+        "final_logits_bias": target.new_zeros(1, config.vocab_size) if bias is None else bias[None],
         "model.encoder.embed_tokens.weight": source,
         "model.decoder.embed_tokens.weight": target,
         "lm_head.weight": target,

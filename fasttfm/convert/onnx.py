@@ -37,9 +37,9 @@ def export(model: Model, folder: Path) -> list[str]:
     encoder, step = Encoder(model.config, model.weights).eval(), Step(model.config, model.weights).eval()
     heads, layers = model.config.heads, model.config.decoder_layers
     size = model.config.d_model // heads
-    source, mask = torch.full((2, 5), EOS), torch.ones(2, 5, dtype=torch.bool)
-    memory = torch.zeros(layers, 2, heads, 5, size)
-    past = torch.zeros(layers, 2, heads, 3, size)
+    source = torch.full((2, 5), EOS, device="cpu")
+    mask = torch.ones_like(source, dtype=torch.bool)
+    memory, past = (torch.zeros(layers, 2, heads, n, size, dtype=torch.float32, device="cpu") for n in (5, 3))
     batch, length, target = (torch.export.Dim(name) for name in ("batch", "source_length", "target_length"))
     kept, over_source = {1: batch, 3: target}, {1: batch, 3: length}
     options: dict[str, Any] = {"opset_version": _OPSET, "external_data": False, "verbose": False}
@@ -55,7 +55,7 @@ def export(model: Model, folder: Path) -> list[str]:
         )
         torch.onnx.export(
             step,
-            (torch.full((2,), BOS), past, past.clone(), memory, memory.clone(), mask),
+            (source[:, 0], past, past.clone(), memory, memory.clone(), mask),
             folder / "step.onnx",
             input_names=["tokens", "keys", "values", "memory_keys", "memory_values", "source_mask"],
             output_names=["logits", "new_keys", "new_values"],

@@ -186,7 +186,7 @@ def _mask(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[np.ndarray, tupl
     if mask is None:
         return np.zeros(1, np.float32), (0, 0, 0, -1)
     if mask.dtype == torch.bool:
-        added = torch.zeros(mask.shape).masked_fill_(~mask, HIDDEN)
+        added = mask.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(~mask, HIDDEN)
     else:
         added = mask.detach().float().masked_fill(mask < reference.LOWEST, HIDDEN)
     added = added.contiguous()

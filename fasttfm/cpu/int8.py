@@ -15,6 +15,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def _onednn(quantized: Tensor, scales: Tensor) -> Multiply:
     """oneDNN's product of unsigned rows: signed ones take its reference path on processors that have VNNI but not AMX,
     a thousand times slower."""
     packed = torch.ops.onednn.qlinear_prepack(quantized, None)
-    zeros = torch.zeros(scales.shape[0], dtype=torch.int64)
+    zeros = scales.new_zeros(scales.shape[0], dtype=torch.int64)
 
     def multiply(rows: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_pointwise(
@@ -132,6 +133,7 @@ ROUTES: dict[str, Callable[[Tensor, Tensor], Multiply]] = {
     "float64": _float64,
 }
 """Operator -> what makes a product of a weight (N, K) int8 and its scales (N,) float32."""
+_FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 _SLOW = "float64"
 """Exact everywhere and faster nowhere: what Int8Product takes where route() finds none."""
 _SHAPE = 32, 512, 256
@@ -180,15 +182,15 @@ def warn_without_route() -> None:
 def _is_exact(make: Callable[[Tensor, Tensor], Multiply]) -> bool:
     """Return whether products of the largest and of random values are exact; False where the operator is missing."""
     generator = torch.Generator().manual_seed(0)
-    signs = torch.tensor([1, -1, 1, 1, -1])
+    signs = torch.tensor([1, -1, 1, 1, -1], device="cpu")
     for rows, inputs, outputs in ((3, 96, 64), (17, 512, 80)):
-        scales = torch.linspace(0.5, 2.0, outputs)
-        largest = torch.full((rows, inputs), LARGEST) * signs.repeat(rows)[:rows, None]
-        heaviest = torch.full((outputs, inputs), ZERO // 2) * signs.repeat(outputs)[:outputs, None]
+        scales = torch.linspace(0.5, 2.0, outputs, **_FLOAT)
+        largest = LARGEST * signs.repeat(rows)[:rows, None].repeat(1, inputs)
+        heaviest = ZERO // 2 * signs.repeat(outputs)[:outputs, None].repeat(1, inputs)
         uneven = heaviest.clone()  # as heavy a pair
         uneven[:, ::2], uneven[:, 1::2] = LARGEST * heaviest[:, ::2].sign(), heaviest[:, 1::2].sign()
-        random = torch.randint(-LARGEST, LARGEST + 1, (rows, inputs), generator=generator)
-        weight, _ = quantize_weight(torch.randn(outputs, inputs, generator=generator))
+        random = torch.randint(-LARGEST, LARGEST + 1, (rows, inputs), generator=generator, device="cpu")
+        weight, _ = quantize_weight(torch.randn(outputs, inputs, generator=generator, **_FLOAT))
         for given, multiplied in ((largest, heaviest), (largest, uneven), (random, weight), (random, heaviest)):
             ready, factors = (given + ZERO).to(torch.uint8), multiplied.to(torch.int8)
             try:
@@ -201,14 +203,14 @@ def _is_exact(make: Callable[[Tensor, Tensor], Multiply]) -> bool:
 
 
 def _call(make: Callable[[Tensor, Tensor], Multiply], rows: int, inputs: int, outputs: int) -> Callable[[], Tensor]:
-    product = make(torch.ones(outputs, inputs, dtype=torch.int8), torch.ones(outputs))
-    given = torch.ones(rows, inputs, dtype=torch.uint8)
+    product = make(torch.ones(outputs, inputs, dtype=torch.int8, device="cpu"), torch.ones(outputs, **_FLOAT))
+    given = torch.ones(rows, inputs, dtype=torch.uint8, device="cpu")
     return lambda: product(given)
 
 
 def _float_calls(rows: int, inputs: int, outputs: int) -> list[Callable[[], Tensor]]:
     """The ways of linear.py to the same product in float32."""
-    x, weight = torch.ones(rows, inputs), torch.ones(outputs, inputs)
+    x, weight = torch.ones(rows, inputs, **_FLOAT), torch.ones(outputs, inputs, **_FLOAT)
     calls = [lambda: torch.nn.functional.linear(x, weight)]
     if step_passes.uses_panels():
         from fasttfm.cpu.panels import PanelProduct

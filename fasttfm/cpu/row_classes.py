@@ -10,7 +10,7 @@ primitives, which oneDNN makes and keeps for every new one.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,14 +93,15 @@ def _orders_show(count: int, inputs: int, outputs: int, dtype: torch.dtype) -> t
     round differently do so in nearly every number, in half precision too.
     """
     generator = torch.Generator().manual_seed(0)
+    draw: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
     half = inputs // 2
-    rows = torch.randn(count, half, generator=generator).clamp_(-4, 4)
-    rows *= torch.exp2(torch.randint(0, 13, rows.shape, generator=generator))
-    weight = torch.randn(outputs, half, generator=generator)
-    order = torch.randperm(inputs, generator=generator)
-    rows = torch.cat([rows, -rows, torch.zeros(len(rows), inputs - 2 * half)], dim=1)[:, order]
-    weight = torch.cat([weight, weight, torch.zeros(outputs, inputs - 2 * half)], dim=1)[:, order]
-    bias = torch.randn(outputs, generator=generator) * 2.0**-8
+    rows = torch.randn(count, half, **draw).clamp_(-4, 4)
+    rows *= torch.exp2(torch.randint(0, 13, rows.shape, generator=generator, device="cpu"))
+    weight = torch.randn(outputs, half, **draw)
+    order = torch.randperm(inputs, generator=generator, device="cpu")
+    rows = torch.cat([rows, -rows, rows.new_zeros(len(rows), inputs - 2 * half)], dim=1)[:, order]
+    weight = torch.cat([weight, weight, rows.new_zeros(outputs, inputs - 2 * half)], dim=1)[:, order]
+    bias = torch.randn(outputs, **draw) * 2.0**-8
     return rows.to(dtype), weight.to(dtype), bias.to(dtype)
 
 

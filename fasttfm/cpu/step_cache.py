@@ -20,21 +20,21 @@ class Rows:
     """Storage places of each of R rows' positions, and the sentence that each row translates."""
 
     def __init__(self) -> None:
-        self.lengths = torch.zeros(0, dtype=torch.int64)
+        self.lengths = torch.zeros(0, dtype=torch.int64, device="cpu")
         """(P,): tokens of each source in the memory's keys and values."""
-        self.slots = torch.zeros(0, dtype=torch.int32)
+        self.slots = torch.zeros(0, dtype=torch.int32, device="cpu")
         """(R,): where a row stores its next position."""
         self.slot_count = 0
         """Slots that rows have had."""
-        self.sentences = torch.zeros(0, dtype=torch.int32)
+        self.sentences = torch.zeros(0, dtype=torch.int32, device="cpu")
         """(R,): numbers of the sentences in the memory's keys and values."""
-        self.positions = torch.zeros(0, dtype=torch.int64)
+        self.positions = torch.zeros(0, dtype=torch.int64, device="cpu")
         """(R,): positions that each row has seen."""
-        self.ancestors = torch.zeros(0, _FIRST_CAPACITY, dtype=torch.int32)
+        self.ancestors = torch.zeros(0, _FIRST_CAPACITY, dtype=torch.int32, device="cpu")
         """(R, capacity): where each earlier position is stored."""
         self.length = 0
         """Most positions that a row has seen."""
-        self._first_slots = torch.zeros(0, dtype=torch.int32)
+        self._first_slots = torch.zeros(0, dtype=torch.int32, device="cpu")
         """(P,): the first of the slots of each sentence."""
         self._slots_of: dict[int, range] = {}
         """The slots of each sentence that has not left, as far as is known."""
@@ -59,12 +59,14 @@ class Rows:
             self.lengths = torch.nn.functional.pad(self.lengths, (0, missing))
             self._first_slots = torch.nn.functional.pad(self._first_slots, (0, missing))
         self.lengths[sentences] = lengths
-        self._first_slots[sentences] = torch.tensor(self._reserve(sentences.tolist(), beam), dtype=torch.int32)
+        first = self._reserve(sentences.tolist(), beam)
+        self._first_slots[sentences] = self._first_slots.new_tensor(first)
         new = sentences.int().repeat_interleave(rows_per_sentence)
         self.sentences = torch.cat([self.sentences, new])
         self.positions = torch.cat([self.positions, self.positions.new_zeros(len(new))])
         self.ancestors = torch.cat([self.ancestors, self.ancestors.new_zeros(len(new), self.ancestors.shape[1])])
-        slots = self._first_slots[new].view(-1, rows_per_sentence) + torch.arange(rows_per_sentence, dtype=torch.int32)
+        ranks = torch.arange(rows_per_sentence, dtype=torch.int32, device="cpu")
+        slots = self._first_slots[new].view(-1, rows_per_sentence) + ranks
         self._store_in(torch.cat([self.slots, slots.flatten()]))
 
     def _reserve(self, sentences: list[int], beam: int) -> list[int]:
@@ -241,7 +243,7 @@ class StepCache:
             ]
         used = set(self._rows.sentences.tolist())
         free = (number for number in itertools.count() if number not in used)
-        sentences = torch.tensor(list(itertools.islice(free, lengths.shape[0])))
+        sentences = lengths.new_tensor(list(itertools.islice(free, lengths.shape[0])))
         for (_, memory), pair in zip(self._layers, keys_values, strict=True):
             memory.store(sentences, *pair)
         self._rows.join(sentences, lengths, beam, rows_per_sentence)

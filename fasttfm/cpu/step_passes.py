@@ -86,14 +86,14 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """uint8 (M, K) and scales (M,) float32 of x (M, K), as cpu/int8.py says."""
-    quantized, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0])
+    quantized, scales = x.new_empty(x.shape, dtype=torch.uint8), x.new_empty(x.shape[0], dtype=torch.float32)
     loops().quantize_rows(team(), array(x), quantized.numpy(), scales.numpy())
     return quantized, scales
 
 
 def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
     """x * scales + bias, then max(0, .) with relu: x (M, N), scales (M,) and bias (N,) float32; (M, N) of dtype."""
-    y = x if dtype == torch.float32 else torch.empty(x.shape, dtype=dtype)
+    y = x if dtype == torch.float32 else x.new_empty(x.shape, dtype=dtype)
     loops().scale_rows(team(), array(x), scales.numpy(), array(bias), relu, array(y))
     return y
 
@@ -105,10 +105,11 @@ def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple
     """
     from fasttfm.cpu import search_loops
 
-    sums = torch.empty(logits.shape[0])
+    rows = logits.shape[0]
+    sums = logits.new_empty(rows, dtype=torch.float32)
     search_loops.log_sum_exp(team(), array(logits), sums.numpy())
     forbid(logits)
-    values, ids = torch.empty(logits.shape[0], k), torch.empty(logits.shape[0], k, dtype=torch.int64)
+    values, ids = (logits.new_empty(rows, k, dtype=dtype) for dtype in (torch.float32, torch.int64))
     search_loops.largest_of_rows(team(), array(logits), sums.numpy(), values.numpy(), ids.numpy())
     return values, ids
 

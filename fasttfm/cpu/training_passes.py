@@ -58,7 +58,7 @@ def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Ten
 
 def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
     """reference.keep_mask()."""
-    keep = torch.empty(shape, dtype=torch.uint8)
+    keep = seed.new_empty(shape, dtype=torch.uint8)
     loops().keep_mask(team(), unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
     return keep.view(torch.bool)
 
@@ -105,10 +105,10 @@ def residual_layer_norm(
     residual (M, N) contiguous, weight and bias (N,) float32; nothing is dropped without a seed."""
     rows, width = x.shape
     y, s = torch.empty_like(x), torch.empty_like(residual)
-    mean, rstd = torch.empty(rows), torch.empty(rows)
+    mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     threshold = reference.dropout_threshold(dropout_p) if seed is not None else 0
     dropout_scale = reference.dropout_scale(dropout_p) if threshold else 1.0
-    keep = torch.empty((rows, width) if threshold else (0,), dtype=torch.bool)
+    keep = x.new_empty((rows, width) if threshold else (0,), dtype=torch.bool)
     loops("norm_loops").residual_layer_norm(
         team(), rows, width, _LIKE[x.dtype], _LIKE[residual.dtype], x.data_ptr(), residual.data_ptr(),
         weight.data_ptr(), bias.data_ptr(), np.float32(eps), np.uint64(0) if seed is None else unsigned(seed),
@@ -133,7 +133,7 @@ def residual_layer_norm_gradient(
     one_gradient: x's is residual's, and comes as None."""
     rows, width = dy.shape
     dx, dresidual = None if one_gradient else torch.empty_like(dy), torch.empty_like(s)
-    dweight, dbias = torch.empty(width), torch.empty(width)
+    dweight, dbias = weight.new_empty(width), weight.new_empty(width)
     loops("norm_loops").residual_layer_norm_gradient(
         team(), rows, width, _LIKE[dy.dtype], _LIKE[s.dtype], dy.data_ptr(), 0 if ds is None else ds.data_ptr(),
         s.data_ptr(), statistics[0].data_ptr(), statistics[1].data_ptr(), weight.data_ptr(), keep.data_ptr(),
@@ -164,7 +164,7 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Losses of rows with smoothing and without, (2, M), and each row's largest logit and its probability, (2, M);
     logits (M, V) contiguous. gradient: as loss.plain() takes it, with scale."""
-    losses, statistics = torch.empty(2, len(logits)), torch.empty(2, len(logits))
+    losses, statistics = (logits.new_empty(2, len(logits), dtype=torch.float32) for _ in range(2))
     loops().cross_entropy(
         team(), array(logits), target.numpy(), _counts(target, counted), np.float32(label_smoothing),
         np.float32(1.0 if scale is None else float(scale)), gradient is not None, array(losses), array(statistics),

@@ -190,8 +190,8 @@ def _products(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
 
     of_chunk, of_last = (
         losses_of(
-            torch.empty(n, stride, device="meta")[:, :columns], call.target, call.weights, call.label_smoothing,
-            call.ignore_index, "sum", call.route, overwrite=need_hidden or need_weight,
+            torch.empty(n, stride, dtype=torch.float32, device="meta")[:, :columns], call.target, call.weights,
+            call.label_smoothing, call.ignore_index, "sum", call.route, overwrite=need_hidden or need_weight,
         )
         for n in (min(rows, most), rows % most)
     )  # fmt: skip

@@ -70,7 +70,7 @@ def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float)
     """x (M, N) -> y in x's dtype or wider, mean (M,), rstd (M,), by torch's own kernel, in float32 at least."""
     dtype = wide(x.dtype)
     if x.is_cpu and weight is None and x.dtype != dtype:
-        weight = torch.ones(x.shape[-1], dtype=dtype)
+        weight = x.new_ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
     taken = x if x.is_cpu else cast(x, dtype)
     y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], *_cast(weight, bias, dtype), eps)

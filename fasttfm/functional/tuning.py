@@ -117,13 +117,13 @@ def operators(width: int, heads: int, dtype: torch.dtype, device: torch.device) 
     """The operators of layers of this width."""
 
     def tensor(*shape: int) -> Tensor:
-        return (torch.randn(*shape, device=device) * 0.1).to(dtype).requires_grad_()
+        return (torch.randn(*shape, dtype=torch.float32, device=device) * 0.1).to(dtype).requires_grad_()
 
     for length in _LENGTHS:
         for function, options, *inputs in _attention(length, width // heads, heads, tensor):
             yield partial(_gradients, function, options, *inputs)
     rows, residual, drop = tensor(_TOKENS, width), tensor(_TOKENS, width), {"dropout_p": 0.1}
-    norm = [torch.ones(width, device=device, requires_grad=True) for _ in range(2)]
+    norm = [torch.ones(width, dtype=torch.float32, device=device, requires_grad=True) for _ in range(2)]
     yield partial(_gradients, F.layer_norm, {}, rows, *norm)
     yield partial(_gradients, F.residual_layer_norm, drop, rows, residual, *norm)
     weights = [tensor(4 * width, width), tensor(4 * width), tensor(width, 4 * width), tensor(width)]

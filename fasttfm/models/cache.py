@@ -138,7 +138,7 @@ class AttentionCache:
         if kept is None:
             return
         if self.grows and rows.is_cpu and len(rows) == self.rows:  # most stay in place: the others are copied
-            moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+            moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
             for each in kept:
                 each.index_copy_(0, moved, each.index_select(0, rows[moved]))
             return

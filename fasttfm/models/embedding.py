@@ -40,8 +40,7 @@ class Sinusoids(nn.Module):
         return self
 
     def _fill(self, length: int, device: torch.device) -> None:
-        with torch.device("cpu"):
-            table = positional_encoding(length, self.table.shape[1], self.variant, first=self.first)
+        table = positional_encoding(length, self.table.shape[1], self.variant, first=self.first, device="cpu")
         self.table = table.to(device, self.table.dtype)
 
     def rows(self, length: int, device: torch.device) -> Tensor:

@@ -28,9 +28,9 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: i
     lengths = [len(sequence) for sequence in sequences]
     if not all(lengths):
         raise ValueError("a sequence has no tokens: it must at least hold end-of-sentence")
-    ids = torch.full((len(sequences), round_length(max(lengths), multiple)), PAD)
+    ids = torch.full((len(sequences), round_length(max(lengths), multiple)), PAD, device="cpu")
     for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.as_tensor(sequence)
+        ids[row, : len(sequence)] = torch.as_tensor(sequence, device="cpu")
     return ids.to(device), torch.tensor(lengths, device=device)
 
 

@@ -58,7 +58,7 @@ class Steps:
         self.device = device = constraints.never.device
         self.tokens = torch.full((len(tasks) * rows,), BOS, device=device)
         """(b * rows,) the newest of each row."""
-        self.scores = torch.zeros(len(tasks), rows, device=device)
+        self.scores = torch.zeros(len(tasks), rows, dtype=torch.float32, device=device)
         """(b, rows) log-probability."""
         self.history = torch.empty(len(tasks) * rows, 0, dtype=torch.int64, device=device)
         """(b * rows, most that any has written, or more)"""
@@ -166,12 +166,12 @@ class Beams(Steps):
     def __init__(self, tasks: Sequence[Task], constraints: Constraints, *, in_order: bool) -> None:
         """in_order: whether the caches allow hypotheses to change rows at no cost; they then stand in order of rank."""
         super().__init__(tasks, constraints)
-        self.worst = torch.full((len(tasks),), -torch.inf, device=self.device)
+        self.worst = torch.full_like(self.scores[:, 0], -torch.inf)
         """(b,) that a new hypothesis has to beat"""
         self.ranked = None if in_order else torch.zeros(len(tasks), 1, dtype=torch.int64, device=self.device)
         """(b, rows) rows within the sentence, from the best hypothesis to the worst; None where they stand so."""
         last = [length_penalty(task.limit + 1, self.config) for task in tasks]
-        self.last_penalty = torch.tensor(last, device=self.device)
+        self.last_penalty = self.scores.new_tensor(last)
         """(b,) largest divisor that a hypothesis of the sentence can still get"""
 
     def choose(self, logits: Tensor) -> Live:
@@ -183,7 +183,7 @@ class Beams(Steps):
         news = ends & (penalised > self.worst[:, None])
         if news.any():
             self._file(news, best, parents, penalised)
-            self.worst = torch.tensor([task.found[0].worst for task in self.tasks], device=news.device)
+            self.worst = self.worst.new_tensor([task.found[0].worst for task in self.tasks])
         if self.config.early_stopping:
             self._count((ends & (best > -torch.inf))[:, : self.config.beam])
         scores, chosen = top_k(best.masked_fill_(ends, -torch.inf), self.config.beam)  # (b, K)

@@ -73,7 +73,7 @@ class ConstrainedSteps(Steps):
             beams.append(live + [_NOTHING] * (self.config.beam - len(live)))
         device = logits.device
         return Live(
-            torch.tensor([[each.score for each in live] for live in beams], device=device),
+            torch.tensor([[each.score for each in live] for live in beams], dtype=torch.float32, device=device),
             torch.tensor([[each.token for each in live] for live in beams], device=device),
             torch.tensor([[each.row for each in live] for live in beams], device=device),
             done,

@@ -26,13 +26,13 @@ def cross_attention(
     """
     layer = config.alignment_layer
     check_layer(model, layer)
-    maps: list[Tensor] = [torch.empty(0)] * len(sources)
+    maps: dict[int, Tensor] = {}
     with inference(model, batch_invariant=True) as device:
         for batch, inputs in pair_batches(sources, targets, config.batch_tokens, device):
             weights = model.cross_attention(*inputs, layer=layer).cpu()
             for row, index in enumerate(batch):
                 maps[index] = weights[row, : len(targets[index]) + 1, : len(sources[index])].clone()
-    return maps
+    return [maps[index] for index in range(len(sources))]
 
 
 def check_layer(model: Any, layer: int) -> None:

@@ -122,7 +122,7 @@ class TransformerDecoder:
         self, cache: StepCache, memory: Tensor, lengths: Tensor | None, beam: int, rows_per_sentence: int
     ) -> None:
         if lengths is None:
-            lengths = torch.full((memory.shape[0],), memory.shape[1])
+            lengths = torch.full((memory.shape[0],), memory.shape[1], device="cpu")
         cache.join(self._memory_keys_values(memory, cache.straight), lengths, beam, rows_per_sentence)
 
     @torch.no_grad()

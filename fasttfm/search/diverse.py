@@ -30,7 +30,7 @@ class DiverseSteps(Steps):
     def __init__(self, tasks: Sequence[Task], constraints: Constraints) -> None:
         config = tasks[0].config
         super().__init__(tasks, constraints, groups=config.diverse_beam_groups)
-        self.punished = torch.zeros(len(tasks), config.beam, device=self.device)
+        self.punished = self.scores.new_zeros(len(tasks), config.beam)
         """(b, K): what has been taken from the rank of each live hypothesis."""
 
     def choose(self, logits: Tensor) -> Live:

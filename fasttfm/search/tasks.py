@@ -83,7 +83,7 @@ class Task:
     def excluded(self, vocabulary: int, device: torch.device) -> Tensor:
         """(V,) bool: the tokens that are not allowed."""
         if self._excluded is None:
-            self._excluded = torch.ones(vocabulary, dtype=torch.bool)
+            self._excluded = torch.ones(vocabulary, dtype=torch.bool, device="cpu")
             self._excluded[self.allowed] = False
             self._excluded = self._excluded.to(device)
         return self._excluded

@@ -89,7 +89,7 @@ def pick_device(device: "str | torch.device | None") -> "torch.device":
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {device!s} is not there ({torch.cuda.device_count()} GPUs are visible): give cpu")
     try:
-        torch.zeros((), device=chosen).item()
+        torch.zeros((), dtype=torch.float32, device=chosen).item()
     except Exception as error:  # of many kinds: hpu is a missing module, ideep an internal assertion
         reason = str(error).split("\n", 1)[0]
         told = f" ({reason})" if chosen.type == "cuda" else ""

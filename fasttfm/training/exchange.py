@@ -26,7 +26,7 @@ class GradientExchange:
         self._workers = workers
         self._parameters = list(reversed(parameters))
         counts = [parameter.numel() for parameter in self._parameters]
-        message = torch.zeros(sum(counts), device=self._parameters[0].device)
+        message = torch.zeros(sum(counts), dtype=torch.float32, device=self._parameters[0].device)
         self._views = [part.view_as(p) for part, p in zip(message.split(counts), self._parameters)]
         self._buckets = _buckets(counts, bucket)
         """Numbers of the parameters [begin, end) of each."""

@@ -127,7 +127,7 @@ class Updates:
         self._is_single = config.update_freq == 1 and workers.size == 1
         """Whether an update is of one batch, here alone: its tokens are then known before."""
         # what differs from update to update, where a captured one finds it
-        self._divisor, self._factor, self._norm = torch.zeros(3, device=device)
+        self._divisor, self._factor, self._norm = torch.zeros(3, dtype=torch.float32, device=device)
         self._tokens = torch.zeros((), dtype=torch.float64, device=device)
         self._lr = torch.zeros((), dtype=rate_dtype(device), device=device)
         self.arrivals = Arrivals()
@@ -250,7 +250,7 @@ class Updates:
 
     def numbers(self) -> Tensor:
         """`totals` and the loss scale, 1 where there is none, (5,) float64: what a line of the log is made of."""
-        scale = self.optimization.scaler.scale(torch.ones(1, device=self.device))
+        scale = self.optimization.scaler.scale(torch.ones(1, dtype=torch.float32, device=self.device))
         return torch.cat([self.totals, scale.double()])
 
     def _judge(self, step: int, began: Position, sums: Sums, norm: float) -> None:
@@ -301,7 +301,7 @@ class Updates:
         """
         self.optimization.load(tensors, values)
         self.sums = Sums(**values["sums"])
-        self.totals.copy_(torch.tensor(values["totals"], dtype=torch.float64))
+        self.totals.copy_(self.totals.new_tensor(values["totals"]))
         if not self.workers.is_first:
             self.totals.zero_()
         self.shapes = {tuple(shape) for shape in values["shapes"]}

@@ -100,7 +100,11 @@ class Workers:
         kinds = None if tensors is None else {name: (each.shape, each.dtype) for name, each in tensors.items()}
         shared = {}
         for name, (shape, dtype) in self.broadcast(kinds).items():
-            tensor = torch.empty(shape, dtype=dtype) if tensors is None else tensors[name].detach().cpu().contiguous()
+            tensor = (
+                torch.empty(shape, dtype=dtype, device="cpu")
+                if tensors is None
+                else tensors[name].detach().cpu().contiguous()
+            )
             with _ending_with_peers():
                 dist.broadcast(tensor, src=0)
             shared[name] = tensor
@@ -109,7 +113,7 @@ class Workers:
     def _reduced(self, values: Sequence[float], kind: dist.ReduceOp.RedOpType) -> list[float]:
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device="cpu")
         with _ending_with_peers():
             dist.all_reduce(tensor, kind)
         return tensor.tolist()
@@ -162,7 +166,7 @@ def _connect(device: torch.device, rank: int, size: int, patience: datetime.time
         with ending_at_once():  # a rank that was stopped after it had answered never comes
             dist.init_process_group(backend, timeout=_PATIENCE_TO_CONNECT, store=store, rank=rank, world_size=size)
             if device.type == "cuda":  # NCCL connects when it is first needed
-                dist.all_reduce(torch.zeros(1, device=device))
+                dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device))
                 torch.cuda.synchronize(device)
     except RuntimeError as error:
         if re.search("connection was likely closed|closed by peer|reset by peer", str(error), re.IGNORECASE):

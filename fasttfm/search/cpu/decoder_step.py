@@ -64,9 +64,9 @@ class _Rows:
     """Rows between two passes."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
-        self.memory = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype)
+        self.memory = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype, device="cpu")
         """What products read."""
-        self.values = array(torch.zeros(rows, width, dtype=dtype) if int8 else self.memory)
+        self.values = array(self.memory.new_zeros(rows, width, dtype=dtype) if int8 else self.memory)
         self.scales = np.zeros(rows, np.float32) if int8 else None
         self.arrays = self.values, self.memory.numpy() if int8 else None, self.scales
         """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
@@ -83,7 +83,7 @@ class _Buffers:
         int8 = layers[0].joint.int8
         self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
         self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # kept in int8 alone
-        self.stream = array(torch.zeros(rows, width, dtype=dtype))
+        self.stream = array(torch.zeros(rows, width, dtype=dtype, device="cpu"))
         self.layers: list[Any] = []
         for each in layers:
             attention = (

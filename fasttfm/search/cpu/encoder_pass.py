@@ -69,8 +69,8 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     """
     loops, team = step_passes.loops(), step_passes.team()
     batch, longest = source.shape
-    sizes = torch.full((batch,), longest) if lengths is None else lengths.long()
-    positions = torch.arange(longest)
+    sizes = torch.full((batch,), longest, device="cpu") if lengths is None else lengths.long()
+    positions = torch.arange(longest, device="cpu")
     real = positions < sizes[:, None]  # (B, S)
     tokens, positions = source[real], positions.expand(batch, -1)[real]  # (T,)
 

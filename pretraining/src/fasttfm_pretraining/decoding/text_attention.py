@@ -20,7 +20,7 @@ def attention_of_text(body: Bert, tokenizer: TextTokenizer, text: str) -> Attent
     most = min(MOST_TOKENS, body.config.max_length - 2)
     if len(ids) > most:
         raise UserError(f"the text has {len(ids):,} tokens, at most {most} can be shown: give a shorter one")
-    row = torch.tensor([[vocabulary.begin, *ids, vocabulary.end]])
+    row = torch.tensor([[vocabulary.begin, *ids, vocabulary.end]], device="cpu")
     pieces = tokenizer.pieces()
     return Attention(
         weights={

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fasttfm.convert.names import renamed
@@ -101,7 +100,7 @@ def _from_distilbert(
         segments = name.removesuffix(_POSITIONS) + _TABLE
         if segments in ours:
             raise UserError(f"{path.parent}: has {segments}, and DistilBERT has no segments: it is of another model")
-        ours[segments] = torch.zeros(2, *ours[name].shape[1:])
+        ours[segments] = ours[name].new_zeros(2, *ours[name].shape[1:])
     return {_DISTILBERT_FIELDS.get(name, name): value for name, value in given.items()}, ours
 
 

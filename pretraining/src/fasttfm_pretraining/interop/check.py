@@ -81,7 +81,7 @@ def check(folder: Path, kind: str, scores: Scores, model: Any) -> list[str]:
         return ["not compared with transformers, which is not installed"]
     config = model.config
     drawn = torch.Generator().manual_seed(1)
-    tokens = torch.randint(config.vocab_size, (_TEXTS, min(_TOKENS, config.max_length)), generator=drawn)
+    tokens = torch.randint(config.vocab_size, (_TEXTS, min(_TOKENS, config.max_length)), generator=drawn, device="cpu")
     pad = getattr(config, "pad_id", None)
     tokens = tokens.masked_fill(tokens == pad, (pad or 0) + 1) if pad is not None else tokens
     mode = model.training

@@ -102,7 +102,7 @@ def layer_losses(
     mine, taught: of B rows of L tokens through student and teacher. real (B L,) bool, lengths (B,) int64.
     """
     config, tokens = student.config, real.sum()
-    total = torch.zeros((), device=real.device)
+    total = torch.zeros((), dtype=torch.float32, device=real.device)
 
     def differ(one: Tensor, other: Tensor, through: nn.Module | None) -> Tensor:
         return hidden_loss(one.flatten(0, 1)[real], other.flatten(0, 1)[real], through) / tokens
