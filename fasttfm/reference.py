@@ -390,17 +390,16 @@ def positional_encoding(
     tensor2tensor: channels i < width/2 hold sin(pos / 10000^(i / (width/2 - 1))), the other half the cosines.
     Computed in float64, then rounded once; on PyTorch's default device where none is given.
     """
+    if variant not in ("paper", "tensor2tensor"):
+        raise ValueError(f"positional encoding {variant!r} is unknown: choose paper or tensor2tensor")
     if width % 2:
         raise ValueError(f"width {width} is odd: the positional encoding needs pairs of channels")
     position = torch.arange(first, first + length, dtype=torch.float64, device=device)[:, None]
     i = torch.arange(width // 2, dtype=torch.float64, device=device)
-    if variant == "paper":
-        angle = position * torch.exp(i * (-2.0 * math.log(10000.0) / width))
-        return torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, width).to(dtype)
-    if variant == "tensor2tensor":
-        angle = position * torch.exp(i * (-math.log(10000.0) / max(1, width // 2 - 1)))
-        return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
-    raise ValueError(f"positional encoding {variant!r} is unknown: choose paper or tensor2tensor")
+    rate = 2.0 * math.log(10000.0) / width if variant == "paper" else math.log(10000.0) / max(1, width // 2 - 1)
+    angle = position * torch.exp(i * -rate)
+    waves = torch.stack([angle.sin(), angle.cos()], dim=-1 if variant == "paper" else -2)
+    return waves.reshape(length, width).to(dtype)
 
 
 def embed(

@@ -180,20 +180,20 @@ class FrozenLinear:
             return functools.partial(multiply, self._product, classes=classes)
         return self._product
 
-    def of_memory(self, memory: Tensor) -> Callable[[], Any]:
-        """The call that multiplies what memory (M, K) then holds, to an array as the loops take it, which may lie in
-        the same memory each time."""
-        product = self.of_rows(len(memory))
+    def reading(self, rows: Tensor) -> Callable[[], Any]:
+        """The call that multiplies what rows (M, K) then hold, to an array as the loops take it, which may be the same
+        one each time."""
+        product = self.of_rows(len(rows))
         of = getattr(product, "of", None)  # PanelProduct's, which needs not look at its rows again
-        return (lambda: step_passes.array(product(memory))) if of is None else of(memory)
+        return (lambda: step_passes.array(product(rows))) if of is None else of(rows)
 
-    def followed_by(self, other: FrozenLinear, memory: Tensor) -> Callable[[], Any]:
-        """The call that multiplies what memory holds by this weight and the result by another; see of_memory()."""
-        product, last = self.of_rows(len(memory)), other.of_rows(len(memory))
+    def followed_by(self, other: FrozenLinear, rows: Tensor) -> Callable[[], Any]:
+        """The call that multiplies what rows hold by this weight and the result by another; see reading()."""
+        product, last = self.of_rows(len(rows)), other.of_rows(len(rows))
         if not (hasattr(product, "of") and hasattr(last, "of")):
-            return lambda: step_passes.array(last(product(memory)))
-        between = memory.new_empty(len(memory), self.outputs)
-        first, second = product.of(memory, between), last.of(between)
+            return lambda: step_passes.array(last(product(rows)))
+        between = rows.new_empty(len(rows), self.outputs)
+        first, second = product.of(rows, between), last.of(between)
 
         def both() -> Any:
             first()

@@ -26,13 +26,13 @@ from fasttfm.data.shapes import round_length
 from fasttfm.errors import UserError
 from fasttfm.search.batches import LENGTHS, padded
 from fasttfm.search.beam import Beams, Steps
+from fasttfm.search.capacity import refuse_more_than_available
 from fasttfm.search.constrained import ConstrainedSteps
 from fasttfm.search.constraints import Constraints
 from fasttfm.search.decoder import decoder_of
 from fasttfm.search.diverse import DiverseSteps
 from fasttfm.search.greedy import GreedySteps
 from fasttfm.search.hypotheses import Hypothesis, refuse_failed
-from fasttfm.search.memory import refuse_more_than_available
 from fasttfm.search.tasks import Task, Waiting, tasks_of
 
 JOINING_SHARE = 4

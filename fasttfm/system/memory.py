@@ -1,9 +1,9 @@
-"""Memory of this process: how much it has taken at most, what it keeps, and the limit that a shell or a cluster has put
-on it."""
+"""Memory of the machine and of this process: what it can still get, has taken at most, keeps, and may take."""
 
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from fasttfm.errors import UserError
@@ -14,6 +14,11 @@ except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
 _MIB = 1 << 20
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of mallopt(), as glibc's malloc.h numbers them."""
 _NEEDED = 700 * _MIB
@@ -35,6 +40,25 @@ def limit_remedy() -> str:
     """Say what else can be done when memory has not sufficed: to raise the limit, where there is one; else ""."""
     limit = _address_space()
     return "" if limit is None else f", or raise the limit of {limit // _MIB:,} MiB of address space (ulimit -v)"
+
+
+def available_bytes() -> int | None:
+    """Memory that this process can still get without swapping, limits of its container included; None if unknown."""
+    return min(_limits(), default=None)
+
+
+def _limits() -> Iterator[int]:
+    try:
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    for limit, used in _CGROUPS:
+        try:
+            yield max(0, int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii")))
+        except (OSError, ValueError):  # not in a container, or the limit is the word max
+            continue
 
 
 def peak_memory() -> int:

@@ -324,7 +324,7 @@ def test_a_device_that_torch_knows_and_this_machine_lacks_is_refused_in_a_short_
 
 @pytest.mark.parametrize("settings", [["--beam", 4_096], ["--sampling", "--nbest", 10_000_000]])
 def test_a_search_larger_than_the_memory_is_refused_before_it_begins(translate, model_dir, settings, monkeypatch):
-    monkeypatch.setattr("fasttfm.search.memory.available_bytes", lambda: 10 << 20)
+    monkeypatch.setattr("fasttfm.search.capacity.available_bytes", lambda: 10 << 20)
     told = failure(translate(model_dir, *settings, text="a dog\ntwo men\n"))
     assert re.search(
         rf"{settings[-2]} {settings[-1]:,} needs about [0-9,.]+ GiB for 2 sentences at once, but 0.0 GiB", told

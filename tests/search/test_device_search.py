@@ -21,7 +21,7 @@ from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
-from fasttfm.search.device import engine, memory
+from fasttfm.search.device import capacity, engine
 from fasttfm.search.device.engine import Engine, Kind
 from fasttfm.search.device.search import DeviceSearch, _of_models, takes
 from fasttfm.search.device.state import NOTHING, Sizes, State
@@ -406,14 +406,14 @@ def test_memory_that_does_not_suffice_is_told_before_anything_is_made(on_device,
     model, sources = transformer(draw), sources_of(draw, 9)
     config = DecodingConfig(batch_tokens=128)
     needed = {
-        slots: memory.needed_bytes(model, Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)) for slots in (3, 4, 8)
+        slots: capacity.needed_bytes(model, Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)) for slots in (3, 4, 8)
     }
-    monkeypatch.setattr(memory, "available_bytes", lambda: needed[4])
+    monkeypatch.setattr(capacity, "available_bytes", lambda: needed[4])
     with pytest.raises(
         UserError, match=r"8 sentences at once with 4 hypotheses .* free on cpu: --batch-tokens 64 fits"
     ):
         search_ids(model, sources, config)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 1000)
     with pytest.raises(UserError, match="give a smaller --beam or --max-len-b"):
         search_ids(model, sources, config)
 
@@ -423,7 +423,7 @@ def test_engines_that_search_nothing_make_room(on_device, monkeypatch):
     draw = random.Random(7)
     idle, model, sources = transformer(draw), transformer(draw), sources_of(draw, 3)
     expected = search_ids(idle, sources, config := DecodingConfig())
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000 if _of_models[idle].engines else 1 << 30)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 1000 if _of_models[idle].engines else 1 << 30)
     search_ids(model, sources, config)
     assert not _of_models[idle].engines
     assert search_ids(idle, sources, config) == expected
@@ -431,14 +431,14 @@ def test_engines_that_search_nothing_make_room(on_device, monkeypatch):
 
 def test_memory_that_pytorch_keeps_is_free(monkeypatch):
     sizes = Sizes(2, 4, 4, 64, 32, 4, VOCABULARY)
-    needed = memory.needed_bytes(model := transformer(random.Random(8)), sizes)
+    needed = capacity.needed_bytes(model := transformer(random.Random(8)), sizes)
     answers = {"mem_get_info": (needed - 60, needed * 9), "memory_reserved": needed, "memory_allocated": needed - 60}
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
-    memory.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
+    capacity.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: needed - 59)
     with pytest.raises(UserError, match="free on cuda:1"):
-        memory.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
+        capacity.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
 
 
 def test_what_is_needed_is_what_is_made():

@@ -64,16 +64,16 @@ class _Rows:
     """Rows between two passes."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
-        self.memory = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype, device="cpu")
+        self.operand = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype, device="cpu")
         """What products read."""
-        self.values = array(self.memory.new_zeros(rows, width, dtype=dtype) if int8 else self.memory)
+        self.values = array(self.operand.new_zeros(rows, width, dtype=dtype) if int8 else self.operand)
         self.scales = np.zeros(rows, np.float32) if int8 else None
-        self.arrays = self.values, self.memory.numpy() if int8 else None, self.scales
+        self.arrays = self.values, self.operand.numpy() if int8 else None, self.scales
         """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
 
     def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
         """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""
-        return linear.of_memory(self.memory), self.scales, linear.bias
+        return linear.reading(self.operand), self.scales, linear.bias
 
 
 class _Buffers:
@@ -92,7 +92,7 @@ class _Buffers:
             if int8:
                 network: Any = x.times(each.hidden), hidden.times(each.output)
             else:
-                network = (None,) * 3, (each.hidden.followed_by(each.output, x.memory), None, None)
+                network = (None,) * 3, (each.hidden.followed_by(each.output, x.operand), None, None)
             self.layers.append((*attention, *network, each.norms))
 
 
@@ -178,7 +178,7 @@ class DecoderStep:
         return logits.index_copy_(1, tokens, computed)
 
     def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
-        sums = product.of_rows(len(x.memory))(x.memory)[:count]
+        sums = product.of_rows(len(x.operand))(x.operand)[:count]
         if not self.int8:
             return sums
         loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())

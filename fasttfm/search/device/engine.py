@@ -22,8 +22,8 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS, PAD
 from fasttfm.models.step_layers import Call, Operations
 from fasttfm.search.device import choice, decoder
+from fasttfm.search.device.capacity import needed_bytes
 from fasttfm.search.device.decoder import StepDecoder
-from fasttfm.search.device.memory import needed_bytes
 from fasttfm.search.device.state import NEVER, NOTHING, Settings, Sizes, State, column
 from fasttfm.search.hypotheses import Hypothesis, distinct, length_penalty
 from fasttfm.search.tasks import Task

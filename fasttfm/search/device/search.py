@@ -18,9 +18,9 @@ from fasttfm.models.plain import Snapshot
 from fasttfm.models.stack import Stack
 from fasttfm.search.batches import SHORTEST
 from fasttfm.search.decoder import positions_of
+from fasttfm.search.device.capacity import refuse_more_than_free
 from fasttfm.search.device.decoder import decodes, launches
 from fasttfm.search.device.engine import Engine, Kind
-from fasttfm.search.device.memory import refuse_more_than_free
 from fasttfm.search.device.state import Sizes
 from fasttfm.search.hypotheses import Hypothesis
 from fasttfm.search.tasks import Task, Waiting, tasks_of

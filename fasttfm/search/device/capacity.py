@@ -1,4 +1,4 @@
-"""Memory that a search on a device needs, asked before anything of it is made."""
+"""Bytes that a search on a device needs, asked before anything of it is made."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 from fasttfm.errors import UserError
 from fasttfm.search.device.state import Sizes
-from fasttfm.search.memory import available_bytes
+from fasttfm.system.memory import available_bytes
 
 
 def needed_bytes(model: Any, sizes: Sizes) -> int:

@@ -1,7 +1,6 @@
-"""Memory that a search needs, and that the machine has: a kernel that runs out of memory kills without a word."""
+"""Bytes that a search on a CPU needs: an operating system that runs out of memory kills without a word."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,12 +8,7 @@ import torch
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+from fasttfm.system.memory import available_bytes
 
 
 def search_bytes(
@@ -53,22 +47,3 @@ def refuse_more_than_available(
         f"sentence{'s' if sentences > 1 else ''} at once, but {available / 2**30:,.1f} GiB of memory are free: give a "
         f"smaller {remedy}"
     )
-
-
-def available_bytes() -> int | None:
-    """Memory that this process can still get without swapping, limits of its container included; None if unknown."""
-    return min(_limits(), default=None)
-
-
-def _limits() -> Iterator[int]:
-    try:
-        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    for limit, used in _CGROUPS:
-        try:
-            yield max(0, int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # not in a container, or the limit is the word max
-            continue
