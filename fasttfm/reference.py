@@ -376,14 +376,9 @@ def feed_forward(
 
 
 def positional_encoding(
-    length: int,
-    width: int,
-    variant: str = "paper",
-    *,
-    first: int = 0,
-    dtype: torch.dtype = torch.float32,
+    length: int, width: int, variant: str = "paper", *, first: int = 0, dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The sinusoids for positions first ... first + length - 1, (length, width).
 
     paper: PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same (section 3.5).
