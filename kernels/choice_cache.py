@@ -40,7 +40,7 @@ class Measured(NamedTuple):
     answer: str
     microseconds: float
     shipped_microseconds: float
-    """What the shipped answer took in the same run."""
+    """Time of the shipped choice in the same run."""
 
 
 def system_of(device: torch.device, chip: Chip) -> System:

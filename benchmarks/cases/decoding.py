@@ -59,9 +59,9 @@ _OTHER_LENGTHS = (8, 60)
 _VOCABULARY, _LARGE_VOCABULARY = 8_000, 32_000
 """Of a CPU's searches; on a GPU paper-base has its own."""
 WORKERS = ", a worker a core"
-"""What providers are called that search batches of their own on as many cores as the others compute one with."""
+"""Suffix of providers with a worker a core, each searching batches of its own."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
-"""What the last bits cost that do not depend on the batch."""
+"""Provider without batch invariance, which shows the cost of invariance."""
 INT8 = f"{OURS} int8"
 """Its products in 8-bit integers, beside those in bfloat16 where the processor has units for them."""
 _ALL = 1 << 30

@@ -26,7 +26,7 @@ from fasttfm.search.device.state import Sizes
 Call = Callable[[], object]
 Tensors = Callable[[], Tensor]
 Named = tuple[str, Call, Call | None]
-"""What is called, ours, and the peer's, which may be nothing."""
+"""Name, our call, and the peer's call or None."""
 Sides = tuple[Sequence[Call], Sequence[Call]]
 """Ours and the peer's, which may be nothing: one call, or one of few and one of many steps."""
 FEW, MANY = 6, 26

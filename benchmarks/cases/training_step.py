@@ -125,7 +125,7 @@ class Contenders:
         return Step(self.model(TorchTransformer), torch_nn.loss, self.training, self.autocast, **options)
 
     def steps(self) -> dict[str, Any]:
-        """By provider, a step."""
+        """Steps by provider."""
         return {OURS: self.ours(), PACKED: self.ours(packed=True), TORCH_NN: self.theirs()}
 
     def loss(self, model: nn.Module, loss: Loss) -> "Checked":
@@ -133,7 +133,7 @@ class Contenders:
         return Checked(model.eval(), partial(loss, label_smoothing=self.training.label_smoothing), self.autocast)
 
     def losses(self) -> dict[str, "Checked"]:
-        """By provider, the loss of a step's model."""
+        """Losses of the models of the steps, by provider."""
         return {
             OURS: self.loss(self.model(Transformer), our_loss),
             PACKED: self.loss(self.model(Transformer), partial(our_loss, packed=True)),

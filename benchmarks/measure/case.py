@@ -69,7 +69,7 @@ class Work:
     error: Callable[[Any, Any], float] = numerics.relative_error
     """Of a provider's answer (output first, then gradients) against the reference's."""
     measure: str = "max |x - float64| / max |float64|"
-    """What error() measures, in words for the record."""
+    """Definition of error(), for the record."""
     allowed: float | None = None
     """Bound of that error where the rule above is not meant."""
     gradient: Callable[[Tensor], Tensor] = numerics.cotangent
@@ -98,7 +98,7 @@ class Case:
     passes: str
     make: Callable[[], Work] = field(repr=False, compare=False)
     cost: Cost | None = None
-    """What the pass must cost whoever computes it; None where nobody counted."""
+    """Least cost of the pass for any implementation; None if not counted."""
 
     @property
     def title(self) -> str:
@@ -110,7 +110,7 @@ class Clock(Protocol):
     """Interface of a device's clock for run(); tests bring their own."""
 
     name: str
-    """What the times are, for the record."""
+    """Name of the timed passes, for the record."""
 
     def microseconds(self, run: Callable[[], Any]) -> float:
         """Return the time of one run, from cold caches, with everything that it started finished."""

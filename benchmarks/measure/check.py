@@ -27,7 +27,7 @@ _MOST_NOISY = 0.25
 """Share of a file's timed rows that may be noisy: they stand in no claim, and more of them say that the machine was
 busy."""
 _ROUNDED = 0.01
-"""What rounding to four digits may make of a quotient of two of a record's numbers, generously."""
+"""Generous bound on the rounding error of a quotient of two of a record's numbers of four digits."""
 
 
 def problems(record: Record) -> list[str]:

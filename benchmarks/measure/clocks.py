@@ -136,7 +136,7 @@ def ceilings(setting: Setting) -> Machine:
 
 
 def _square_product(setting: Setting, size: int, generator: torch.Generator) -> Callable[[], Any]:
-    """In int8 by the operator that a search takes: torch.mm's is none of the fast ones."""
+    """A square product; int8 by the operator that a search uses, since torch.mm's is slow."""
     options: dict[str, Any] = {"device": setting.device, "generator": generator}
     if setting.dtype == torch.int8:
         rows = torch.randint(1, 256, (size, size), dtype=torch.uint8, **options)

@@ -53,7 +53,7 @@ from fasttfm.kernels.proof.costs import Machine
 ROTATION = 4
 """Inputs that are handed round."""
 REFUSALS = (Exception, SystemExit)
-"""What a provider may raise without ending the run."""
+"""Exceptions of a provider that do not end the run."""
 
 
 class Inputs:

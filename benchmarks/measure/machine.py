@@ -45,7 +45,7 @@ def describe() -> dict[str, Any]:
 
 
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
-"""Those that decide which products a CPU library takes."""
+"""Instruction sets by which a CPU library picks its products."""
 _CLASSES = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """Set -> name of the class of machines that have it, the widest first."""
 

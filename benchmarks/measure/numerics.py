@@ -18,7 +18,7 @@ _FLOOR = {"float32": 32, "float16": 2, "bfloat16": 2}
 """Units in the last place that are allowed beside twice the plain error, as in tests/gpu/test_kernels.py."""
 _KINKED = 0.01
 KINKED_MEASURE = "|x - float64| / max |float64| of 99 in 100"
-"""What kinked_error() measures, in words."""
+"""Definition of kinked_error(), for the record."""
 
 
 def _items(value: Any) -> list[Any] | None:

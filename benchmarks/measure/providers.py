@@ -36,7 +36,7 @@ HUGGING_FACE_STATIC = f"{HUGGING_FACE}, static cache"
 CTRANSLATE2 = "CTranslate2"
 
 UNSEEN = frozenset({CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, CTRANSLATE2})
-"""What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there (and nested
+"""Providers whose launches do not pass through torch's dispatcher one by one and cannot be counted there (nested
 tensors do not work under a dispatch mode)."""
 
 

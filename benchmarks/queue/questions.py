@@ -27,13 +27,13 @@ class Expected:
     predicted: float
     unit: str = "us"
     before: float | None = None
-    """What stood before the change that is asked about."""
+    """Measurement before the change in question."""
     row: dict[str, Any] | None = None
     """Fields of the record, or of an item of its `measured`, that has the number; a mapping names a part of one."""
     over: dict[str, Any] | None = None
     """Fields of a second record: the number is its value over the first's, as of a peer's time over ours."""
     value: str = "time_us.p50"
-    """Where a record has the number, names joined by dots."""
+    """Path of the number in a record, names joined by dots."""
     line: str | None = None
     """In place of row: a regular expression whose group is the number, in the last line of the output that has it.
     A group that takes no part is 0."""

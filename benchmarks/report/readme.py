@@ -192,7 +192,7 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
 
 
 def chips(entries: Sequence[Entry]) -> str:
-    """Each chip with its runs, executed and compiled cases; the versions of Python and packages."""
+    """Table of chips with their runs, executed and compiled cases, and of supported versions."""
     budgets = (ROOT / "kernels" / "proof" / "budgets.csv").read_text(encoding="utf-8").splitlines()[1:]
     compiled = Counter(row["chip"] for row in csv.DictReader(budgets))
     executed = {record["chip"]: record for record in read(RESULTS / "executed.jsonl")}

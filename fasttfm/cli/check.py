@@ -33,13 +33,13 @@ class Facts:
     """Facts that are judged: gather() gathers all of it before judge() judges, without side effects."""
 
     cores: int
-    """That this process may run on."""
+    """Cores that this process may run on."""
     threads: int
     """Of torch."""
     busy_cores: float
-    """That other programs keep busy."""
+    """Cores kept busy by other programs."""
     units: frozenset[str]
-    """What the processor can do, by Linux's names; empty where that is not known."""
+    """Instruction sets of the processor, by Linux's names; empty if unknown."""
     system: str = "linux"
     """sys.platform."""
     missing: frozenset[str] = frozenset()
@@ -65,7 +65,7 @@ def check_machine(device: dict[str, Any] | None) -> list[Finding]:
 
 
 def check_folder(folder: Path) -> list[Finding]:
-    """Each file of a model or of prepared data that is not the one that was written; UserError where none can tell."""
+    """Files of a model or of prepared data that differ from what was written; UserError where no checksum tells."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a directory: give a model or prepared data")
     checked, found = faults(folder)

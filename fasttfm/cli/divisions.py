@@ -19,7 +19,7 @@ _UPDATES, _WARM = 6, 2
 _FLAGS = {flag: str(10**9) for flag in ("--valid-interval-updates", "--save-interval-updates")} | {
     "--log-interval": "1"
 }
-"""What a trial changes: nothing that is checked against other settings. It is stopped from outside."""
+"""Flags of a trial: none is checked against other settings; the trial is stopped from outside."""
 
 
 class Division(NamedTuple):

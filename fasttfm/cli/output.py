@@ -33,7 +33,7 @@ class Output:
         """command: as users type it, such as `prepare`."""
         self.command, self.quiet, self.as_json = command, quiet, as_json
         self.notes: list[str] = []
-        """What was told, also where nobody was to see it."""
+        """Notes so far, quiet ones included."""
 
     @classmethod
     def of(cls, args: argparse.Namespace, command: str) -> "Output":

@@ -24,7 +24,7 @@ class PathKind:
     """The `type` of an argument that is a path."""
 
     metavar: str = "FILE"
-    """What stands for the path in a flag's help, unless the argument says another word."""
+    """Placeholder of the path in a flag's help, unless the argument has its own."""
     writes: bool = False
     is_file: bool | None = None
     """None: a file or a folder."""

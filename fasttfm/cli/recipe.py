@@ -30,7 +30,7 @@ class Recipe:
     """A model on a dataset."""
 
     dataset: str
-    """What `fasttfm prepare --dataset` calls it."""
+    """Name for `fasttfm prepare --dataset`."""
     preset: str
     test: str
     """The test set that is scored."""
@@ -42,7 +42,7 @@ class Recipe:
     train: tuple[str, ...] = ()
     score: tuple[str, ...] = ()
     source: str = ""
-    """Where the set-up is published, and the score that it gives there."""
+    """Publication of the set-up, with its score."""
 
 
 def _recipe(table: dict[str, Any]) -> Recipe:
@@ -56,7 +56,7 @@ _DRY_VOCABULARY = 2_000
 _BUILT_IN_VOCABULARY = 500
 _DRY_PREPARE = ("--subset", "2000")
 _DRY_TRAIN = ("--max-update", "20")
-"""What --dry-run puts in the place of the recipe's own."""
+"""Flags with which --dry-run replaces the recipe's own."""
 
 
 def add_arguments(parser: Parser) -> None:

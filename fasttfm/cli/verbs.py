@@ -14,7 +14,7 @@ class Verb(NamedTuple):
     run: Callable[[argparse.Namespace], int | None]
     summary: str
     description: str = ""
-    """What its own --help begins with; without one the summary."""
+    """First paragraph of its --help; the summary if empty."""
 
 
 def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> None:

@@ -81,7 +81,7 @@ def check(model: Model, form: str, folder: Path, languages: Sequence[str | None]
 
 
 def _validation_lines(model: Model) -> list[str]:
-    """Some lines of the source text that a model was validated on, where it is one pair of files and still there."""
+    """Some source lines of a model's validation set, if that is one pair of files and still exists."""
     described = None if model.folder is None else model.folder / DATA_FILE
     if described is None or not described.is_file():
         return []

@@ -44,7 +44,7 @@ class Field(NamedTuple):
     ours: str
     theirs: str
     default: Any = REQUIRED
-    """What a config.json means that does not say it."""
+    """Value if config.json has none."""
 
 
 def read_config(folder: Path, *kinds: str) -> dict[str, Any]:

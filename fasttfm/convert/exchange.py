@@ -29,7 +29,7 @@ from fasttfm.system.folders import replacing
 _NUMBERED = 0.5
 """Of a SentencePiece model's pieces; a vocabulary may leave out what its training text never had."""
 NO_TEXT = re.compile(r"madeupword\d+|<\S+>|__\S+__|\[\S+\]|>>\S+<<")
-"""What other tools and their users add to a vocabulary besides pieces."""
+"""Entries that other tools and their users add to a vocabulary besides pieces."""
 _KNOWN = 0.85
 """Of a vocabulary's pieces. Of three German-English corpora in 4,000 and 8,000 pieces a side their own SentencePiece
 models have at least 97 %, with one model of another corpus at most 75 %."""
@@ -48,9 +48,9 @@ class Model:
     """The source's and the target's, one object where the vocabulary is joint."""
     decoding: DecodingConfig
     folder: Path | None = None
-    """Where its training's records lie."""
+    """Folder of its training records."""
     notes: tuple[str, ...] = ()
-    """What was assumed or left out when it was read from another tool's files."""
+    """Assumptions and omissions of the import from another tool's files."""
 
     @property
     def source_tokenizer(self) -> Tokenizer:

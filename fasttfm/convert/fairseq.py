@@ -58,7 +58,7 @@ _READ = re.compile(
     r"|activation_fn|max_(source|target)_positions|share_(all_embeddings|decoder_input_output_embed)"
     r"|adaptive_softmax_\w+|\w+_activations|pipeline_\w+"
 )
-"""Those that are read, that weights show, or that training alone takes."""
+"""Settings that are read, that weights show, or that only training uses."""
 _SIZES = (
     Field("d_model", "encoder_embed_dim", 512),
     Field("d_ff", "encoder_ffn_embed_dim", 2048),

@@ -27,7 +27,7 @@ _NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
-"""Those that old checkpoints number."""
+"""Norms that old checkpoints number."""
 
 
 class Shell:

@@ -240,7 +240,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     GPT2MLP: FusedGPT2MLP,
     T5DenseActDense: FusedT5DenseActDense,
 }
-"""What each class becomes."""
+"""Replacements by class."""
 
 
 def why_left(module: nn.Module) -> str:

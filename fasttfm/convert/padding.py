@@ -16,7 +16,7 @@ class Rows(NamedTuple):
     lengths: Tensor | None = None
     """Tokens of each row, (B,); None: no padding."""
     order: Tensor | None = None
-    """Which column comes first, second, ... of each row, (B, L); None: padding is on the right already."""
+    """Order of the columns of each row, (B, L); None if padding is on the right already."""
 
     @classmethod
     def of(cls, mask: Tensor | None, tokens: Tensor, name: str) -> "Rows":

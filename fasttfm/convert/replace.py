@@ -37,7 +37,7 @@ class Line:
     kind: str
     """Its class before."""
     action: str
-    """What it became, or 'left'."""
+    """Class of the replacement, or 'left'."""
     reason: str = ""
     """Why it was left, or what of it was."""
 

@@ -21,7 +21,7 @@ SPECIAL_PIECES = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 
 
 Frame = Literal["none", "end", "both"]
-"""What a text gets: nothing, as for a GPT; </s>, as a source of a translation; <s> before it too, as BERT's."""
+"""Frame of a text: none, as for a GPT; </s> behind it, as a source of a translation; <s> before it too, as BERT's."""
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame = "none") -> list[str]:

@@ -17,7 +17,7 @@ from fasttfm.cpu import training_passes
 from fasttfm.cpu.step_passes import PANELS, array
 
 HIDDEN = -3e38
-"""What hides a key in a mask of floats that are added, as the loops take it."""
+"""Value that hides a key in an additive mask, as the loops take it."""
 _MULTIPLE = 16
 ATTENTION_LOOP = 1 << 15
 """Numbers of queries from which on attention outside a search is a loop of our own, in float32, on the processors of
@@ -145,7 +145,7 @@ def _problem(query: Tensor, key: Tensor, value: Tensor, sequences: Any) -> tuple
 
 
 def _flat(*tensors: Tensor) -> tuple[tuple, tuple]:
-    """Each as the numbers from its first to its last, and the strides of all dimensions but the last, which is 1."""
+    """The tensors as flat arrays from first to last number, and their strides but the last, which is 1."""
     arrays, strides = [], []
     for x in tensors:
         x = x.detach()

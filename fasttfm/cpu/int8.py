@@ -25,7 +25,7 @@ from fasttfm.cpu import step_passes
 LARGEST, ZERO = 127, 128
 """The largest distance from zero, and the number that stands for zero in a row."""
 _ROUNDING = 1e-9
-"""What float64's rounding may take from a half."""
+"""Bound on float64's rounding error of a half."""
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
 
 _of_models: WeakKeyDictionary[nn.Module, tuple[list, Tensor, dict[tuple, _Kept]]] = WeakKeyDictionary()
-"""Which weights a model had, a sample of them, and what was kept of them, by address, shape, dtype and ReLU."""
+"""By model: its weights, a sample of them, and their packed forms by address, shape, dtype and ReLU."""
 
 
 class _Thread(threading.local):

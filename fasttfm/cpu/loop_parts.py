@@ -15,15 +15,15 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""For functions that add up numbers and write none: sums may be taken in vectors; infinities and NaN keep their
-meaning. LLVM makes two copies of a loop that writes, vectors and single numbers, of which the second runs where what is
-written lies just behind what is read. Free to reorder, the two would round differently, and where memory happens to lie
-would decide the last bits."""
+"""Flags of functions that only sum: sums may be taken in vectors; infinities and NaN keep their meaning. LLVM makes two
+copies of a loop that writes, vectors and single numbers, of which the second runs where what is written lies just
+behind what is read. Free to reorder, the two would round differently, and where memory happens to lie would decide the
+last bits."""
 
 loop = functools.partial(njit, nogil=True, cache=True)
-"""What Python calls."""
+"""Decorator of loops that Python calls."""
 inlined = functools.partial(njit, forceinline=True)
-"""What loops call. As a function of its own it would be linked to the first copy that the process has met, and copies
+"""Decorator of what loops call. Not inlined, it would be linked to the first copy that the process has met, and copies
 differ in how they were vectorised, that is in how they sum: results would change from the process that compiles a loop
 to those that load it from disk."""
 

@@ -14,7 +14,7 @@ from fasttfm.cpu.thread_team import over_threads
 HIDDEN = np.float32(-3e38)
 """A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
 _FAR = np.float32(13.0)
-"""Where GELU's factor, rounded to float32, has become 0 or 1."""
+"""Distance from 0 at which GELU's factor rounds to 0 or 1 in float32."""
 _PART = np.uintp(1 << 15)
 """Elements of a part: some microseconds, many times what it takes to hand one out."""
 

@@ -245,7 +245,7 @@ class Compression:
     begins: bytes
     """The first bytes of such a file, as a regular expression."""
     tool: str
-    """What unpacks it at the command line."""
+    """Command that unpacks it."""
     open: Callable[[BinaryIO], BinaryIO] | None
     """Makes a stream of the content; None where nothing here reads it."""
 

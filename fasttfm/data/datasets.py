@@ -39,9 +39,9 @@ class CorpusPart:
     files: tuple[RemoteFile, ...]
     """One archive, or a file a side."""
     member: str = ""
-    """What a side is called in an archive; {language} stands for its code."""
+    """Name of a side in an archive; {language} stands for its code."""
     other: str = ""
-    """What the second side is called where that differs by more than the code: SGML references."""
+    """Name of the second side if it differs by more than the code: SGML references."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ DATASETS = {
 }
 """The datasets that `fasttfm prepare --dataset` downloads."""
 DEMO = "demo"
-"""The one that is built in."""
+"""Name of the built-in corpus."""
 
 
 def fetch_dataset(

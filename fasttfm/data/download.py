@@ -36,9 +36,9 @@ class RemoteFile:
     """A file that somebody publishes."""
 
     name: str
-    """What it is called on disk."""
+    """File name on disk."""
     urls: tuple[str, ...]
-    """Where it lies, the official place first."""
+    """Addresses, the official one first."""
     digest: str | None = None
     """`sha256:…` or `md5:…` in hexadecimal; `text-sha256:…` of what a gzip file holds, where only that is known; None
     where its publisher gives none and we know none."""

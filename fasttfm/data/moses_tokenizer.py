@@ -18,7 +18,7 @@ from fasttfm.errors import optional
 from fasttfm.system.parsing import characters
 
 JOINED = "@@"
-"""What a piece ends with that another follows in its word."""
+"""Ending of a piece that continues in the same word."""
 _END = "</w>"
 """The end of a word in the codes."""
 _MOST_KEPT = 200_000

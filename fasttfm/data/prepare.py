@@ -73,7 +73,7 @@ class PrepareOptions:
     weights: tuple[float, ...] = ()
     """How often an epoch has the pairs of each training file: 2 twice, 0.5 every second one; none: once."""
     source_tags: tuple[str, ...] = ()
-    """What stands before each source line of each training file, one subword (the target's language), or none."""
+    """Subword before each source line, by training file (the target's language), or none."""
     valid_source_tags: tuple[str, ...] = ()
     """Likewise of each validation file."""
     replace_invalid: bool = False

@@ -35,7 +35,7 @@ FORMAT = "fasttfm prepared data, version 1"
 DESCRIPTION = "data.yaml"
 _BLOCK = 1 << 20
 _SEEKING = threading.Lock()
-"""Where a read has no place of its own, threads take turns."""
+"""Held for a seek and a read on systems without pread."""
 
 
 class StoredIds:

@@ -35,8 +35,8 @@ _LEAST_WINDOW = 16
 _KEPT = 3
 """Windows of a part that are kept: the one that is trained on, the next, and one that is looked at again."""
 _GIVEN_UP = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Where the segmentations of a window do not fit into its batches, this share of the pairs, those that grew most, keeps
-SentencePiece's own."""
+"""Shares of pairs, those that grew most, that keep SentencePiece's own segmentation where a window's do not fit into
+its batches; tried in this order."""
 
 Pairs = tuple[Sides, tuple[np.ndarray, np.ndarray]]
 """Pairs that are to be drawn, as SentencePiece gives them, and the sampling.sentence_keys of each side."""

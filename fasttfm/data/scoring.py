@@ -21,7 +21,7 @@ from fasttfm.errors import UserError, optional
 from fasttfm.system.machine import version
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flores101", "flores200")
-"""What sacreBLEU may split into words with. The mecab ones need extra packages, the flores ones a download."""
+"""Tokenizers of sacreBLEU. The mecab ones need extra packages, the flores ones a download."""
 AUTO = "auto"
 """In place of a tokenizer: the one that tokenizer_of() the references gives."""
 _BY_SCRIPT = {"japanese": ("ja-mecab", "char"), "chinese": ("zh",), "korean": ("ko-mecab", "char"), "thai": ("char",)}

@@ -39,7 +39,7 @@ _FULL_COVERAGE_SHARE = 8
 _LONGEST_LINE = 4192
 """Bytes of a line that SentencePiece trains on; it leaves out longer ones without a word."""
 HIDDEN_SPACE = "\U0010fb81"
-"""What stands in a model for U+2581 in a text."""
+"""Replacement in a model for U+2581 in a text."""
 _HIDE = str.maketrans({"\u2581": HIDDEN_SPACE})
 _SHOW = str.maketrans({HIDDEN_SPACE: "\u2581"})
 
@@ -51,7 +51,7 @@ class Vocabulary:
     pieces: list[str]
     """By id; the first four are padding, the unknown piece, the start and the end of a sentence."""
     prefix: list[str]
-    """What every line begins with, such as the code of a language; a search is made to begin with it, text is not."""
+    """Pieces before every line, such as a language code; a search is forced to begin with them, text is not."""
     silent: list[str] = field(default_factory=list)
     """Besides the first four, what is not text: such as the codes of languages."""
     codes: bool = False

@@ -20,4 +20,4 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """gelu is x * Phi(x), with the error function (Hendrycks and Gimpel 2016); BERT's."""
 
 FUSED = ("relu", "gelu", "gelu_tanh")
-"""Those that functional.feed_forward() computes inside its products."""
+"""Activations that functional.feed_forward() fuses into its products."""

@@ -26,7 +26,7 @@ from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 Derivatives = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
 """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is None."""
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-"""What torch calls a GELU."""
+"""torch's names of the two GELUs."""
 
 
 @names_arguments

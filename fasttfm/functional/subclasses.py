@@ -14,7 +14,7 @@ from torch.nn import Parameter
 PLAIN_TENSORS = frozenset({Tensor, Parameter})
 """Classes of tensors that hide nothing."""
 _TRACED = "torch._subclasses."
-"""Where torch's fake and functional tensors come from, with which graphs of operators are made."""
+"""Module of torch's fake and functional tensors, with which graphs are traced."""
 _INSTEAD = {
     "BlockMask": "give what its mask_mod says as causal or window, or create_mask() of it as mask",
     "CausalBias": "it must be of (L, S) and without causal; a module takes is_causal=True in its place",

@@ -187,7 +187,7 @@ class DecoderCache:
         self.shared_memory = shared_memory
         self._layers: list[LayerCache] = []
         self._step: CachedStep | None = None
-        """What keeps the targets' keys and values in place of the layers, while steps are prepared calls."""
+        """Holder of the targets' keys and values in place of the layers, while steps are prepared calls."""
 
     @property
     def length(self) -> int:

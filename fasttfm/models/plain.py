@@ -73,7 +73,7 @@ _PLACES: dict[str, frozenset[Any]] = {
     **dict.fromkeys(("dropout", "dropout1", "dropout2", "dropout3"), DROPOUT),
     "activation": _ACTIVATIONS,
 }
-"""Which class stands where in a layer."""
+"""Classes of a layer's submodules by name."""
 
 
 def plain_width(layer: Any) -> int:

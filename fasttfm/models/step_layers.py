@@ -109,7 +109,7 @@ class StepLayers:
         self.input = stream
         """(R, d): where x is written before each step."""
         self.calls: list[Call] = []
-        """What a step calls, one after the other."""
+        """Calls of a step, in order."""
         if pre_norm:
             self.calls.append(operations.norm(stream, None, _norm(layers[0].norm1), x, None))
         after = [*(each.norm1 for each in layers[1:]), norm if pre_norm else None]

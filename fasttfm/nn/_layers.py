@@ -39,7 +39,7 @@ class Attends(NamedTuple):
     key_padding_mask: Tensor | None
     is_causal: bool
     names: dict[str, str]
-    """What the attention's arguments are called in the layer, for its errors."""
+    """The layer's names of the attention's arguments, for errors."""
     cache: AttentionCache | None = None
 
 

@@ -16,8 +16,7 @@ SHORTEST = 16
 
 
 LENGTHS = 8
-"""Where a batch must not matter, sequences are padded to multiples of this, and are batched with such as are padded to
-the same."""
+"""Granularity of padded lengths in batch-invariant searches; a batch holds sequences of one padded length."""
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: int = 1) -> tuple[Tensor, Tensor]:

@@ -51,10 +51,10 @@ class Steps:
     def __init__(self, tasks: Sequence[Task], constraints: Constraints, *, rows: int = 1, groups: int = 1) -> None:
         """rows: of each sentence at the first step; groups: of hypotheses."""
         self.tasks, self.constraints, self.rows = list(tasks), constraints, rows
-        """Those still searched, b of them, with `rows` hypotheses each."""
+        """Sentences still searched, b of them, with `rows` hypotheses each."""
         self.config = config = tasks[0].config
         self.kind = config, tasks[0].allowed is None, tasks[0].required is None
-        """What sentences that are searched together have in common."""
+        """Key shared by sentences that are searched together."""
         self.device = device = constraints.never.device
         self.tokens = torch.full((len(tasks) * rows,), BOS, device=device)
         """(b * rows,) the newest of each row."""

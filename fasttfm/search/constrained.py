@@ -80,7 +80,7 @@ class ConstrainedSteps(Steps):
         )
 
     def _states(self) -> Iterator[tuple[int, Task, State]]:
-        """Each row with a hypothesis, its sentence, and where it stands."""
+        """Yields each row that holds a hypothesis, its sentence and its state."""
         for index, task in enumerate(self.tasks):
             for row, state in enumerate(task.states):
                 if state is not None:

@@ -17,7 +17,7 @@ from fasttfm.search.scoring import pair_batches
 def cross_attention(
     model: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], config: DecodingConfig
 ) -> list[Tensor]:
-    """For each pair (L + 1, S) float32 on the CPU: how much each token written looks at each token of the source.
+    """Cross-attention weights of each pair, (L + 1, S) float32 on the CPU.
 
     sources: ids with end-of-sentence, S of them. targets: L ids without; the last row writes end-of-sentence. Rows sum
     to 1: the mean of the heads of config.alignment_layer, 0 being the last but one (of two the last), whose heads align

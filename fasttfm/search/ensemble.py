@@ -46,11 +46,11 @@ class Ensemble(nn.Module):
         return torch.stack([model.cross_attention(*inputs, layer=layer) for model in self._all()]).mean(dim=0)
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
-        """Each encoder's output."""
+        """The outputs of all encoders."""
         return [model.encode(source, source_lengths) for model in self._decoders()]
 
     def start_cache(self, memory: list[Tensor], source_lengths: Tensor | None = None, **sizes: int) -> Caches:
-        """Each model's cache."""
+        """The caches of all models."""
         return Caches(
             [model.start_cache(each, source_lengths, **sizes) for model, each in zip(self._decoders(), memory)]
         )

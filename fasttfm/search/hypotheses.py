@@ -13,7 +13,7 @@ NOT_A_NUMBER = (
     "the model's probabilities are not numbers (NaN): its training diverged or its weights are damaged; use an earlier "
     "checkpoint, or train with a lower learning rate or gradient clipping"
 )
-"""What a search and a scoring say of such a model."""
+"""Error of searches and scoring for such a model."""
 NOTHING_FOUND = (
     f"no translation can be found: banned words, a shortlist, prefixes and min_len leave no token, or {NOT_A_NUMBER}"
 )

@@ -24,13 +24,13 @@ class Waiting:
     """A sentence that is to be searched."""
 
     key: Hashable
-    """What its hypotheses come back with."""
+    """Returned with its hypotheses."""
     source: Sequence[int]
     """Ids with end-of-sentence."""
     prefix: Sequence[int] = ()
     """Ids that its output must begin with."""
     number: int = 0
-    """What sampling takes its random numbers from besides the seed."""
+    """Second source, beside the seed, of sampling's random numbers."""
     allowed: Sequence[int] | None = None
     """Ids that its output may hold besides end-of-sentence and what is forced; None for all."""
     required: Sequence[Phrases] = ()
@@ -55,7 +55,7 @@ class Task:
     allowed: Tensor | None
     """The tokens that it may write, int64; None: all."""
     required: Required | None = None
-    """What its output must hold."""
+    """Phrases that its output must hold."""
     written: int = 0
     """Tokens that its hypotheses hold."""
     ended: int = 0
@@ -117,7 +117,7 @@ def tasks_of(
 
 
 def allowed_tokens(allowed: Sequence[Sequence[int] | None], *forced: Iterable[Sequence[int]]) -> list[Tensor] | None:
-    """For each sentence (n,) int64: the tokens that it may write, rising: its own, end-of-sentence and forced ones.
+    """Allowed tokens of each sentence, (n,) int64 and rising: its own, end-of-sentence and forced ones.
 
     forced: lists with a sequence of tokens for each sentence. None where no sentence has a list of its own; a sentence
     without one beside others that have is a ValueError.

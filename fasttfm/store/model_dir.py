@@ -48,7 +48,7 @@ _MAY_CHANGE = {
     *("sampling", "sampling_topk", "sampling_topp", "sampling_seed", "temperature", "mbr_samples", "max_source_length"),
 }
 _LAST_OF_SCHEDULE = {("cosine", "max_update"), ("linear", "max_update"), ("cosine-minutes", "max_minutes")}
-"""What may not change, after all, where the learning rate ends with it."""
+"""Settings that must not change because the learning rate's schedule ends with them."""
 
 
 class Data(Protocol):

@@ -220,7 +220,7 @@ def _root(folder: Path) -> Path:
 
 _BUSY = "{}: its files are being replaced by another process: wait for it, then run the same command again"
 _OTHERS_MANIFEST = re.compile(rb"[0-9a-f]{64} ")
-"""What other programs' sha256sums, and those of checkpoints, begin with."""
+"""Beginning of a manifest by sha256sum, and of a checkpoint's."""
 
 
 def has_manifest(folder: Path) -> bool:
@@ -273,7 +273,7 @@ _NAMES = (
     "config.yaml", "data.yaml", "config.json", "meta.json", "tokenizer.json", "bytes.json", "*.vocabulary.json",
     "*.model", "*.codes", "*.safetensors", "*.npy", "sha256sums", "train.log*.jsonl", ".*", "checkpoints/*",
 )  # fmt: skip
-"""What the files in it are called, in this version or another."""
+"""Names of its files, in this version or another."""
 
 
 _MISSING_MANIFEST = "is missing, so that damage could go unnoticed: make the folder anew, under another name"

@@ -37,7 +37,7 @@ class Graphs:
         self._device, self._what, self._remedy = device, what, remedy
         self._held: dict[Hashable, _Held] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        """Where first runs and captures are: gradients must come by the stream that is captured."""
+        """Stream of first runs and captures: gradients must come by the captured stream."""
         self.pool: Any = None
         """The id of the memory that all graphs share, once there is one: no two of them run at once."""
 

@@ -98,7 +98,7 @@ def pick_device(device: "str | torch.device | None") -> "torch.device":
 
 
 def gpu() -> "torch.device | None":
-    """The one that torch computes on; None without one."""
+    """The current CUDA device; None without one."""
     import torch
 
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None

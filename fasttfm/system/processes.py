@@ -100,7 +100,7 @@ class WorkerPool:
         self.changed = threading.Condition()
         """The lock of the pool; notified of every message."""
         self.workers: dict[Any, Worker] = {}
-        """Those that run, by their connections."""
+        """Running workers by their connections."""
         self.failure: BaseException | None = None
         """Why the processes were ended, until somebody was told."""
         self._steps = prepare, begin

@@ -29,7 +29,7 @@ class _Request:
 
     number: int | None = None
     stopped = -_REPEAT
-    """When a signal last began to end the command, by time.monotonic()."""
+    """Time of the last signal that ends the command, by time.monotonic()."""
     command: FrameType | None = None
     """The frame that runs the command: what is being imported further out is not its business."""
 

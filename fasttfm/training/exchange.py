@@ -37,7 +37,7 @@ class GradientExchange:
         self._missing: list[int] | None = None
         """Gradients that each bucket still waits for; None while nothing is to be sent."""
         self._started: list[Callable[[], None]] = []
-        """What waits for each bucket that has been sent, in their order."""
+        """Waiting calls of the buckets that have been sent, in order."""
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._note)
 

@@ -33,7 +33,7 @@ class RunLog:
         """
         self.path = model_dir / LOG_FILE
         self.previous: Path | None = None
-        """Where the records of an earlier run are kept."""
+        """Folder of the records of an earlier run."""
         records = read_log(model_dir)
         if records and resume_step == 0:
             self.previous = _unused_name(self.path)

@@ -16,7 +16,7 @@ from fasttfm.training.sharding import local, part_of
 from fasttfm.training.workers import Workers
 
 _OF_ADAM = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
-"""What the names of Adam's tensors begin with."""
+"""Prefixes of the names of Adam's tensors."""
 
 
 class Optimization:
@@ -134,7 +134,7 @@ class Optimization:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """In the block the weights are their moving average, if there is one: what is validated, and saved."""
+        """Context in which the weights are their moving average, if there is one, as validated and saved."""
         self._swap_average()
         try:
             yield

@@ -60,7 +60,7 @@ class TrainingBatches(Protocol):
     skipped: int
     """Elements of the data that no batch has, for their length."""
     unit: str
-    """What an element of the data is called, such as pair or row."""
+    """Word for an element of the data, such as pair or row."""
 
     @property
     def shapes(self) -> int:

@@ -50,7 +50,7 @@ class ReadAhead:
         self._thread = ThreadPoolExecutor(1, "read-ahead")
         self._made: deque[Future[Made]] = deque()
         self._coming: Place | None = None
-        """What the first of them is."""
+        """Place of the first of them."""
         # of the thread alone
         self._next = Place(0, 0, 0)
         self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])

@@ -36,7 +36,7 @@ class Sums:
     line."""
 
     updates: int = 0
-    """Those that changed something, once their norms have arrived."""
+    """Updates that changed the weights, once their norms have arrived."""
     target_tokens: int = 0
     real_cells: int = 0
     cells: int = 0
@@ -64,7 +64,7 @@ class Position:
     skipped: int = 0
     """Updates that changed nothing, because their gradient was not finite."""
     skipped_in_a_row: int = 0
-    """Those since the last one that did change something."""
+    """Skipped updates since the last one that changed the weights."""
 
     @property
     def first_skipped(self) -> int | None:
@@ -79,7 +79,7 @@ class Skipped:
     step: int
     """Its number."""
     elements: list[int]
-    """What it was computed from (pairs, rows), by their places in the prepared data."""
+    """Pairs or rows of the batch, by their places in the prepared data."""
 
 
 class Updates:

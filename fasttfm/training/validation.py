@@ -22,7 +22,7 @@ class Score:
     """Results of one validation; str() of it is for a person."""
 
     loss: float
-    """What is minimised, per target, in nats; training has diverged when it is not finite."""
+    """Training loss per target, in nats; not finite if training has diverged."""
     nll: float
     """Cross entropy per target without smoothing, in nats; what curves are drawn of."""
     outputs: Sequence[str] = ()
@@ -35,7 +35,7 @@ class Score:
 
     @property
     def shown_perplexity(self) -> str:
-        """For a person."""
+        """The perplexity as printed."""
         return f"{self.perplexity:.2f}" if self.perplexity < 1e6 else f"{self.perplexity:.2e}"
 
     @property

@@ -55,7 +55,7 @@ class Workers:
         self.sum([0.0])
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks, in float64."""
+        """Sums of the values over all ranks, in float64."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def maximum(self, values: Sequence[float]) -> list[float]:

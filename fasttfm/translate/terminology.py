@@ -66,7 +66,7 @@ class Terminology:
                 raise UserError(f"--banned forbids every translation of the term {term!r}: allow one, or leave it out")
 
     def required(self, line: str) -> list[list[list[int]]]:
-        """For every occurrence of a term in line the alternatives, as ids, of which the translation must hold one."""
+        """Alternatives, as ids, for every occurrence of a term in line; the translation must hold one of each."""
         if not self.alternatives:
             return []
         line = composed(" ".join(line.split()))

@@ -371,7 +371,7 @@ def one_line(text: str) -> str:
 
 
 def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Each line with its prefix, "" where there are none; UserError where one of the two ends before the other."""
+    """Yields lines with their prefixes, "" without any; UserError where one of the two ends before the other."""
     if prefixes is None:
         yield from ((line, "") for line in lines)
         return

@@ -80,7 +80,7 @@ def product_kinds(chip: Chip) -> tuple[str, ...]:
 
 
 def distinct(cases: Iterable[CompileCase]) -> Iterator[CompileCase]:
-    """Each once."""
+    """The items without repetitions, in order."""
     yield from {(case.name, case.dtype): case for case in cases}.values()
 
 

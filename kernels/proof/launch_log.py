@@ -82,7 +82,7 @@ class LaunchLog:
 
 class _Operators(TorchDispatchMode):
     sees_through_operators = True
-    """What an operator of ours runs is seen without the dispatcher's way around it, so let a call be what it is."""
+    """The log sees operators of ours without the dispatcher: calls need no detour through it."""
 
     def __init__(self, log: LaunchLog) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class Outcome:
     error: str = ""
     """Why it did not compile, when resources is None."""
     counted: Counted | None = None
-    """What the ledger read in the machine code."""
+    """The ledger's counts of the machine code."""
 
 
 @functools.cache

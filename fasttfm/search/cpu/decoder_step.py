@@ -65,11 +65,11 @@ class _Rows:
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
         self.operand = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype, device="cpu")
-        """What products read."""
+        """Input of products."""
         self.values = array(self.operand.new_zeros(rows, width, dtype=dtype) if int8 else self.operand)
         self.scales = np.zeros(rows, np.float32) if int8 else None
         self.arrays = self.values, self.operand.numpy() if int8 else None, self.scales
-        """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
+        """Outputs of a pass: the values, and in int8 the rows as integers with their scales."""
 
     def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
         """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""

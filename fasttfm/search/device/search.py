@@ -53,7 +53,7 @@ class _Kept:
         return len(own) == len(self._own) and all(map(is_, own, self._own)) and self._parts.unchanged()
 
     def take(self, key: tuple) -> Engine | None:
-        """The one with this key, which whoever takes it has for himself."""
+        """Take the engine of this key, for exclusive use."""
         with _lock:
             return self.engines.pop(key, None)
 

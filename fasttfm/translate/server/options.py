@@ -28,7 +28,7 @@ class Option:
 
     name: str
     kind: str
-    """What its value must be: `a number`."""
+    """Description of a valid value: `a number`."""
     schema: Schema
     help: str
 

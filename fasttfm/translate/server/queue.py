@@ -116,7 +116,7 @@ class FairQueue:
         return (sentence for request in self._requests.values() for sentence in request.waiting)
 
     def add(self, sentences: Iterable[Sentence]) -> None:
-        """Each after those of its request that wait already."""
+        """Append sentences behind the waiting ones of the same request."""
         for sentence in sentences:
             self._request(sentence).waiting.append(sentence)
             self._count += 1

@@ -44,7 +44,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 
 _PLAIN = ("residual", "x_bias", "s", "seed")
-"""What LayerNorm alone is not given."""
+"""Parameters that plain LayerNorm leaves out."""
 _SAME: dict[str, str] = {}
 """The residual stream has x's dtype, parameters are float32."""
 

@@ -109,7 +109,7 @@ def recorded() -> list[Share]:
 
 
 def table(rows: Iterable[Share] | None = None) -> str:
-    """For every kernel, dtype and product the case with the largest share."""
+    """Table of the case with the largest share for every kernel, dtype and product."""
     worst: dict[tuple[str, str, str], Share] = {}
     for each in recorded() if rows is None else rows:
         key = (each.case.split("/")[0], each.dtype, each.product.name)

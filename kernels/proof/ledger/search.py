@@ -76,7 +76,7 @@ def search(chip: Chip, case: CompileCase, cases: Sequence[CompileCase] = ()) -> 
 
 
 def reason(chip: Chip, tried: Sequence[Tried], shipped: CompileCase) -> str:
-    """In a line why the best tile is better than the one that ships."""
+    """One line: why the best tile beats the shipped one."""
     best = tried[0]
     ours = next(each for each in tried if each.case.name == shipped.name)
     if best.counted is None or ours.counted is None or best is ours:
