@@ -179,11 +179,11 @@ class StepCache:
     moves_nothing = True
     """Hypotheses may change rows at no cost."""
 
-    def __init__(self, capacity: int | None = None, straight: Any = None) -> None:
-        """A cache without rows; capacity: most positions, None for no end; straight: a DecoderStep of models, where it
+    def __init__(self, capacity: int | None = None, fused: Any = None) -> None:
+        """A cache without rows; capacity: most positions, None for no end; fused: a DecoderStep of models, where it
         takes the steps."""
         self.capacity = capacity
-        self.straight = straight
+        self.fused = fused
         self.source_lengths = None
         self._room = 0, 0
         self._rows = Rows()

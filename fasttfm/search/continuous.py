@@ -8,7 +8,7 @@ sentence may have options of its own, its beam among them.
 
 Sentences that join together are encoded together where they are padded to the same length. Those with the same options
 are searched by one Steps (beam.py), which takes in those that join after their first step. Sentences join on a CPU
-where the decoder takes straight steps (search/cpu/decoder_step.py); elsewhere a batch is searched to its end.
+where the decoder takes fused steps (search/cpu/decoder_step.py); elsewhere a batch is searched to its end.
 Source: Yu et al. 2022 (Orca), iteration-level scheduling.
 """
 
@@ -121,7 +121,7 @@ class RunningSearch:
         self._admit()
         if not self._steps:
             return []
-        step = self._cache.straight if self.continues else self._decoder.step
+        step = self._cache.fused if self.continues else self._decoder.step
         logits = step(torch.cat([each.tokens for each in self._steps]), self._cache)
         ended: list[Task] = []
         groups: dict[Hashable, Steps] = {}
@@ -216,7 +216,7 @@ class RunningSearch:
 
     def _join_cache(self, tasks: Sequence[Task], sizes: dict[str, int]) -> None:
         """Let sentences join the cache; those that are padded alike are encoded together."""
-        pads = not self._decoder.encodes_straight
+        pads = not self._decoder.fuses_encoder
         alike: dict[int, list[Sequence[int]]] = {}
         for task in tasks:
             source = task.waiting.source
@@ -227,9 +227,9 @@ class RunningSearch:
 
     def _select_outputs(self) -> None:
         """Lets the next steps compute the logits that one of the sentences needs alone, where they can."""
-        straight = getattr(self._cache, "straight", None)
-        if straight is None:
+        fused = getattr(self._cache, "fused", None)
+        if fused is None:
             return
         allowed = [task.allowed for each in self._steps for task in each.tasks]
         known = [tokens for tokens in allowed if tokens is not None]
-        straight.select_outputs(torch.cat(known).unique() if len(known) == len(allowed) else None)
+        fused.select_outputs(torch.cat(known).unique() if len(known) == len(allowed) else None)

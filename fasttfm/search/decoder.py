@@ -1,6 +1,6 @@
 """The decoder of a Transformer in a search: a cache of what it has seen, and one target position at a time.
 
-On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain model takes a step as one straight run
+On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain model takes a step as one fused run
 (search/cpu/decoder_step.py); elsewhere a step goes through the model's layers, whose attention reads a blocks.cache.
 """
 
@@ -20,8 +20,8 @@ from fasttfm.functional.dropout import NO_DROPOUT
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.embedding import embed
 from fasttfm.models.plain import apply_linear
-from fasttfm.search.cpu.decoder_step import DecoderStep, runs_straight
-from fasttfm.search.cpu.encoder_pass import encode, encodes_straight
+from fasttfm.search.cpu.decoder_step import DecoderStep, fuses_step
+from fasttfm.search.cpu.encoder_pass import encode, fuses_encoder
 
 
 def decoder_of(model: Any) -> Any:
@@ -56,15 +56,15 @@ class TransformerDecoder:
     @torch.no_grad()
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
         """The encoder's output (B, S, d) for source (B, S); to be used inside one frozen_weights()."""
-        if self.encodes_straight and source.numel():
+        if self.fuses_encoder and source.numel():
             return encode(self.model, source, source_lengths)
         return self.model.encode(source, source_lengths)
 
     @functools.cached_property
-    def encodes_straight(self) -> bool:
+    def fuses_encoder(self) -> bool:
         """True if sentences are encoded without padding, each by itself."""
         rows = self._nothing()
-        return backends.current != "triton" and takes(rows) and encodes_straight(self.model, rows)
+        return backends.current != "triton" and takes(rows) and fuses_encoder(self.model, rows)
 
     def _nothing(self) -> Tensor:
         """No rows of the model's dtype and device."""
@@ -76,7 +76,7 @@ class TransformerDecoder:
         is, inside frozen_weights()."""
         rows = self._nothing()
         known = backends.current != "triton" and takes(rows) and batch_invariant(rows)
-        return known and runs_straight(self.model, rows)
+        return known and fuses_step(self.model, rows)
 
     @torch.no_grad()
     def start_cache(
@@ -94,8 +94,8 @@ class TransformerDecoder:
         output of the model's encode(), are computed here.
         """
         if backends.current != "triton" and takes(memory) and memory.shape[0]:
-            straight = DecoderStep(self.model) if runs_straight(self.model, memory) else None
-            cache = StepCache(max_length, straight)
+            fused = DecoderStep(self.model) if fuses_step(self.model, memory) else None
+            cache = StepCache(max_length, fused)
             self._join(cache, memory, source_lengths, beam or rows_per_sentence, rows_per_sentence)
             return cache
         moving = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
@@ -108,7 +108,7 @@ class TransformerDecoder:
     @torch.no_grad()
     def start_running(self) -> StepCache:
         """A cache without rows, which join() gives some; where takes_sentences()."""
-        return StepCache(straight=DecoderStep(self.model))
+        return StepCache(fused=DecoderStep(self.model))
 
     @torch.no_grad()
     def join(
@@ -123,7 +123,7 @@ class TransformerDecoder:
     ) -> None:
         if lengths is None:
             lengths = torch.full((memory.shape[0],), memory.shape[1], device="cpu")
-        cache.join(self._memory_keys_values(memory, cache.straight), lengths, beam, rows_per_sentence)
+        cache.join(self._memory_keys_values(memory, cache.fused), lengths, beam, rows_per_sentence)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
@@ -132,8 +132,8 @@ class TransformerDecoder:
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
             )
-        if isinstance(cache, StepCache) and cache.straight is not None:
-            return cache.straight(tokens, cache).float()
+        if isinstance(cache, StepCache) and cache.fused is not None:
+            return cache.fused(tokens, cache).float()
         model, first = self.model, cache.length
         table, pad_id = model.target_embedding, model.config.pad_id
         places = {"pad_id": pad_id, "first_position": first}
@@ -143,9 +143,9 @@ class TransformerDecoder:
             cache.advance()
         return apply_linear(model.output, y[:, 0]).float()
 
-    def _memory_keys_values(self, memory: Tensor, straight: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
+    def _memory_keys_values(self, memory: Tensor, fused: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
         """The keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
         keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.model.decoder.layers]
-        if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
+        if fused is not None and fused.int8:  # whose rounding is coarser than that of shorter numbers
             return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
         return keys_values

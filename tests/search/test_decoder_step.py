@@ -1,4 +1,4 @@
-"""The straight run of a decoder's step: the numbers of the modules, which run where they are more than their class."""
+"""The fused run of a decoder's step: the numbers of the modules, which run where they are more than their class."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def model_of(dtype: torch.dtype = torch.float32, **changes) -> Transformer:
     return model.to(dtype)
 
 
-def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: bool = True) -> list[torch.Tensor]:
+def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: bool = True) -> list[torch.Tensor]:
     """Logits of a search that widens, changes rows, drops a sentence and fills more than its first positions."""
     source = torch.arange(4, 34).view(3, 10)
     lengths = torch.tensor([10, 7, 4])
@@ -34,8 +34,8 @@ def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: 
         cache = decoder_of(model).start_cache(
             model.encode(source, lengths), lengths, rows_per_sentence=1, beam=2, max_length=50
         )
-        if straight is not None:
-            assert (cache.straight is not None) == straight
+        if fused is not None:
+            assert (cache.fused is not None) == fused
         results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
         rows = [0, 0, 1, 1, 2, 2]
         for step in range(40):
@@ -50,7 +50,7 @@ def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: 
 def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype, batch_invariant):
     model = model_of(dtype)
     results = steps(model, True, batch_invariant=batch_invariant)
-    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
+    monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
     expected = steps(model, False, batch_invariant=batch_invariant)
     assert len({tuple(each.flatten().tolist()) for each in results}) == len(results)
     for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
@@ -61,7 +61,7 @@ def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype,
 def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, dtype):
     model = model_of(dtype, norm_first=True, final_norm=True)
     results = torch.cat(steps(model, True))
-    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
+    monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
     expected = torch.cat(steps(model, False))
     difference = (results - expected).abs().mean() / expected.abs().mean()
     assert float(difference) < 2 * torch.finfo(dtype).eps
@@ -73,7 +73,7 @@ def test_in_int8_its_logits_are_close_to_those_of_the_modules(monkeypatch, norm_
     in_float32 = torch.cat(steps(model, True))
     multiply_in_int8(model)
     results = torch.cat(steps(model, True))
-    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
+    monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
     expected = torch.cat(steps(model, False))
     scale = float(in_float32.abs().mean())
     assert float((expected - in_float32).abs().mean()) < 0.03 * scale
@@ -109,5 +109,5 @@ def test_outside_of_a_search_nothing_is_kept():
     model = model_of().eval()
     with torch.no_grad():
         memory = model.encode(torch.arange(4, 14)[None])
-        assert not decoder_step.runs_straight(model, memory)
-        assert decoder_of(model).start_cache(memory, max_length=4).straight is None
+        assert not decoder_step.fuses_step(model, memory)
+        assert decoder_of(model).start_cache(memory, max_length=4).fused is None

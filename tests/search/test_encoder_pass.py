@@ -1,4 +1,4 @@
-"""The straight run of an encoder: the numbers of the modules, of each sentence by itself."""
+"""The fused run of an encoder: the numbers of the modules, of each sentence by itself."""
 
 import pytest
 import torch
@@ -29,10 +29,10 @@ def sources() -> torch.Tensor:
     return source.masked_fill(torch.arange(130) >= LENGTHS[:, None], 0)
 
 
-def encoded(model: Transformer, *given: torch.Tensor | None, straight: bool = True) -> torch.Tensor:
+def encoded(model: Transformer, *given: torch.Tensor | None, fused: bool = True) -> torch.Tensor:
     with inference(model, batch_invariant=True):
         decoder = decoder_of(model)
-        assert decoder.encodes_straight == straight
+        assert decoder.fuses_encoder == fused
         return decoder.encode(*given)
 
 
@@ -80,10 +80,10 @@ def test_the_modules_run_where_they_are_more_than_their_class(spoiled):
     else:  # by a module that has nothing but what it wraps
         encoder.layers[1] = nn.Sequential(encoder.layers[1])
     with inference(model, batch_invariant=True):
-        straight = decoder_of(model).encodes_straight
-    assert not straight
+        fused = decoder_of(model).fuses_encoder
+    assert not fused
     if spoiled in modules:
-        encoded(model, sources(), LENGTHS, straight=False)
+        encoded(model, sources(), LENGTHS, fused=False)
         assert seen
 
 

@@ -1,1 +1,1 @@
-"""A CPU's straight run through a plain model: the encoder, and a step of the decoder."""
+"""A CPU's fused run through a plain model: the encoder, and a step of the decoder."""

@@ -1,4 +1,4 @@
-"""A decoder's step in a search on a CPU as one straight run of products and passes.
+"""A decoder's step in a search on a CPU as one fused run of products and passes.
 
 A step of a small batch is short: going through modules, views and registered operators takes longer than the
 products. Here the products of a decoder are looked up once a search, results lie in buffers that are used again, and
@@ -27,7 +27,7 @@ _SELECTED = 256
 """Outputs of a product where not all are computed: always as many, so that a sum does not depend on the selection."""
 
 
-def runs_straight(model: Any, memory: Tensor) -> bool:
+def fuses_step(model: Any, memory: Tensor) -> bool:
     """Return whether DecoderStep computes what a Transformer's modules would, none of which is hooked or wrapped."""
     embedding, output = model.target_embedding, model.output
     return (

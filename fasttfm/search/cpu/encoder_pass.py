@@ -1,4 +1,4 @@
-"""An encoder's pass over the sources of a search on a CPU as one straight run of products and passes.
+"""An encoder's pass over the sources of a search on a CPU as one fused run of products and passes.
 
 Sentences that join a running search come a few at a time, and for a few rows of a small model going through modules
 takes longer than the products. Here the rows of all sentences are computed together, without padding, and each attends
@@ -37,7 +37,7 @@ def norms_of(stack: Any) -> list[nn.LayerNorm]:
 
 
 def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
-    """Return whether frozen layers are what a straight run computes, none of them hooked or wrapped.
+    """Return whether frozen layers are what a fused run computes, none of them hooked or wrapped.
 
     rows: of the device and dtype that they would be computed in.
     """
@@ -56,14 +56,14 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
     )
 
 
-def encodes_straight(model: Any, rows: Tensor) -> bool:
+def fuses_encoder(model: Any, rows: Tensor) -> bool:
     """Return whether encode() computes what a Transformer's modules would."""
     plain = plain_stack(model.encoder, model.source_embedding, rows)
     return plain and not any(each.causal for each in model.encoder.layers)
 
 
 def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
-    """The encoder's output (B, S, d) of source (B, S), where encodes_straight(); lengths (B,): of the sources.
+    """The encoder's output (B, S, d) of source (B, S), where fuses_encoder(); lengths (B,): of the sources.
 
     What is computed of a sentence depends on that sentence alone. Rows of padding are not computed; they are zero.
     """
