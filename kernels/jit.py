@@ -9,6 +9,7 @@ the same number for every Varying, also in tuples, where Triton would otherwise 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -104,6 +105,26 @@ def _neutral(kind: Any, argument: Any) -> Any:
     return _NEUTRAL if kind == "Varying" or (kind == "VaryingOrNone" and argument is not None) else argument
 
 
+def starter(run: Any, grid: tuple[int, ...], compiled: Any) -> tuple[Callable[..., Any], tuple, tuple]:
+    """The function of C in which a launcher of Triton ends, and what it is given before the stream and after it, the
+    tuple of the kernel's arguments last; without hooks.
+
+    A launcher allocates scratch memory, where a kernel needs any, and hands everything to that function, in an order of
+    its own for each vendor. A copy of it shows the order. Without such a function the launcher itself is started.
+    """
+    given = compiled.function, compiled.packed_metadata, None, None, None
+    scratch = getattr(run, "global_scratch_size", 0) or getattr(run, "profile_scratch_size", 0)
+    if scratch or not hasattr(run, "launch"):
+        return (lambda *all: run(*all[:-1], *all[-1])), grid, given
+    shown: list[tuple] = []
+    copied, stream = copy.copy(run), object()
+    copied.launch = lambda *all: shown.append(all)
+    copied(*grid, stream, *given)
+    (order,) = shown
+    place = next(n for n, each in enumerate(order) if each is stream)
+    return run.launch, order[:place], order[place + 1 : -1]
+
+
 class Launch:
     """A kernel at one grid with its constants: what a call starts with its arguments.
 
@@ -114,7 +135,8 @@ class Launch:
     """
 
     __slots__ = (
-        "_compiled", "_device", "_function", "_packed", "_run", "_stream", "_values", "constants", "grid", "kernel"
+        "_after", "_before", "_compiled", "_device", "_run", "_start", "_stream", "_values", "constants", "grid",
+        "kernel"
     )  # fmt: skip
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
@@ -133,10 +155,12 @@ class Launch:
         except AttributeError:  # a function in place of a chain of them, or None
             hooked = True
         if hooked:
-            told = self._compiled.launch_metadata(self.grid, stream, *arguments, *self._values)
-            run(*self.grid, stream, self._function, self._packed, told, enter, leave, *arguments, *self._values)
+            compiled = self._compiled
+            told = compiled.launch_metadata(self.grid, stream, *arguments, *self._values)
+            given = compiled.function, compiled.packed_metadata, told, enter, leave, *arguments, *self._values
+            run(*self.grid, stream, *given)
         else:
-            run(*self.grid, stream, self._function, self._packed, None, None, None, *arguments, *self._values)
+            self._start(*self._before, stream, *self._after, (*arguments, *self._values))
 
     def _first(self, arguments: tuple) -> None:
         kernel = self.kernel
@@ -150,7 +174,7 @@ class Launch:
             active = triton.runtime.driver.active
             self._device, self._stream = active.get_current_device(), active.get_current_stream
             run = compiled.run  # which loads the kernel
-            self._function, self._packed = compiled.function, compiled.packed_metadata
+            self._start, self._before, self._after = starter(run, self.grid, compiled)
             self._run = run  # last: another thread launches as soon as it sees it
             self(*arguments)
 

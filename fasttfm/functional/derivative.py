@@ -3,6 +3,9 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +15,10 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import (
-    all_see_through,
-    any_autocast,
-    compiling,
-    dispatch_modes,
-    saved_hook,
-    transformed,
-)
+from fasttfm.functional.onlookers import alike, any_autocast, compiling, looked_at
+from fasttfm.functional.plan import Memo, Plan
 from fasttfm.functional.record import Layout, items, layout_of
+from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 Gradients = Sequence[Tensor | None]
 """Of the tensors of a call, in their order."""
@@ -29,9 +27,9 @@ MOST_LAYOUTS = 64
 transformable: list[Callable[..., Any]] = []
 """Of each operator with a derivative, how it is called under torch.func."""
 _new: Any = tuple.__new__
-_stride, _address = Tensor.stride, Tensor.data_ptr
+_address = Tensor.data_ptr
 _grad_enabled = torch.is_grad_enabled
-_NUMBERS = frozenset({bool, int, float, torch.dtype})
+_NONE = type(None)
 
 
 def pulled_back(
@@ -89,24 +87,24 @@ class Rule(NamedTuple):
 
     def direct(self, visible: int | None) -> Any:
         """The apply of a Function of the plan and the call, and the tensors in it, which are what autograd sees."""
-        wanted, save, differentiable, differentiate = self.wanted, self.save, self.differentiable, self.backward
+        save, differentiable, differentiate = self.save, self.differentiable, self.backward
         none = (None,) * (2 + len(self.layout.names))
         kind, hidden = self.saved, visible is None or visible > self.differentiable
         layout = layout_of(kind)
         build, in_order = layout.build, layout.in_order  # merge(), a call less
-        step = None if self.derivative is None else _step(self.derivative)
+        first = self._first()
+        products = self.derivative is not None and self.derivative._cast is not None  # as finder() takes it
 
-        def forward(ctx: Any, plan: Any, call: Any, *given: Any) -> Any:
-            outputs = plan.compute(call)
-            ctx.materialize_grads = False
+        def forward(ctx: Any, plan: Plan, call: Any, *given: Any) -> Any:
+            outputs = plan.compute(call)  # type: ignore[misc]
+            ctx.materialize_grads, ctx.plan = False, plan
             saved = save(call, outputs)
             if layout.nested:
                 saved = _new(kind, saved)
             ctx.to_save, ctx.others = tensors, _ = layout.tensors(saved), layout.others(saved)
-            if plan.given is None:
-                ids = {id(x) for x in given if x is not None}
-                plan.given = items([place for place, x in enumerate(tensors) if id(x) in ids])
-            ctx.plan, ctx.dense = (None, dense(tensors)) if saved_hook(False) else (plan, None)
+            if plan.readers is None:
+                present = [place for place, x in enumerate(tensors) if x is not None]
+                plan.dense, plan.readers = dense(tensors), Memo(functools.partial(_reader, present))
             shown = outputs if visible is None else outputs[:visible]
             if hidden and type(shown) is tuple:
                 ctx.non_differentiable = shown[differentiable:]
@@ -115,14 +113,49 @@ class Rule(NamedTuple):
         def backward(ctx: Any, *gradients: Any) -> tuple:
             if gradients[0] is None and all(gradient is None for gradient in gradients):
                 return none
-            tensors = ctx.saved_tensors
-            saved = build(in_order((*(tensors if ctx.dense is None else as_saved(tensors, ctx.dense)), *ctx.others)))
-            derive = None if step is None else functools.partial(step, ctx.plan, tensors)
-            wants = wanted(ctx.needs_input_grad[2:])
-            found = differentiate(derive, saved, wants, *gradients)
-            return None, None, *[x if is_wanted else None for x, is_wanted in zip(found, wants)]
+            plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
+            step, tensors, key = None, (), None
+            types = tuple(map(type, gradients))
+            watched = compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            read = None if watched else plan.readers[types]  # type: ignore[index]
+            if read is not None:
+                try:
+                    tensors = read((*gradients, *saved))
+                    rest = reduce(or_, map(_address, tensors)) % 16
+                    key = types, needed, rest and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
+                    if products and tensors[0].dtype is torch.float32 and not tensors[0].is_cpu:
+                        key = (*key, torch.backends.cuda.matmul.fp32_precision)
+                    for each in plan.backwards[key]:
+                        if each.matches(*tensors):
+                            step = each
+                            break
+                except RuntimeError:  # without memory: all gradients at once
+                    key = None
+            if step is None:
+                step, saved = first(plan, saved, needed, tensors, key)
+            record = build(in_order((*saved, *ctx.others)))
+            return step.chosen((*differentiate(step.derive, record, step.wants, *gradients), None))
 
         return apply_of(self.name, {"forward": forward, "backward": backward})
+
+    def _first(self) -> Callable[..., tuple["_Step", tuple]]:
+        """A function of a backward pass for which nothing is kept: what computes it, and what was saved as it was."""
+        wanted, derivative = self.wanted, self.derivative
+        general = None if derivative is None else derivative.call
+
+        def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple["_Step", tuple]:
+            wants = needed[2:]
+            chosen = itemgetter(-1, -1, *[place if is_wanted else -1 for place, is_wanted in enumerate(wants)])
+            step, was = _Step(general, wanted(wants), chosen), plan.dense or []
+            if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
+                return step, as_saved(saved, was)
+            if derivative is not None and not _grad_enabled():
+                step.derive = derivative.planned()
+            step.matches = alike(tensors)
+            plan.backwards.add(key, step, MOST_LAYOUTS)
+            return step, saved
+
+        return first
 
     def traced(self, settled: Callable[[Any], Any]) -> tuple[Callable[..., None], Callable[..., tuple]]:
         """setup_context and backward of what the schema lists, as torch.library.register_autograd() takes them.
@@ -180,47 +213,26 @@ def as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Ten
     return tuple(x.contiguous() if is_dense else x for x, is_dense in zip(tensors, dense))  # type: ignore[union-attr]
 
 
-def _step(derivative: Any) -> Callable[..., Any]:
-    """A function of the plan of the forward pass, of what that saved, and of the fields of a call of this operator."""
-    kind, leading, general = derivative._kind, derivative.leading, derivative.call
-    products = derivative._cast is not None  # as signature_of() takes it
+@dataclass(slots=True, eq=False)
+class _Step:
+    """What computes the backward pass of calls of one plan, where gradients and what is saved are alike."""
 
-    def step(plan: Any, saved: tuple, *fields: Any) -> Any:
-        if (
-            plan is None or _grad_enabled() or any_autocast() or compiling() or transformed()
-            or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-            or (dispatch_modes() and not all_see_through())
-        ):  # fmt: skip  # as looked_at(), a call less
-            return general(*fields)
-        given = plan.given(saved)
-        try:
-            key: list[Any] = [*map(_stride, given)]
-            for address in map(_address, given):
-                key += (address % 16,)
-            for x in fields[:leading]:
-                if type(x) is Tensor:
-                    shape, strides = x.shape, x.stride()
-                    key += strides, x.data_ptr() % 16
-                    if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.is_neg():
-                        return general(*fields)
-                elif x is None or type(x) in _NUMBERS:
-                    key += (x,)
-                else:
-                    return general(*fields)
-            if products and (first := fields[0]).dtype is torch.float32 and not first.is_cpu:
-                key += (torch.backends.cuda.matmul.fp32_precision,)
-        except RuntimeError:  # without memory: all gradients at once
-            return general(*fields)
-        layouts, backwards, call = tuple(key), plan.backwards, _new(kind, fields)
-        try:
-            compute = backwards[layouts]
-        except KeyError:
-            if len(backwards) >= MOST_LAYOUTS:
-                backwards.clear()
-            compute = backwards[layouts] = derivative._plan(call)
-        return compute(call)
+    derive: Callable[..., Any] | None
+    """As Rule.backward takes it."""
+    wants: Any
+    chosen: Callable[[tuple], tuple]
+    """The gradients that are wanted, from all of them and a None: two for the plan and the call first."""
+    matches: Callable[..., bool] | None = None
+    """As Plan has it."""
 
-    return step
+
+def _reader(present: Sequence[int], types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
+    """What reads, of gradients of these types and of what was saved, the tensors that are there; None where a gradient
+    is of a class with a meaning of its own. present: where there are tensors among what was saved."""
+    if not PLAIN_TENSORS.issuperset({*types} - {_NONE}):
+        return None
+    given = [place for place, kind in enumerate(types) if kind is not _NONE]
+    return items([*given, *(len(types) + place for place in present)])
 
 
 def _function(name: str, methods: dict[str, Callable[..., Any]]) -> Any:

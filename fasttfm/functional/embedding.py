@@ -235,8 +235,7 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
 
 
 _embed_backward = Operator(
-    "embed_backward", _Backward, "(Tensor, Tensor)", _plan_backward, _fake_backward, reference=_reference_backward,
-    leading=3,
+    "embed_backward", _Backward, "(Tensor, Tensor)", _plan_backward, _fake_backward, reference=_reference_backward
 )  # fmt: skip
 _embed = Operator(
     "embed", _Call, "(Tensor, Tensor)", _plan, _fake, checks=_checks,

@@ -1,20 +1,23 @@
-"""Onlookers that must see operators, and are asked for in every call: compilers, transforms, modes, profilers.
+"""Onlookers that must see operators: compilers, transforms, modes, profilers; and whether tensors are as others were.
 
-Of torch's private names these are asked here, each because no public one tells: how many dispatch modes are on, and
+Of torch's private names these are asked here, each because no public one tells: TensorGuards, torch.compile's own
+guards, which answer in one call of C what a dozen calls for each tensor would; how many dispatch modes are on, and
 which; whether torch.func maps or differentiates; whether the profiler records; at which level forward-mode derivatives
 are; whether autocast is on for any device, in one question; whether hooks on saved tensors may give other strides back.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-# Looked up once: each is asked in every call.
 compiling = torch.compiler.is_dynamo_compiling
 dispatch_modes = torch._C._len_torch_dispatch_stack
 transformed = torch._C._are_functorch_transforms_active
@@ -23,6 +26,20 @@ saved_hook = torch._C._autograd._top_saved_tensors_default_hooks
 
 formulas: dict[Any, Callable[..., int]] = {}
 """By packet of torch.ops, of a call's arguments: floating-point operations, two for a multiplication and its sum."""
+
+
+def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """A function that tells of as many tensors whether they are as these are now: of the same classes, dtypes, devices,
+    shapes and strides, wanting gradients or not, the same ones given twice, and seen by the dispatcher as these are,
+    which transforms, modes, autocast for their device and inference mode change. It keeps none of them."""
+    places = {id(x): place for place, x in reversed([*enumerate(tensors)])}
+    once = [tensors[place] for place in sorted(places.values())]
+    layouts = {"dynamic_dims_sizes": [[*x.shape] for x in once], "dynamic_dims_strides": [[*x.stride()] for x in once]}
+    check: Callable[..., bool] = TensorGuards(*once, **layouts).check
+    if len(once) == len(tensors):
+        return check
+    first, chosen = [places[id(x)] for x in tensors], sorted(places.values())
+    return lambda *given: all(map(is_, given, [given[n] for n in first])) and check(*[given[n] for n in chosen])
 
 
 def looked_at() -> bool:

@@ -27,15 +27,8 @@ from torch.autograd import profiler as _profiler
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import (
-    all_see_through,
-    any_autocast,
-    compiling,
-    dispatch_modes,
-    formulas,
-    transformed,
-)
-from fasttfm.functional.plan import MOST_PLANS, Plan, empties, signature_of, unshared, without_autocast, without_views
+from fasttfm.functional.onlookers import alike, any_autocast, compiling, formulas, looked_at, transformed
+from fasttfm.functional.plan import MOST_PLANS, Plan, Plans, empties, finder, unshared, without_autocast, without_views
 from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
@@ -78,8 +71,8 @@ class Operator(Generic[Fields]):
         pass; without it the call itself.
     derivative: the operator of the backward pass, which takes the gradients of the differentiable outputs and what is
         saved, and returns those of the call's first tensors, None for one that is not there. Where nothing looks on,
-        that is a plan that the forward pass's plan leads to by the first `leading` fields, the gradients of the
-        outputs. All else must follow from the signature of the forward call.
+        that is a plan that the forward pass's plan leads to, by which gradients of outputs there are and their
+        layouts. All else must follow from the signature of the forward call and from which gradients are wanted.
     backward(derive, saved, wanted, *gradients): where that is not all: the gradients of the call's tensors, in their
         order, from those of the outputs, one at least; derive(*fields) calls the derivative, wanted.<name> tells which
         tensors want one, of others they are left out.
@@ -116,16 +109,16 @@ class Operator(Generic[Fields]):
         rows: Sequence[str] = (),
         visible: int | None = None,
         free: Sequence[str] = (),
-        leading: int = 1,
     ) -> None:
-        self.name, self.leading, self.count = name, leading, returns.count("Tensor")
+        self.name, self.count = name, returns.count("Tensor")
         self._kind = kind = cast(Any, call)
         self._layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._cast, self._visible = decide, autocast, visible
         self._check = None if backward is derivative is None else functools.partial(layout.check, name)
-        self._signature = signature_of(layout, free, checked=self._check is not None, products=autocast is not None)
-        self.plans: dict[tuple, Plan] = {}
+        self.plans = Plans()
+        checked, products = self._check is not None, autocast is not None
+        self._find = finder(layout, self.plans, free, checked=checked, products=products)
         _every.append(self)
 
         if backward is None and derivative is not None:
@@ -163,32 +156,47 @@ class Operator(Generic[Fields]):
 
     def _compute(self, *args: Any) -> Any:
         """The outputs of a call that came by the dispatcher."""
-        layout, signature, first = self._layout, self._signature(args), args[self._layout.positions[0]]
-        key = None if signature is None else ("dispatched", *signature[1])
+        first = args[self._layout.positions[0]]
         elsewhere = first.is_cuda and first.get_device() != torch.cuda.current_device()
         with without_autocast(first.device.type), torch.cuda.device(first.get_device() if elsewhere else -1):
-            found = None if key is None else self.plans.get(key)
+            found, tensors, key = self._find(args, "dispatched")
             if found is None:
                 self._check_all(args)  # torch.ops takes what it is given
-                found = self._make(layout.build(args), key, direct=False)
-            outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
+                found = self._make(self._layout.build(args), tensors, key, direct=False)
+            call = self._layout.build(args if found.route is None else (*args[:-1], found.route))
+            outputs = found.compute(call)  # type: ignore[misc]
         return unshared(outputs, first)
 
-    def _make(self, call: Any, key: tuple | None, *, direct: bool, native: Any = None) -> Plan:
-        """A new plan, which is kept under this key, if any; native: as __init__() takes it."""
+    def _make(self, call: Any, tensors: tuple = (), key: tuple | None = None, *, direct: bool) -> Plan:
+        """A new plan, which is kept under this key, if any, for calls of tensors like these."""
         if direct and self._prefers is not None:
             call = _new(self._kind, (*call[:-1], self._prefers(call)))
-        compute = native and native(call, True)
+        native = self._native(call, True) if key is not None and direct and self._native is not None else None
         first = self._layout.tensors(call)[0]
-        gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
-        call = call if compute or self._decide is None else self._settled(call)
-        route = None if compute or self._decide is None else call[-1]
-        made = Plan(compute or self._plan(call), route, compute, gpu)
+        made = Plan(native=native)
+        made.gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
+        if native is None:
+            call = self._settled(call)
+            made.compute, made.route = self._plan(call), None if self._decide is None else call[-1]
         if key is not None:
-            if len(self.plans) >= MOST_PLANS:
-                self.plans.clear()
-            self.plans[key] = made
+            made.wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+            made.matches = alike(tensors)
+            self.plans.add(key, made, MOST_PLANS)
         return made
+
+    def planned(self) -> Callable[..., Any]:
+        """A function of the fields of calls of one signature, planned at the first one, of which nothing is checked:
+        who calls sees to it that autograd and autocast are off and that the tensors' GPU is the current one."""
+        kind, compute = self._kind, None
+
+        def run(*fields: Any) -> Any:
+            nonlocal compute
+            call = _new(kind, fields)
+            if compute is None:
+                compute = self._plan(call)
+            return compute(call)
+
+        return run
 
     def check(self, call: Any) -> None:
         """Raise, as a call of the operator does, for the first field that is not as its type says: for what is computed
@@ -198,58 +206,51 @@ class Operator(Generic[Fields]):
 
     def _call(self, differentiate: Callable[..., Any]) -> Any:
         """The call of this operator; a closure, which costs half of what a method that asks self would."""
-        kind, seen, plans, signature_of, layout = self._kind, self._seen, self.plans, self._signature, self._layout
+        kind, seen, find, first, layout = self._kind, self._seen, self._find, self._first, self._layout
         fields_of = layout.flat if layout.nested else None
         tensors_of, visible = layout.tensors, self._visible
 
         def call_directly(*fields: Any) -> Any:
-            if (
-                compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-                or (dispatch_modes() and not all_see_through())
-            ):  # fmt: skip  # as looked_at(), a call less
+            if _profiler._is_profiler_enabled or forward_ad._current_level >= 0:
                 return seen(flat(fields))
-            if any_autocast():
-                return self._under_autocast(fields)
-            signature = signature_of(fields if fields_of is None else fields_of(_new(kind, fields)))
-            if signature is None:
-                return seen(flat(fields))
-            wanted, key = signature
-            try:
-                plan = plans[key]
-            except KeyError:
-                plan = None
+            plan, tensors, key = find(fields if fields_of is None else fields_of(_new(kind, fields)))
             if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):
-                plan = self._first(fields, signature)
-                if plan is None:
-                    return seen(flat(fields))
+                plan = first(fields, tensors, key)
             if plan.native is not None:
                 return plan.native(_new(kind, fields))
             call = _new(kind, fields if plan.route is None else (*fields[:-1], plan.route))
-            if wanted:
+            if plan.wanted:
                 return differentiate(plan, call, *tensors_of(call))
             outputs = plan.compute(call)
             return outputs if visible is None else outputs[:visible]
 
+        call_directly._torchdynamo_inline = lambda *fields: seen(flat(fields))  # type: ignore[attr-defined]
         return call_directly
 
-    def _first(self, fields: tuple, signature: tuple) -> Plan | None:
-        """The plan of a direct call whose signature is new, or whose GPU is not the current one; None: the dispatcher
-        makes that current, or what there is to compute with is neither a CPU nor a GPU. Raises for wrong arguments."""
+    def _first(self, fields: tuple, tensors: tuple, key: tuple | None) -> Plan:
+        """The plan of a direct call that has none, or whose GPU is not the current one: a new one, or, kept nowhere,
+        one that goes by the dispatcher: something looks on, or no plan may hold what is given. Raises for wrong
+        arguments."""
+        by_dispatcher = Plan(native=lambda call: self._seen(flat(call)))
+        if looked_at():
+            return by_dispatcher
+        if any_autocast():
+            return Plan(native=self._under_autocast)
+        if key is None or any(x.is_neg() for x in tensors):
+            return by_dispatcher
         values = flat(fields)
         self._check_all(values)
-        call = self._layout.build(values)
-        tensors = [x for x in self._layout.tensors(call) if x is not None]
         first, device = tensors[0], tensors[0].device
         if not first.is_cpu and not (first.is_cuda and first.get_device() == _current_gpu()):
-            return None
+            return by_dispatcher  # which makes the tensors' GPU current
         if any(x.device != device for x in tensors):
-            return None
-        return self.plans.get(signature[1]) or self._make(call, signature[1], direct=True, native=self._native)
+            return by_dispatcher
+        return self._make(self._layout.build(values), tensors, key, direct=True)
 
-    def _under_autocast(self, fields: tuple) -> Any:
-        """The call with what autocast makes of its tensors, without autocast."""
+    def _under_autocast(self, call: Any) -> Any:
+        """The outputs of the call with what autocast makes of its tensors, without autocast."""
         enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
-        call = self._lowered(_new(self._kind, fields))
+        call = self._lowered(call)
         for device in enabled:
             _set_autocast(device, False)
         try:
@@ -317,33 +318,25 @@ class Inner:
     autograd and autocast are off, and that the GPU of the tensors is the current one.
     """
 
-    __slots__ = ("_backward", "_derivative", "_kind", "_operator", "_plan", "_rule")
+    __slots__ = ("_kind", "_operator", "_plan", "backward")
 
     def __init__(self, operator: Operator) -> None:
-        self._operator, self._kind, self._rule = operator, operator._kind, operator.rule
-        self._derivative = operator.rule.derivative
+        self._operator, self._kind = operator, operator._kind
         self._plan: Any = None
-        self._backward: Any = None
+        self.backward: Any = operator.rule.derivative and operator.rule.derivative.planned()
+        """The outputs of the operator's derivative for a call with these fields: gradients, then what was saved."""
 
     def __call__(self, *fields: Any) -> tuple[Any, Any]:
         """All outputs of the operator's call with these fields, and the record that it saves for the backward pass.
         Raises for wrong arguments, once."""
-        plan, rule = self._plan, self._rule
+        plan, rule = self._plan, self._operator.rule
         if plan is None:
             self._operator._check_all(flat(fields))
             with torch.enable_grad():
-                plan = self._plan = self._operator._make(_new(self._kind, fields), None, direct=True)
+                plan = self._plan = self._operator._make(_new(self._kind, fields), direct=True)
         call = _new(self._kind, fields if plan.route is None else (*fields[:-1], plan.route))
         outputs = plan.compute(call)
         return outputs, _new(rule.saved, rule.save(call, outputs))
-
-    def backward(self, *fields: Any) -> Any:
-        """The outputs of the operator's derivative for a call with these fields: gradients, then what was saved."""
-        call = _new(self._derivative._kind, fields)
-        compute = self._backward
-        if compute is None:
-            compute = self._backward = self._derivative._plan(call)
-        return compute(call)
 
 
 _every: list[Operator] = []

@@ -2,13 +2,17 @@
 
 A signature is all that a plan may depend on: which arguments are given, their shapes, strides, dtypes, device and
 alignment to 16 bytes, the numbers among them, and of the world around them the backend, what was tuned, whether
-gradients are kept, and on a CPU a search's weights. What may not be planned goes by the dispatcher: classes of tensors
-with a meaning of their own, and whatever torch.compile, a transform, a dispatch mode or the profiler looks on at.
+gradients are kept, and on a CPU a search's weights. The numbers, the first shape and the alignment find a plan; one
+call of C, alike(), tells whether all tensors are as they were and nothing new looks on: no compiler, transform,
+dispatch mode, autocast. Whatever does sees the call by way of the dispatcher, as do classes of tensors with a meaning
+of their own.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import attrgetter, or_
 from typing import Any
 
 import torch
@@ -16,32 +20,66 @@ from torch import Tensor
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
-from fasttfm.functional.record import REAL, Layout, items
+from fasttfm.functional.record import Layout, items
 from fasttfm.kernels import choices
 
 MOST_PLANS = 4096
 """Of an operator: batches of ever new lengths have ever new signatures."""
+MOST_ALIKE = 64
+"""Plans that share a key; the newest are found first."""
 _LARGEST = (1 << 31) - 1
 
 _grad_enabled = torch.is_grad_enabled
+_address, _nested = Tensor.data_ptr, attrgetter("is_nested")
+
+
+class Memo(dict):
+    """A dictionary that makes what it does not hold."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, key: Any) -> Any:
+        value = self[key] = self.make(key)
+        return value
+
+
+class Plans(dict[Any, tuple]):
+    """Plans by key, those of one key told apart by what they match; safe under threads, since a value is replaced."""
+
+    def __missing__(self, key: Any) -> tuple:
+        return ()
+
+    def add(self, key: Any, plan: Any, most: int) -> None:
+        """Keep a plan; at so many keys all are dropped."""
+        if len(self) >= most:
+            self.clear()
+        self[key] = (plan, *self[key][: MOST_ALIKE - 1])
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
     """Everything that was decided for calls of one signature."""
 
-    compute: Callable[[Any], Any]
+    compute: Callable[[Any], Any] | None = None
     """The outputs of a call."""
-    route: str | None
+    route: str | None = None
     """Last field of a call, if it has one."""
-    native: Callable[[Any], Any] | None
-    """The outputs by operators of PyTorch, which differentiates them itself."""
-    gpu: int | None
+    native: Callable[[Any], Any] | None = None
+    """The outputs by operators of PyTorch, which differentiates them itself, or by the dispatcher."""
+    gpu: int | None = None
     """The one that must be current, where there are several."""
-    given: Callable[[tuple], tuple] | None = None
-    """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
-    backwards: dict[tuple, Callable[[Any], Any]] = field(default_factory=dict)
-    """By the layouts of these and of the gradients, what computes a call of the backward operator."""
+    wanted: bool = False
+    """Whether a tensor wants a gradient."""
+    matches: Callable[..., bool] | None = None
+    """Of the tensors of another call: whether the plan is for it, as alike() tells."""
+    readers: Memo | None = None
+    """By the types of the gradients, what reads the tensors among them and what is saved."""
+    dense: list[bool] | None = None
+    """Of what is saved, which tensors were contiguous."""
+    backwards: Plans = field(default_factory=Plans)
+    """What computes the backward pass, by which gradients there are and which are wanted."""
 
 
 @contextlib.contextmanager
@@ -93,53 +131,50 @@ def empties(*like: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple([None if x is None else x.new_empty(x.shape) for x in like])
 
 
-def signature_of(
-    layout: Layout, free: Sequence[str], *, checked: bool, products: bool
-) -> Callable[[tuple], tuple[int, tuple] | None]:
-    """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
-    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or
-    memory, or of which memory holds the negative. checked: whether numbers may be of other classes than their type's.
+def finder(
+    layout: Layout, plans: Plans, free: Sequence[str], *, checked: bool, products: bool
+) -> Callable[..., tuple[Plan | None, tuple, tuple | None]]:
+    """A function of the fields, one after the other, to their plan, the tensors that are given, and the key for a plan
+    to be made; None for the key of what has no plan: classes that hide what their memory means, and tensors without
+    memory. checked: whether numbers may be of other classes than their type's.
     """
-    known: dict[tuple[type, ...], list[int] | None] = {}
-    """By the types of the fields, where the tensors are; None where a field is not of a class to be read as it is."""
     names = [each.name for each in layout.fields]
     counted = [names.index(name) for name in free]
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
 
-    def places_of(types: tuple[type, ...]) -> list[int] | None:
+    def reader(types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
+        """What reads the tensors of fields of these types; None where a field is not of a class to be read as it is."""
         asked = [t for t in zip(types, layout.types) if checked or t[1].dtypes is not None]
         if any(type_.plain is not None and kind not in type_.plain for kind, type_ in asked):
             return None
-        return [i for i in layout.positions if types[i] is not type(None)]
+        return items([i for i in layout.positions if types[i] is not type(None)])
 
-    def signature(values: tuple) -> tuple[int, tuple] | None:
+    readers = Memo(reader)
+
+    def find(values: tuple, way: str = "direct") -> tuple[Plan | None, tuple, tuple | None]:
         types = tuple(map(type, values))
-        try:
-            places = known[types]
-        except KeyError:
-            places = known[types] = places_of(types)
-        if places is None:
-            return None
+        tensors_of = readers[types]
+        if tensors_of is None:
+            return None, (), None
         for place in counted:
             if not 0 <= values[place] <= _LARGEST:
-                return None
-        grad = _grad_enabled()
-        wanted = 0
-        key = [types, numbers_of(values), grad, backends.current, choices.version, on_this_thread.kept is None,
-               on_this_thread.batch_invariant]  # fmt: skip
+                return None, (), None
+        tensors = tensors_of(values)
+        if any(map(_nested, tensors)):  # torch's guards end the process where a tensor has no strides
+            return None, (), None
         try:
-            for place in places:
-                x = values[place]
-                if x.requires_grad:
-                    wanted |= 1 << place
-                shape, strides = x.shape, x.stride()
-                key += shape, strides, x.dtype, x.device, x.data_ptr() % 16  # which raises where there is no memory
-                if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL and x.is_neg():
-                    return None  # else it is no view of conjugate numbers
-        except RuntimeError:  # no strides, or no memory
-            return None
-        if products and (first := values[places[0]]).dtype is torch.float32 and not first.is_cpu:
-            key.append(torch.backends.cuda.matmul.fp32_precision)
-        return wanted if grad else 0, (wanted, *key)
+            first = tensors[0]
+            rest = reduce(or_, map(_address, tensors)) % 16  # which raises where there is no memory
+            key = (way, types, numbers_of(values), first.shape, rest and tuple([x.data_ptr() % 16 for x in tensors]),
+                   _grad_enabled(), backends.current, choices.version, on_this_thread.kept is None,
+                   on_this_thread.batch_invariant)  # fmt: skip
+            if products and first.dtype is torch.float32 and not first.is_cpu:
+                key = (*key, torch.backends.cuda.matmul.fp32_precision)
+            for plan in plans[key]:
+                if plan.matches(*tensors):
+                    return plan, tensors, key
+        except RuntimeError:  # no memory, or no strides
+            return None, (), None
+        return None, tensors, key
 
-    return signature
+    return find

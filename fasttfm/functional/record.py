@@ -106,7 +106,10 @@ class Layout:
 
     def reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
         """A function that reads these of all fields from a record, as a tuple."""
-        return items([self.fields[i].path for i in places], attrgetter) if self.nested else items(places)
+        if not self.nested:
+            return items(places)
+        paths = [self.fields[i].path for i in places]
+        return attrgetter(*paths) if len(paths) > 1 else lambda record: tuple([attrgetter(p)(record) for p in paths])
 
     def check(self, operator: str, values: tuple) -> None:
         """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
@@ -166,12 +169,10 @@ def _fields(kind: type, path: str = "") -> Iterator[_Field]:
             yield _Field(name, type_, f"{path}{name}")
 
 
-def items(places: Sequence[Any], getter: Callable[..., Any] = itemgetter) -> Callable[[Any], tuple]:
-    """A function that reads these items, or by attrgetter attributes, as a tuple."""
-    read = getter(*places) if places else None
-    if read is None or len(places) == 1:
-        return lambda values: () if read is None else (read(values),)
-    return read
+def items(places: Sequence[int]) -> Callable[[Any], tuple]:
+    """A function that reads these items of a tuple, as a tuple."""
+    first = places[0] if places else 0
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(first, first + len(places)))
 
 
 def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:

@@ -240,7 +240,7 @@ def _reference_backward(call: Backward) -> tuple[Tensor, ...]:
 
 _residual_norm_backward = Operator(
     "residual_norm_backward", Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
-    reference=_reference_backward, leading=3,
+    reference=_reference_backward,
 )  # fmt: skip
 OPERATOR = Operator(
     "residual_norm", Call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=_checks, native=_native,

@@ -167,7 +167,7 @@ def test_float32_products_of_other_units_are_another_plan(operator):
     signatures = []
     for precision in ("tf32", torch.backends.cuda.matmul.fp32_precision):
         torch.backends.cuda.matmul.fp32_precision = precision
-        signatures.append(operator._signature(tuple(fields)))
+        signatures.append(operator._find(tuple(fields))[2])
     assert signatures[0] != signatures[1]
 
 
@@ -245,7 +245,7 @@ def routed(routed_operator):
 
 PRIVATE = {
     "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
-    "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks",
+    "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks", "torch._C._dynamo",
     "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
 }  # fmt: skip
 """What operators take of torch beside its public names; what they say of each stands where it is read."""
@@ -255,4 +255,5 @@ def test_no_private_name_of_torch_is_taken_but_those_with_a_reason():
     """The tests of test_plans.py, of flops and of subclasses notice if one of them tells nothing."""
     text = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
     taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
+    assert re.findall(r"_torchdynamo\w+", text) == ["_torchdynamo_inline"]
     assert taken - {"torch._subclasses", "torch._dynamo", "torch.utils._python_dispatch"} == PRIVATE

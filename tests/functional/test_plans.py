@@ -24,7 +24,7 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
 from fasttfm.functional import backends, derivative, operator
 from fasttfm.functional.backends import backend
-from fasttfm.functional.plan import Plan, signature_of
+from fasttfm.functional.plan import Plan, Plans, finder
 from fasttfm.functional.record import Whole
 from fasttfm.kernels import choices, jit
 from fasttfm.kernels.chip import INTERPRETER
@@ -54,10 +54,15 @@ def solve(call, leaves, gradients):
     return *outputs, *torch.autograd.grad(outputs, leaves, gradients[: len(outputs)])
 
 
+def kept(plans):
+    """Of all keys."""
+    return [*itertools.chain(*plans.values())]
+
+
 def plans():
     """Of all operators, those of their backward passes too."""
-    made = [plan for each in operator._every for plan in each.plans.values()]
-    return len(made) + sum(len(plan.backwards) for plan in made)
+    made = [plan for each in operator._every for plan in kept(each.plans)]
+    return len(made) + sum(len(kept(plan.backwards)) for plan in made)
 
 
 # ------------------------------------------------------------------------------- every way to give the same numbers
@@ -299,24 +304,28 @@ class Product(NamedTuple):
 
 def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
     """A plan holds how float32 is multiplied, of the backward pass too; lengths and seeds come last in a call."""
-    signature = signature_of(operator.layout_of(Product), (), checked=True, products=True)
-    x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
-    keys, derived = set(), []
-    operators = SimpleNamespace(
-        _kind=Product, leading=1, call=None, _cast=True, _plan=lambda call: derived.append(call) or len
+    layout = operator.layout_of(Product)
+    find = finder(layout, Plans(), (), checked=True, products=True)
+    x, seed = torch.empty(3, device="meta", requires_grad=True), torch.empty(1, dtype=torch.int64, device="meta")
+    keys, planned = set(), []
+    of_gradients = SimpleNamespace(
+        _cast=True, call=None, planned=lambda: planned.append(0) or (lambda grad, saved: grad)
     )
-    step, plan = derivative._step(operators), Plan(len, None, None, None)
-    plan.given = tuple
+
+    def backward(derive, saved, wanted, grad):
+        return derive(grad, saved), None
+
+    rule = derivative.Rule("product", layout, lambda call, _: call, Product, backward, 1, of_gradients)
+    apply, plan = rule.direct(None), Plan(lambda call: call.x * 2.0)
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         for precision in ("ieee", "tf32", "ieee"):
             torch.backends.cuda.matmul.fp32_precision = precision
-            keys.add(signature((x, seed)))
-            with torch.no_grad():
-                step(plan, (), x, seed)
+            keys.add(find((x, seed))[2])
+            apply(plan, Product(x, seed), x, seed).sum().backward()
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert len(keys) == len(derived) == 2
+    assert len(keys) == len(planned) == 2
 
 
 # ------------------------------------------------------------------------------------------------- bounded, and shared
@@ -334,7 +343,7 @@ def test_ever_new_shapes_and_gradients_keep_few_plans(name, monkeypatch):
     for width in range(20, 50):
         y = called(call, leaves)[0]
         y.backward(torch.randn(*y.shape[:-1], width, dtype=y.dtype)[..., : y.shape[-1]])
-    made = [plan for each in operator._every for plan in each.plans.values()]
+    made = [plan for each in operator._every for plan in kept(each.plans)]
     assert 0 < max(len(plan.backwards) for plan in made) <= 4
     assert 0 < max(len(each.plans) for each in operator._every) <= 8
 

@@ -341,7 +341,7 @@ def _decide(call: Call) -> str:
 
 _attention_backward = Operator(
     "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward,
-    _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True), leading=3,
+    _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True),
     autocast=lambda call, dtype: call,  # it has products
 )  # fmt: skip
 OPERATOR = Operator(
