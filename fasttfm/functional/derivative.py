@@ -15,7 +15,14 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import alike, any_autocast, compiling, looked_at
+from fasttfm.functional.onlookers import (
+    alike,
+    all_see_through,
+    any_autocast,
+    compiling,
+    dispatch_modes,
+    looked_at,
+)
 from fasttfm.functional.plan import Memo, Plan
 from fasttfm.functional.record import Layout, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
@@ -116,7 +123,10 @@ class Rule(NamedTuple):
             plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
             step, tensors, key = None, (), None
             types = tuple(map(type, gradients))
-            watched = compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            watched = (
+                compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+                or (dispatch_modes() and not all_see_through())
+            )  # fmt: skip  # as looked_at(); alike() sees what is not asked here
             read = None if watched else plan.readers[types]  # type: ignore[index]
             if read is not None:
                 try:

@@ -31,7 +31,8 @@ formulas: dict[Any, Callable[..., int]] = {}
 def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """A function that tells of as many tensors whether they are as these are now: of the same classes, dtypes, devices,
     shapes and strides, wanting gradients or not, the same ones given twice, and seen by the dispatcher as these are,
-    which transforms, modes, autocast for their device and inference mode change. It keeps none of them."""
+    which transforms, autocast for their device, inference mode and some dispatch modes change. It keeps none of them.
+    """
     places = {id(x): place for place, x in reversed([*enumerate(tensors)])}
     once = [tensors[place] for place in sorted(places.values())]
     layouts = {"dynamic_dims_sizes": [[*x.shape] for x in once], "dynamic_dims_strides": [[*x.stride()] for x in once]}

@@ -27,7 +27,16 @@ from torch.autograd import profiler as _profiler
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import alike, any_autocast, compiling, formulas, looked_at, transformed
+from fasttfm.functional.onlookers import (
+    alike,
+    all_see_through,
+    any_autocast,
+    compiling,
+    dispatch_modes,
+    formulas,
+    looked_at,
+    transformed,
+)
 from fasttfm.functional.plan import MOST_PLANS, Plan, Plans, empties, finder, unshared, without_autocast, without_views
 from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
@@ -211,7 +220,10 @@ class Operator(Generic[Fields]):
         tensors_of, visible = layout.tensors, self._visible
 
         def call_directly(*fields: Any) -> Any:
-            if _profiler._is_profiler_enabled or forward_ad._current_level >= 0:
+            if (
+                _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+                or (dispatch_modes() and not all_see_through())
+            ):  # fmt: skip  # what find() does not see
                 return seen(flat(fields))
             plan, tensors, key = find(fields if fields_of is None else fields_of(_new(kind, fields)))
             if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):

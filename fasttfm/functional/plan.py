@@ -3,9 +3,8 @@
 A signature is all that a plan may depend on: which arguments are given, their shapes, strides, dtypes, device and
 alignment to 16 bytes, the numbers among them, and of the world around them the backend, what was tuned, whether
 gradients are kept, and on a CPU a search's weights. The numbers, the first shape and the alignment find a plan; one
-call of C, alike(), tells whether all tensors are as they were and nothing new looks on: no compiler, transform,
-dispatch mode, autocast. Whatever does sees the call by way of the dispatcher, as do classes of tensors with a meaning
-of their own.
+call of C, alike(), tells whether all tensors are as they were, under no other transform or autocast. What looks on
+sees the call by way of the dispatcher, as do classes of tensors with a meaning of their own.
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 name in PLANNED."""
 
 import gc
+import importlib
 import itertools
 import threading
 import weakref
@@ -19,11 +20,13 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from triton.runtime import _allocation
 
 from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
 from fasttfm.functional import backends, derivative, operator
 from fasttfm.functional.backends import backend
+from fasttfm.functional.onlookers import alike
 from fasttfm.functional.plan import Plan, Plans, finder
 from fasttfm.functional.record import Whole
 from fasttfm.kernels import choices, jit
@@ -220,6 +223,16 @@ def test_numbers_do_not_depend_on_what_was_planned_before(name, route, way):
         torch.testing.assert_close(result, results[0], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "attention"])
+def test_compiled_autograd_traces_a_backward_pass_that_was_planned(name):
+    call, leaves = functions(3)[name]
+    gradients = [torch.randn_like(called(call, leaves)[0])]
+    expected = solve(call, leaves, gradients)
+    for _ in range(2):
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            torch.testing.assert_close(solve(call, leaves, gradients), expected, rtol=2e-5, atol=2e-6)
+
+
 def test_a_negative_scalar_gradient_keeps_its_sign():
     """Memory of one number is contiguous, whatever its strides."""
     x, weight, bias = (torch.ones(1, 1).requires_grad_(), torch.ones(1), torch.zeros(1, requires_grad=True))
@@ -252,6 +265,7 @@ def test_what_changes_a_plan_has_a_plan_of_its_own(name):
     changes = [
         lambda: call(*leaves), torch.no_grad()(lambda: call(*leaves)), frozen_call, tuned,
         lambda: call(*(x.detach() for x in leaves)), lambda: call(*(leaf(misaligned(x)) for x in leaves)),
+        lambda: call(*(leaf(transposed(x)) for x in leaves)), lambda: call(*(leaf(wider(x)) for x in leaves)),
         lambda: call(*(leaf(x.double()) for x in leaves)), *map(on, ("torch", "triton")[: len(ROUTES)]),
     ]  # fmt: skip
     for number, change in enumerate(changes):
@@ -262,6 +276,40 @@ def test_what_changes_a_plan_has_a_plan_of_its_own(name):
             before = plans()
             change()
             assert plans() == before, number
+
+
+@each
+def test_a_backward_pass_has_a_plan_for_each_layout_of_gradients(name):
+    call, leaves = functions(3)[name]
+    y = called(call, [leaf(x.detach().to(torch.bfloat16)) for x in leaves])[0]
+    for change in (torch.clone, transposed, wider, misaligned):
+        made = [plans()]
+        for _ in range(2):
+            y.backward(change(torch.ones_like(y)), retain_graph=True)
+            made.append(plans())
+        assert made[0] < made[1] == made[2], change
+
+
+def test_tensors_are_alike_while_they_and_what_looks_on_stay_as_they_were():
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4)
+    known, twice = alike([a, b]), alike([b, a, b])
+    assert known(a, b)
+    assert known(leaf(a + 1), b * 2)
+    assert twice(torch.ones(4), leaf(a), torch.ones(4)) is False
+    assert twice(b, leaf(a), b)
+    assert not known(b, a)
+    others = [(leaf(transposed(a)), b), (leaf(wider(a)), b), (a.detach(), b), (leaf(a[:2]), b), (leaf(a.double()), b),
+              (a, b.to("meta")), (a, negative(b)), (a, b.as_subclass(Plain)), (torch.nn.Parameter(a.detach()), b)]  # fmt: skip
+    assert not [place for place, other in enumerate(others) if known(*other)]
+    seen = []
+    torch.vmap(lambda x: seen.append(known(a, b)) or x)(b)
+    torch.func.grad(lambda x: seen.append(known(a, b)) or x.sum())(b)
+    for context in (Seen(), torch.autocast("cpu", torch.bfloat16), torch.inference_mode()):
+        with context:
+            seen.append(known(a, b))
+            assert alike([a, b])(a, b)
+    assert seen == [False] * 5
+    assert known(a, b)
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "residual_rms_norm", "attention"])
@@ -411,6 +459,25 @@ def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monke
     assert ran == [2, 1, 3]
 
 
+@pytest.mark.parametrize("scratch", [0, 16])
+@pytest.mark.parametrize("name", ["nvidia.driver.CudaLauncher", "amd.driver.HIPLauncher"])
+def test_a_launch_gives_the_function_of_c_what_tritons_launcher_gives_it(name, scratch, monkeypatch):
+    module, kind = f"triton.backends.{name}".rsplit(".", 1)
+    launcher, given = object.__new__(getattr(importlib.import_module(module), kind)), []
+    options = dict.fromkeys(("launch_cooperative_grid", "launch_pdl", "warp_size", "num_ctas"), 1)
+    options |= dict.fromkeys(("global_scratch_align", "global_scratch_size", "profile_scratch_align"), 0)
+    vars(launcher).update(options, launch=lambda *all: given.append(all), arg_annotations="a", kernel_signature=b"s")
+    launcher.profile_scratch_size = scratch
+    monkeypatch.setattr(_allocation._profile_allocator, "get", lambda: lambda *all: all)
+    compiled = SimpleNamespace(function=7, packed_metadata=(4, 1))
+    start, before, after = jit.starter(launcher, (2, 3, 1), compiled)
+    start(*before, "stream", *after, (8, 9))
+    launcher(2, 3, 1, "stream", 7, (4, 1), None, None, None, 8, 9)
+    assert given[0] == given[1]
+    assert (given[0][-1], (6 * scratch, 0, "stream") in given[0]) == ((8, 9), scratch > 0)
+    assert (start is launcher.launch) == (scratch == 0)
+
+
 # --------------------------------------------------------------------------------------------- what has no plan at all
 
 
@@ -440,14 +507,24 @@ def test_what_looks_on_sees_the_operator_although_there_is_a_plan(name):
             seen.append(func.name())
             return func(*args, **(kwargs or {}))
 
-    with Mode():
-        call(*leaves)
+    class OfCheckpoints(Mode):
+        @classmethod
+        def ignore_compile_internals(cls):
+            return True
+
+    for mode in (Mode(), OfCheckpoints()):
+        seen.clear()
+        with mode:
+            y = called(call, leaves)[0]
+            assert [each for each in seen if each.startswith("fasttfm::")]
+            seen.clear()
+            y.backward(torch.ones_like(y))
+            assert [each for each in seen if each.startswith(("fasttfm::", "aten::native_layer_norm_backward"))]
     with torch.profiler.profile() as profile:
         call(*leaves)
     graphs = []
     torch._dynamo.reset()
     torch.compile(call, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)(*leaves)
-    assert [each for each in seen if each.startswith("fasttfm::")]
     assert any(each.key.startswith("fasttfm::") for each in profile.key_averages())
     assert any("fasttfm" in str(node.target) for node in graphs[0].graph.nodes)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -457,7 +534,7 @@ def test_what_looks_on_sees_the_operator_although_there_is_a_plan(name):
     with pytest.raises(TypeError, match="Hidden"):
         call(*(x.detach().as_subclass(Hidden) for x in leaves))
     call(*(x.detach().as_subclass(Plain) for x in leaves))
-    assert plans() <= before + 2
+    assert plans() <= before + 4  # the dispatcher's, of both passes
 
 
 @pytest.mark.parametrize("name", [name for name in PLANNED if len(functions(3)[name].inputs) > 1])
