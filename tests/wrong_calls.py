@@ -69,7 +69,7 @@ def functions() -> dict[str, Target]:
               "window": (3, 0), "softcap": 2.0, "sinks": f(2), "scale": 0.5, "return_lse": False}  # fmt: skip
     varlen_qkv = {"packed_qkv": f(9, 3, 2, 8), "query": None, **packed, "covered": False, "causal_offset": 0}
     calls: dict[str, dict[str, Any]] = {
-        "attention": heads | more,
+        "attention": heads | more | {"deterministic": False},
         "attention_with_cache": cached,
         "attention_weights": {"query": heads["query"], "key": heads["key"]} | more,
         "scaled_dot_product_attention": heads

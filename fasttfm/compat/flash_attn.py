@@ -9,7 +9,6 @@ With return_attn_probs a function returns (output, softmax_lse, S_dmask), as the
 Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
-import contextlib
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from fasttfm.compat.arguments import Window, check_heads, check_rank, places, surplus_of
 from fasttfm.compat.probabilities import packed_probabilities, probabilities
 from fasttfm.compat.rows import used_rows
-from fasttfm.functional import attention, attention_with_cache, backend, draw_seed, varlen_attention
+from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
 from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
@@ -53,8 +52,7 @@ def flash_attn_func(
     options |= places(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0])
     seed = _seed(q, dropout_p)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    with backend("triton") if deterministic and q.is_cuda else contextlib.nullcontext():  # cuDNN sums by atomics
-        output = attention(q, k, v, dropout_p=dropout_p, seed=seed, **options).transpose(1, 2)
+    output = attention(q, k, v, dropout_p=dropout_p, seed=seed, deterministic=deterministic, **options).transpose(1, 2)
     return (output, *probabilities(q, k, None, dropout_p, seed, options)) if return_attn_probs else output
 
 

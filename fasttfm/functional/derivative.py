@@ -225,7 +225,7 @@ def as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Ten
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """What computes the backward pass of calls of one plan, where gradients and what is saved are alike."""
+    """Computes the backward pass of calls of one plan, where gradients and what is saved are alike."""
 
     derive: Callable[..., Any] | None
     """As Rule.backward takes it."""
@@ -237,8 +237,8 @@ class _Step:
 
 
 def _reader(present: Sequence[int], types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
-    """What reads, of gradients of these types and of what was saved, the tensors that are there; None where a gradient
-    is of a class with a meaning of its own. present: where there are tensors among what was saved."""
+    """A function that reads, of gradients of these types and of what was saved, the tensors that are there; None where
+    a gradient is of a class with a meaning of its own. present: where there are tensors among what was saved."""
     if not PLAIN_TENSORS.issuperset({*types} - {_NONE}):
         return None
     given = [place for place, kind in enumerate(types) if kind is not _NONE]
@@ -251,4 +251,6 @@ def _function(name: str, methods: dict[str, Callable[..., Any]]) -> Any:
 
 def apply_of(name: str, methods: dict[str, Any]) -> Any:
     """The apply of a torch.autograd.Function, that of C++: nothing of torch.func is on where it is called."""
-    return super(torch.autograd.Function, _function(name, methods)).apply
+    function = _function(name, methods)
+    function._backward_cls.apply = methods["backward"]  # what autograd calls; torch's own looks for it at each call
+    return super(torch.autograd.Function, function).apply

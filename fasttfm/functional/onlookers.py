@@ -18,6 +18,8 @@ from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fasttfm.functional.record import items
+
 compiling = torch.compiler.is_dynamo_compiling
 dispatch_modes = torch._C._len_torch_dispatch_stack
 transformed = torch._C._are_functorch_transforms_active
@@ -39,8 +41,8 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     check: Callable[..., bool] = TensorGuards(*once, **layouts).check
     if len(once) == len(tensors):
         return check
-    first, chosen = [places[id(x)] for x in tensors], sorted(places.values())
-    return lambda *given: all(map(is_, given, [given[n] for n in first])) and check(*[given[n] for n in chosen])
+    first, chosen = items([places[id(x)] for x in tensors]), items(sorted(places.values()))
+    return lambda *given: all(map(is_, given, first(given))) and check(*chosen(given))  # guards take no tensor twice
 
 
 def looked_at() -> bool:

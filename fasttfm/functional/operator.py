@@ -28,7 +28,6 @@ from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.onlookers import (
-    alike,
     all_see_through,
     any_autocast,
     compiling,
@@ -37,7 +36,17 @@ from fasttfm.functional.onlookers import (
     looked_at,
     transformed,
 )
-from fasttfm.functional.plan import MOST_PLANS, Plan, Plans, empties, finder, unshared, without_autocast, without_views
+from fasttfm.functional.plan import (
+    MOST_PLANS,
+    Plan,
+    Plans,
+    empties,
+    finder,
+    matcher,
+    unshared,
+    without_autocast,
+    without_views,
+)
 from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
@@ -76,6 +85,8 @@ class Operator(Generic[Fields]):
         are the only way, or, of direct calls, the faster one; else None.
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
+    varies(call): where a plan depends on more than the signature, a function of the tensors that are there: the plan
+        holds while its value stays.
     save(call, outputs): a tuple of the fields of saved, a NamedTuple of tensors and anything else, for the backward
         pass; without it the call itself.
     derivative: the operator of the backward pass, which takes the gradients of the differentiable outputs and what is
@@ -107,6 +118,7 @@ class Operator(Generic[Fields]):
         prefers: Callable[[Any], str] | None = None,
         native: Callable[[Any, bool], Callable[[Any], Any] | None] | None = None,
         decide: Callable[[Any], str] | None = None,
+        varies: Callable[[Any], Callable[..., Any] | None] | None = None,
         save: Callable[[Any, Any], tuple] = lambda call, outputs: call,
         saved: type[tuple] | None = None,
         backward: Callable[..., Any] | None = None,
@@ -123,7 +135,7 @@ class Operator(Generic[Fields]):
         self._kind = kind = cast(Any, call)
         self._layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
-        self._decide, self._cast, self._visible = decide, autocast, visible
+        self._decide, self._varies, self._cast, self._visible = decide, varies, autocast, visible
         self._check = None if backward is derivative is None else functools.partial(layout.check, name)
         self.plans = Plans()
         checked, products = self._check is not None, autocast is not None
@@ -183,13 +195,14 @@ class Operator(Generic[Fields]):
         native = self._native(call, True) if key is not None and direct and self._native is not None else None
         first = self._layout.tensors(call)[0]
         made = Plan(native=native)
+        state = None if self._varies is None or native else self._varies(call)
         made.gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
         if native is None:
             call = self._settled(call)
             made.compute, made.route = self._plan(call), None if self._decide is None else call[-1]
         if key is not None:
             made.wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-            made.matches = alike(tensors)
+            made.matches = matcher(tensors, state)
             self.plans.add(key, made, MOST_PLANS)
         return made
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
+from fasttfm.functional.onlookers import alike
 from fasttfm.functional.record import Layout, items
 from fasttfm.kernels import choices
 
@@ -79,6 +80,15 @@ class Plan:
     """Of what is saved, which tensors were contiguous."""
     backwards: Plans = field(default_factory=Plans)
     """What computes the backward pass, by which gradients there are and which are wanted."""
+
+
+def matcher(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
+    """alike(), while the state of such tensors is what it is now."""
+    like = alike(tensors)
+    if state is None:
+        return like
+    now = state(*tensors)
+    return lambda *given: like(*given) and state(*given) == now
 
 
 @contextlib.contextmanager
@@ -142,7 +152,7 @@ def finder(
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
 
     def reader(types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
-        """What reads the tensors of fields of these types; None where a field is not of a class to be read as it is."""
+        """A function that reads the tensors of such fields; None where one is not of a class to be read as it is."""
         asked = [t for t in zip(types, layout.types) if checked or t[1].dtypes is not None]
         if any(type_.plain is not None and kind not in type_.plain for kind, type_ in asked):
             return None

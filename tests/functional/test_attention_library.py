@@ -5,10 +5,13 @@ No GPU takes part: operators of the same signature stand in for cuDNN's, and met
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import backend, library, operator
+from fasttfm.compat.flash_attn import flash_attn_func
+from fasttfm.functional import backends
+from fasttfm.functional.attention import api, backend, library, operator
 from fasttfm.functional.attention.call import Call
 from fasttfm.functional.attention.operator import attend
 from fasttfm.functional.attention.scoring import options_of
@@ -117,6 +120,45 @@ def test_what_was_tuned_goes_before_the_table_both_ways(on_sm_90):
 def test_a_cudnn_that_does_not_take_a_call_leaves_it(on_sm_90, monkeypatch):
     monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch answers for itself, and here it has no cuDNN
     assert operator._decide(call_of(X)) == "flash"
+
+
+def test_cudnn_that_is_switched_off_and_on_is_noticed_by_the_next_call(on_sm_90, cudnn, monkeypatch):
+    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # of a CPU's own ways
+    monkeypatch.setattr(library, "_usable", lambda *given, **options: torch.backends.cuda.cudnn_sdp_enabled())
+    try:
+        for on in (True, False, True, False):
+            torch.backends.cuda.enable_cudnn_sdp(on)
+            cudnn.calls.clear()
+            for _ in range(2):
+                F.attention(X, X, X, causal=True)
+            assert cudnn.calls == ["forward"] * 2 * on
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.mark.parametrize("call", [F.attention, flash_attn_func])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_deterministic_call_asks_for_the_kernels_and_leaves_other_calls_alone(call, deterministic, monkeypatch):
+    asked = []
+
+    def ask(query, *fields):
+        asked.append((fields[-1], backends.current))
+        return (query,)
+
+    monkeypatch.setattr(api, "operator", ask)
+    with FakeTensorMode():
+        for device in ("cuda", "cpu"):
+            x = torch.empty(1, 128, 128, 64, dtype=torch.bfloat16, device=device)
+            for current in ("auto", "torch"):
+                with backends.backend(current):
+                    call(x, x, x, causal=True, deterministic=deterministic)
+    usual = [("auto", "auto"), ("torch", "torch")]
+    assert asked == [("triton", "auto") if deterministic else usual[0], usual[1], *usual]
+
+
+def test_a_switch_that_is_no_bool_is_refused():
+    with pytest.raises(TypeError, match="deterministic is 1: True or False is needed"):
+        F.attention(X, X, X, deterministic=1)
 
 
 class CuDNN:

@@ -298,8 +298,10 @@ def test_tensors_are_alike_while_they_and_what_looks_on_stay_as_they_were():
     assert twice(torch.ones(4), leaf(a), torch.ones(4)) is False
     assert twice(b, leaf(a), b)
     assert not known(b, a)
-    others = [(leaf(transposed(a)), b), (leaf(wider(a)), b), (a.detach(), b), (leaf(a[:2]), b), (leaf(a.double()), b),
-              (a, b.to("meta")), (a, negative(b)), (a, b.as_subclass(Plain)), (torch.nn.Parameter(a.detach()), b)]  # fmt: skip
+    others = [
+        (leaf(transposed(a)), b), (leaf(wider(a)), b), (a.detach(), b), (leaf(a[:2]), b), (leaf(a.double()), b),
+        (a, b.to("meta")), (a, negative(b)), (a, b.as_subclass(Plain)), (torch.nn.Parameter(a.detach()), b),
+    ]  # fmt: skip
     assert not [place for place, other in enumerate(others) if known(*other)]
     seen = []
     torch.vmap(lambda x: seen.append(known(a, b)) or x)(b)

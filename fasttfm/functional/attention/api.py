@@ -15,7 +15,7 @@ from fasttfm.functional.attention.operator import attend
 from fasttfm.functional.attention.operator import attention as operator
 from fasttfm.functional.attention.scoring import Causal, options_of, without_bias
 from fasttfm.functional.dropout import LEAST_P, draw_seed
-from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.signature import is_flag, names_arguments
 
 
 @names_arguments
@@ -36,6 +36,7 @@ def attention(
     scale: float | None = None,
     seed: Tensor | None = None,
     site: int = 0,
+    deterministic: bool = False,
 ) -> Tensor:
     """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
 
@@ -56,11 +57,14 @@ def attention(
     zeros and passes no gradient.
     dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
     site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
+    deterministic: gradients are the same bits every time; the call is then never left to cuDNN, which sums by atomics.
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
     Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a window that is not two numbers.
     """
     if key is None or value is None:
         raise TypeError("key and value must be tensors")
+    if deterministic is not False:
+        is_flag("deterministic", deterministic)
     seed = None if dropout_p <= LEAST_P else draw_seed(query.device) if seed is None else seed
     if scale is None:
         scale = (query.shape[-1] or 1) ** -0.5
@@ -77,10 +81,11 @@ def attention(
             causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
             dropout_p=dropout_p, scale=scale, seed=seed, site=site,
         )  # fmt: skip
-        return attend(query, key, value, options, backends.current)
+        return attend(query, key, value, options, backends.current)  # cuDNN takes none of these
+    backend = "triton" if deterministic and backends.current == "auto" and query.is_cuda else backends.current
     return operator(
         query, key, value, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal, causal_offset, -1, 0.0,
-        0, dropout_p, scale * 1.0, site, False, False, backends.current,
+        0, dropout_p, scale * 1.0, site, False, False, backend,
     )[0]  # fmt: skip
 
 

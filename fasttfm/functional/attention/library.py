@@ -27,10 +27,23 @@ _differentiate = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
 
 
 def takes(call: Call) -> bool:
-    """Return whether cuDNN computes this call: whole rows or a triangle, heads beside one another in memory, no
-    dropout, a table that says so, and a cuDNN that agrees. Lengths that a graph leaves open stay with our kernels."""
+    """Return whether cuDNN computes this call: the table says so, and this cuDNN agrees."""
+    return fits(call) and _usable(*call[:3], causal=call.causal)  # type: ignore[arg-type]
+
+
+def usable(call: Call) -> Callable[..., bool]:
+    """A function of the tensors of such calls: whether cuDNN may compute them, which
+    torch.backends.cuda.enable_cudnn_sdp() changes between calls."""
+    causal = call.causal
+    return lambda query, key, value: _usable(query, key, value, causal=causal)
+
+
+def fits(call: Call) -> bool:
+    """Return whether the table gives this call to cuDNN: whole rows or a triangle, heads beside one another in memory,
+    no dropout. Lengths that a graph leaves open stay with our kernels."""
     query, key, value = call[:3]
-    if value is None or key is None or call.only_weights or any(x is not None for x in call[3:11]) or is_empty(call):
+    others = any(x is not None for x in call[3:11])
+    if call.backend != "auto" or value is None or key is None or others or call.only_weights or is_empty(call):
         return False
     length = query.shape[2]
     return (
@@ -41,7 +54,6 @@ def takes(call: Call) -> bool:
         and call.scale > 0.0
         and not (call.causal and call.causal_offset)
         and all(x.stride(1) < x.stride(2) for x in (query, key, value))
-        and _usable(query, key, value, causal=call.causal)
         and _chosen(query, causal=call.causal)
     )
 

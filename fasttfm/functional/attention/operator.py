@@ -331,12 +331,20 @@ def _flops(call: Call, backward: bool = False) -> int:
     return 2 * heads * pairs * ((2 if call.backend in SAVING_WEIGHTS else 3) * width + 2 * value_width)
 
 
-def _decide(call: Call) -> str:
+def _backend(call: Call) -> str:
     query, _, value = call.apart
-    backend = backend_of(call.backend, query, value, call.sizes[3], call)
+    return backend_of(call.backend, query, value, call.sizes[3], call)
+
+
+def _decide(call: Call) -> str:
+    backend = _backend(call)
     if not call.only_weights:
-        return "cudnn" if call.backend == "auto" and backend in KERNELS and library.takes(call) else backend
+        return "cudnn" if backend in KERNELS and library.takes(call) else backend
     return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
+
+
+def _varies(call: Call) -> Callable[..., bool] | None:
+    return library.usable(call) if _backend(call) in KERNELS and library.fits(call) else None
 
 
 _attention_backward = Operator(
@@ -346,7 +354,7 @@ _attention_backward = Operator(
 )  # fmt: skip
 OPERATOR = Operator(
     "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native,
-    prefers=cpu_backend, decide=_decide, save=_save, saved=Saved, backward=_differentiate,
+    prefers=cpu_backend, decide=_decide, varies=_varies, save=_save, saved=Saved, backward=_differentiate,
     derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
     rows=("query", "key", "value", "key_lengths", "offsets", "slopes"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
