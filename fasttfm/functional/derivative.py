@@ -3,7 +3,6 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import itemgetter, or_
 from typing import Any, NamedTuple
@@ -15,15 +14,8 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import (
-    alike,
-    all_see_through,
-    any_autocast,
-    compiling,
-    dispatch_modes,
-    looked_at,
-)
-from fasttfm.functional.plan import Memo, Plan
+from fasttfm.functional.onlookers import alike, all_see_through, any_autocast, compiling, dispatch_modes, looked_at
+from fasttfm.functional.plan import Plan
 from fasttfm.functional.record import Layout, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 
@@ -99,7 +91,7 @@ class Rule(NamedTuple):
         kind, hidden = self.saved, visible is None or visible > self.differentiable
         layout = layout_of(kind)
         build, in_order = layout.build, layout.in_order  # merge(), a call less
-        first = self._first()
+        first = self._first_step()
         products = self.derivative is not None and self.derivative._cast is not None  # as finder() takes it
 
         def forward(ctx: Any, plan: Plan, call: Any, *given: Any) -> Any:
@@ -109,9 +101,9 @@ class Rule(NamedTuple):
             if layout.nested:
                 saved = _new(kind, saved)
             ctx.to_save, ctx.others = tensors, _ = layout.tensors(saved), layout.others(saved)
-            if plan.readers is None:
+            if plan.reader is None:
                 present = [place for place, x in enumerate(tensors) if x is not None]
-                plan.dense, plan.readers = dense(tensors), Memo(functools.partial(_reader, present))
+                plan.dense, plan.reader = dense(tensors), functools.cache(functools.partial(_reader, present))
             shown = outputs if visible is None else outputs[:visible]
             if hidden and type(shown) is tuple:
                 ctx.non_differentiable = shown[differentiable:]
@@ -127,7 +119,7 @@ class Rule(NamedTuple):
                 compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
                 or (dispatch_modes() and not all_see_through())
             )  # fmt: skip  # as looked_at(); alike() sees what is not asked here
-            read = None if watched else plan.readers[types]  # type: ignore[index]
+            read = None if watched else plan.reader(types)  # type: ignore[misc]
             if read is not None:
                 try:
                     tensors = read((*gradients, *saved))
@@ -135,34 +127,35 @@ class Rule(NamedTuple):
                     key = types, needed, rest and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
                     if products and tensors[0].dtype is torch.float32 and not tensors[0].is_cpu:
                         key = (*key, torch.backends.cuda.matmul.fp32_precision)
-                    for each in plan.backwards[key]:
-                        if each.matches(*tensors):
-                            step = each
+                    for matches, kept in plan.backwards[key]:
+                        if matches(*tensors):
+                            step = kept
                             break
                 except RuntimeError:  # without memory: all gradients at once
                     key = None
             if step is None:
                 step, saved = first(plan, saved, needed, tensors, key)
+            derive, wants, chosen = step
             record = build(in_order((*saved, *ctx.others)))
-            return step.chosen((*differentiate(step.derive, record, step.wants, *gradients), None))
+            return chosen((*differentiate(derive, record, wants, *gradients), None))
 
         return apply_of(self.name, {"forward": forward, "backward": backward})
 
-    def _first(self) -> Callable[..., tuple["_Step", tuple]]:
-        """A function of a backward pass for which nothing is kept: what computes it, and what was saved as it was."""
+    def _first_step(self) -> Callable[..., tuple[tuple, tuple]]:
+        """A function of a backward pass for which nothing is kept to what computes it, and what was saved as it was:
+        derive and wanted, as backward() takes them, and what chooses the gradients that are wanted from all of them
+        and a None, two for the plan and the call first."""
         wanted, derivative = self.wanted, self.derivative
         general = None if derivative is None else derivative.call
 
-        def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple["_Step", tuple]:
-            wants = needed[2:]
+        def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[tuple, tuple]:
+            wants, was = needed[2:], plan.dense or []
             chosen = itemgetter(-1, -1, *[place if is_wanted else -1 for place, is_wanted in enumerate(wants)])
-            step, was = _Step(general, wanted(wants), chosen), plan.dense or []
             if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
-                return step, as_saved(saved, was)
-            if derivative is not None and not _grad_enabled():
-                step.derive = derivative.planned()
-            step.matches = alike(tensors)
-            plan.backwards.add(key, step, MOST_LAYOUTS)
+                return (general, wanted(wants), chosen), as_saved(saved, was)
+            derive = general if general is None or _grad_enabled() else derivative.planned()
+            step = derive, wanted(wants), chosen
+            plan.backwards.add(key, (alike(tensors), step), MOST_LAYOUTS)
             return step, saved
 
         return first
@@ -221,19 +214,6 @@ def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
 def as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Tensor | None, ...]:
     """Contiguous where they were: a backward pass reads a kernel's outputs as the kernel wrote them."""
     return tuple(x.contiguous() if is_dense else x for x, is_dense in zip(tensors, dense))  # type: ignore[union-attr]
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """Computes the backward pass of calls of one plan, where gradients and what is saved are alike."""
-
-    derive: Callable[..., Any] | None
-    """As Rule.backward takes it."""
-    wants: Any
-    chosen: Callable[[tuple], tuple]
-    """The gradients that are wanted, from all of them and a None: two for the plan and the call first."""
-    matches: Callable[..., bool] | None = None
-    """As Plan has it."""
 
 
 def _reader(present: Sequence[int], types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:

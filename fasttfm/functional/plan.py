@@ -8,6 +8,7 @@ sees the call by way of the dispatcher, as do classes of tensors with a meaning 
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -31,18 +32,6 @@ _LARGEST = (1 << 31) - 1
 
 _grad_enabled = torch.is_grad_enabled
 _address, _nested = Tensor.data_ptr, attrgetter("is_nested")
-
-
-class Memo(dict):
-    """A dictionary that makes what it does not hold."""
-
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.make = make
-
-    def __missing__(self, key: Any) -> Any:
-        value = self[key] = self.make(key)
-        return value
 
 
 class Plans(dict[Any, tuple]):
@@ -74,8 +63,8 @@ class Plan:
     """Whether a tensor wants a gradient."""
     matches: Callable[..., bool] | None = None
     """Of the tensors of another call: whether the plan is for it, as alike() tells."""
-    readers: Memo | None = None
-    """By the types of the gradients, what reads the tensors among them and what is saved."""
+    reader: Callable[[tuple], Callable[[tuple], tuple] | None] | None = None
+    """Of the types of the gradients: a function that reads the tensors among them and what is saved."""
     dense: list[bool] | None = None
     """Of what is saved, which tensors were contiguous."""
     backwards: Plans = field(default_factory=Plans)
@@ -151,6 +140,7 @@ def finder(
     counted = [names.index(name) for name in free]
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
 
+    @functools.cache
     def reader(types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
         """A function that reads the tensors of such fields; None where one is not of a class to be read as it is."""
         asked = [t for t in zip(types, layout.types) if checked or t[1].dtypes is not None]
@@ -158,11 +148,9 @@ def finder(
             return None
         return items([i for i in layout.positions if types[i] is not type(None)])
 
-    readers = Memo(reader)
-
     def find(values: tuple, way: str = "direct") -> tuple[Plan | None, tuple, tuple | None]:
         types = tuple(map(type, values))
-        tensors_of = readers[types]
+        tensors_of = reader(types)
         if tensors_of is None:
             return None, (), None
         for place in counted:

@@ -359,7 +359,7 @@ def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
     x, seed = torch.empty(3, device="meta", requires_grad=True), torch.empty(1, dtype=torch.int64, device="meta")
     keys, planned = set(), []
     of_gradients = SimpleNamespace(
-        _cast=True, call=None, planned=lambda: planned.append(0) or (lambda grad, saved: grad)
+        _cast=True, call=len, planned=lambda: planned.append(0) or (lambda grad, saved: grad)
     )
 
     def backward(derive, saved, wanted, grad):
