@@ -71,7 +71,7 @@ class Plan:
     """What computes the backward pass, by which gradients there are and which are wanted."""
 
 
-def matcher(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
+def holds(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
     """alike(), while the state of such tensors is what it is now."""
     like = alike(tensors)
     if state is None:
