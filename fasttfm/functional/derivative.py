@@ -84,7 +84,7 @@ def direct(operator: Any) -> Any:
     products = operator.derivative is not None and operator.derivative.cast is not None  # as finder() takes it
 
     def forward(ctx: Any, plan: Plan, call: Any, *given: Any) -> Any:
-        outputs = plan.compute(call)  # type: ignore[misc]
+        outputs = plan.compute(call)
         ctx.materialize_grads, ctx.plan = False, plan
         saved = save(call, outputs)
         if layout.nested:
@@ -102,13 +102,15 @@ def direct(operator: Any) -> Any:
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return none
         plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
-        step, tensors, key = None, (), None
+        key: tuple | None = None
+        step: Any = None
+        tensors: tuple = ()
         types = tuple(map(type, gradients))
         watched = (
             compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
             or (modes() and not see_through())
         )  # fmt: skip  # as looked_at(); alike() sees what is not asked here
-        read = None if watched else plan.reader(types)  # type: ignore[misc]
+        read = None if watched else plan.reader(types)
         if read is not None:
             try:
                 tensors = read((*gradients, *saved))

@@ -37,7 +37,10 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """
     places = {id(x): place for place, x in reversed([*enumerate(tensors)])}
     once = [tensors[place] for place in sorted(places.values())]
-    layouts = {"dynamic_dims_sizes": [[*x.shape] for x in once], "dynamic_dims_strides": [[*x.stride()] for x in once]}
+    layouts: Any = {
+        "dynamic_dims_sizes": [[*x.shape] for x in once],
+        "dynamic_dims_strides": [[*x.stride()] for x in once],
+    }
     check: Callable[..., bool] = TensorGuards(*once, **layouts).check
     if len(once) == len(tensors):
         return check

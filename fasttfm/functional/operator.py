@@ -177,7 +177,7 @@ class Operator(Generic[Fields]):
                 self._check_all(args)  # torch.ops takes what it is given
                 found = self._make(self.layout.build(args), tensors, key, direct=False)
             call = self.layout.build(args if found.route is None else (*args[:-1], found.route))
-            outputs = found.compute(call)  # type: ignore[misc]
+            outputs = found.compute(call)
         return unshared(outputs, first)
 
     def _make(self, call: Any, tensors: tuple = (), key: tuple | None = None, *, direct: bool) -> Plan:
