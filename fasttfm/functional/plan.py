@@ -162,9 +162,11 @@ def finder(
         try:
             first = tensors[0]
             rest = reduce(or_, map(_address, tensors)) % 16  # which raises where there is no memory
-            key: tuple = (way, types, numbers_of(values), first.shape, rest and tuple([x.data_ptr() % 16 for x in tensors]),
-                   _grad_enabled(), backends.current, choices.version, on_this_thread.kept is None,
-                   on_this_thread.batch_invariant)  # fmt: skip
+            key: tuple = (
+                way, types, numbers_of(values), first.shape, rest and tuple([x.data_ptr() % 16 for x in tensors]),
+                _grad_enabled(), backends.current, choices.version, on_this_thread.kept is None,
+                on_this_thread.batch_invariant,
+            )  # fmt: skip
             if products and first.dtype is torch.float32 and not first.is_cpu:
                 key = (*key, torch.backends.cuda.matmul.fp32_precision)
             for plan in plans[key]:
