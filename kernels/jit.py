@@ -113,8 +113,9 @@ def starter(run: Any, grid: tuple[int, ...], compiled: Any) -> tuple[Callable[..
     its own for each vendor. A copy of it shows the order. Without such a function the launcher itself is started.
     """
     given = compiled.function, compiled.packed_metadata, None, None, None
-    scratch = getattr(run, "global_scratch_size", 0) or getattr(run, "profile_scratch_size", 0)
-    if scratch or not hasattr(run, "launch"):
+    # memory for scratch, and for Triton's sanitizer, is another one at each launch
+    own = any(getattr(run, name, 0) for name in ("global_scratch_size", "profile_scratch_size", "gsan_enabled"))
+    if own or not hasattr(run, "launch"):
         return (lambda *all: run(*all[:-1], *all[-1])), grid, given
     shown: list[tuple] = []
     copied, stream = copy.copy(run), object()

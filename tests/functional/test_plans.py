@@ -468,10 +468,15 @@ def test_a_launch_gives_the_function_of_c_what_tritons_launcher_gives_it(name, s
     module, kind = f"triton.backends.{name}".rsplit(".", 1)
     launcher, given = object.__new__(getattr(importlib.import_module(module), kind)), []
     options = dict.fromkeys(("launch_cooperative_grid", "launch_pdl", "warp_size", "num_ctas"), 1)
-    options |= dict.fromkeys(("global_scratch_align", "global_scratch_size", "profile_scratch_align"), 0)
+    options |= dict.fromkeys(
+        ("global_scratch_align", "global_scratch_size", "profile_scratch_align", "gsan_enabled"), 0
+    )
     vars(launcher).update(options, launch=lambda *all: given.append(all), arg_annotations="a", kernel_signature=b"s")
     launcher.profile_scratch_size = scratch
     monkeypatch.setattr(_allocation._profile_allocator, "get", lambda: lambda *all: all)
+    # where Triton asks the driver for what nobody else allocates
+    active = SimpleNamespace(allocate_default_profile_scratch=lambda size, *rest: (6 * size, *rest))
+    monkeypatch.setattr(jit.triton.runtime.driver, "_active", active)
     compiled = SimpleNamespace(function=7, packed_metadata=(4, 1))
     start, before, after = jit.starter(launcher, (2, 3, 1), compiled)
     start(*before, "stream", *after, (8, 9))
