@@ -312,6 +312,15 @@ def test_error_is_taken_tensor_by_tensor():
     assert numerics.allowed("bfloat16", None) == pytest.approx(2**-3.5)
 
 
+@pytest.mark.parametrize("error", [numerics.relative_error, numerics.kinked_error])
+@pytest.mark.parametrize("place", [0, 1])
+def test_nan_in_any_tensor_is_an_infinite_error(error, place):
+    expected = [torch.ones(200), torch.ones(200)]
+    results = [x.clone() for x in expected]
+    results[place][7] = torch.nan
+    assert error(results, expected) == float("inf")
+
+
 def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
     expected = torch.linspace(1, 2, 1000)
     results = expected.clone()
