@@ -22,10 +22,10 @@ last bits."""
 
 loop = functools.partial(njit, nogil=True, cache=True)
 """Decorator of loops that Python calls."""
-inlined = functools.partial(njit, forceinline=True)
-"""Decorator of what loops call. Not inlined, it would be linked to the first copy that the process has met, and copies
-differ in how they were vectorised, that is in how they sum: results would change from the process that compiles a loop
-to those that load it from disk."""
+inlined = functools.partial(njit, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Decorator of what loops call, and Python does not: wrappers for it would take a sixth of the time to compile. Not
+inlined, it would be linked to the first copy that the process has met, and copies differ in how they were vectorised,
+that is in how they sum: results would change from the process that compiles a loop to those that load it from disk."""
 
 
 def _conversion(source, result, written):
