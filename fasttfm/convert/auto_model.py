@@ -103,7 +103,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """Nothing: models.Transformer draws its weights itself."""
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, *_: Any, config: Any = None, **options: Any
     ) -> Any:
         """The model of a directory on this machine. UserError for what is missing or damaged, ValueError for an option
@@ -132,7 +132,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         nothing: dict[str, Any] = {name: set() for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
         return (model.eval(), {**nothing, "error_msgs": []}) if with_info else model.eval()
 
-    def save_pretrained(  # type: ignore[override]
+    def save_pretrained(
         self,
         folder: str | Path,
         is_main_process: bool = True,
@@ -181,7 +181,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """The source's table."""
         return self.model.source_embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Another table of the source, and of what shares it."""
         if self.config.share_embeddings == "all":
             self.model.target_embedding, self.model.output.weight = value, value.weight
@@ -191,7 +191,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """The output's projection."""
         return self.model.output
 
-    def resize_token_embeddings(  # type: ignore[override]
+    def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Cut the vocabulary off, or add tokens, whose rows are the mean of the others (mean_resizing) or drawn.
@@ -229,9 +229,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             options["attention_mask"] = (source != self.config.pad_token_id).long()
         if (cache := _one_cache(options.pop("cache", None), options.pop("past_key_values", None))) is not None:
             options[CACHE] = cache
-        return super().generate(inputs, *others, **options)  # type: ignore[misc]
+        return super().generate(inputs, *others, **options)
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
+    def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
         encoder_outputs: Any = None,
@@ -322,7 +322,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
             logits=scores,
-            **{CACHE: cache},  # type: ignore[arg-type]
+            **{CACHE: cache},
             encoder_last_hidden_state=memory,
             decoder_attentions=_placed(self_weights, target, target) if attentions else None,
             cross_attentions=_placed(cross_weights, target, source) if attentions else None,

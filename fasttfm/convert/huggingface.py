@@ -61,7 +61,7 @@ def register() -> None:
         return check(self, requested_attention, is_init_check)
 
     setattr(checked, _WRAPPED, True)
-    PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign]
+    PreTrainedModel.get_correct_attn_implementation = checked
 
 
 _WRAPPED = "_fasttfm_checks"

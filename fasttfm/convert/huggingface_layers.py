@@ -116,7 +116,7 @@ class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
     """BartEncoderLayer on fasttfm's operators."""
 
 
-class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):  # type: ignore[misc]  # names of the cache
+class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):  # names of the cache
     """BartDecoderLayer on fasttfm's operators."""
 
 
@@ -124,7 +124,7 @@ class FusedMarianEncoderLayer(_Encoder, MarianEncoderLayer):
     """MarianEncoderLayer on fasttfm's operators."""
 
 
-class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):  # type: ignore[misc]  # names of the cache
+class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):  # names of the cache
     """MarianDecoderLayer on fasttfm's operators."""
 
 
@@ -162,10 +162,10 @@ class FusedBertLayer(BertLayer):
 class FusedGPT2MLP(GPT2MLP):
     """GPT-2's feed-forward network in one operator."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """hidden_states (..., E) to the same shape."""
         y = _network(hidden_states, self.c_fc, self.act, self.c_proj, kinds=_CONV1D)
-        return super().forward(hidden_states) if y is None else self.dropout(y)  # type: ignore[arg-type]
+        return super().forward(hidden_states) if y is None else self.dropout(y)
 
 
 class FusedT5DenseActDense(T5DenseActDense):
