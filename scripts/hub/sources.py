@@ -1,6 +1,7 @@
 """The source files that a module needs of fasttfm, with relative imports alone."""
 
 import ast
+import functools
 import importlib.util
 from pathlib import Path, PurePosixPath
 
@@ -10,7 +11,7 @@ TOP = "fasttfm"
 def sources(name: str, file: Path) -> dict[str, Path]:
     """Module -> its file, for this one and every module of fasttfm that it imports, lazily too."""
     found: dict[str, Path] = {name: file}
-    waiting = _imports(file.read_text(encoding="utf-8"))
+    waiting = list(_imports(file.read_text(encoding="utf-8")))
     while waiting:
         name = waiting.pop()
         if name in found or name == TOP:
@@ -29,6 +30,7 @@ def place(module: str, file: Path) -> PurePosixPath:
     return path / "__init__.py" if file.name == "__init__.py" else path.with_suffix(".py")
 
 
+@functools.cache
 def relative(text: str, place: PurePosixPath) -> str:
     """A file's source, to lie at place, with the imports of fasttfm's modules written as relative ones."""
     lines = text.splitlines(keepends=True)
@@ -43,7 +45,8 @@ def relative(text: str, place: PurePosixPath) -> str:
     return "".join(lines)
 
 
-def _imports(text: str) -> list[str]:
+@functools.cache
+def _imports(text: str) -> tuple[str, ...]:
     names = []
     tree = ast.parse(text)
     unseen = {
@@ -57,7 +60,7 @@ def _imports(text: str) -> list[str]:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 names.append(whole if _file(whole) is not None else node.module)
-    return names
+    return tuple(names)
 
 
 def _ours(module: str) -> bool:

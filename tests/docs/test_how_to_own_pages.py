@@ -2,9 +2,9 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
+import forked
 import pytest
 
 from .blocks import DOCS, blocks, make_edits
@@ -15,6 +15,8 @@ import shlex, sys
 from fasttfm.cli.main import main
 sys.exit(next((status for line in sys.stdin if (status := main(shlex.split(line)[1:]))), 0))
 """
+NO_LOOPS = "import sys; sys.modules['numba'] = None\n"
+"""Its loops would be compiled anew, as those of other files."""
 SMALL = "--max-update 2 --warmup-updates 0 --d-model 16 --heads 2 --d-ff 16 --row-length 32 --max-tokens 512"
 
 
@@ -26,10 +28,8 @@ def typed(tmp_path):
     paths = os.pathsep.join([str(tmp_path), str(tmp_path / "pretraining" / "src")])
 
     def run(code, text=""):
-        environment = {**os.environ, "PYTHONPATH": paths}
-        return subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, input=text, capture_output=True, text=True
-        )
+        options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": paths}, "capture_output": True, "text": True}
+        return forked.run([sys.executable, "-c", NO_LOOPS + code], input=text, popen=forked.BarePopen, **options)
 
     return run
 
