@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from fasttfm.cli.main import main
@@ -40,7 +41,8 @@ def place(data_dir: Path, dataset: str, corpora: Path) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensor2tensor-base-de-en", "paper-base-en-de"])
-def test_a_dry_run_goes_through_every_command(name: str, corpora: Path, tmp_path: Path, capfd: pytest.CaptureFixture):
+def test_a_dry_run_goes_through_every_command(name: str, corpora: Path, tmp_path: Path, capfd, monkeypatch):
+    monkeypatch.setattr("fasttfm.system.children.subprocess", forked.SUBPROCESS)
     recipe = RECIPES[name]
     place(tmp_path / "data", recipe.dataset, corpora)
     words = ["recipe", name, "--dry-run", "--data-dir", str(tmp_path / "data"), "--work", str(tmp_path / "work")]

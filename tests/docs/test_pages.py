@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -43,8 +44,8 @@ def test_the_code_of_the_page_about_kernels_runs(tmp_path, seed):
     code = "\n".join([*blocks("how-to-own-kernel.md"), OWN_KERNEL])
     code = code.replace("import torch\n", f"import torch\ntorch.manual_seed({seed})\n", 1)
     (tmp_path / "page.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, "page.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, check=False)
+    options = {"cwd": tmp_path, "env": child_environment(), "capture_output": True, "text": True}
+    done = forked.run([sys.executable, "page.py"], popen=forked.BarePopen, **options)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,11 +7,11 @@ import ast
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import forked
 import pytest
 
 from benchmarks.measure import records
@@ -143,7 +143,8 @@ print(found.spill > 0, budgets.broken_rules(chip, large, found))
 
 def test_a_tile_that_is_too_large_is_caught_by_its_spills():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", SPOILED], env=environment, capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", SPOILED]
+    done = forked.run(words, popen=forked.BarePopen, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("True ['spills "), done.stdout
 
 

@@ -7,9 +7,9 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
 import sys
 
+import forked
 import pytest
 
 from benchmarks.measure import check, records
@@ -75,7 +75,7 @@ def test_a_planted_heavier_kernel_is_noticed_and_a_kernels_text_is_all_that_it_n
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["FASTTFM_CACHE"] = str(tmp_path)
     words = [sys.executable, "-c", COMPILED]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = forked.run(words, popen=forked.BarePopen, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert any(line.startswith("bound ") for line in told["grown"]), told

@@ -2,18 +2,18 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 
 def run(script: str, *arguments: str) -> str:
     """What a script beside this one prints; it runs on its own because here Triton is in its interpreter."""
-    words = [sys.executable, Path(__file__).with_name(script), *arguments]
+    words = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = forked.run(words, popen=forked.BarePopen, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
