@@ -53,8 +53,8 @@ def losses(norm_first: bool, steps: int) -> list[float]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_eight_steps_lose_the_same_through_kernels_and_specification(norm_first, monkeypatch):
-    steps = 8
+def test_four_steps_lose_the_same_through_kernels_and_specification(norm_first, monkeypatch):
+    steps = 4
     with functional.backend("torch"):
         plain = losses(norm_first, steps)
     with functional.backend("triton"):
