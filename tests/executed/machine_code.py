@@ -1,6 +1,7 @@
 """The machine code of every kernel on sm_90, under each assembler, executed on a CPU and held against the PTX.
 
     python -m tests.executed.machine_code                        what the cases of tests/executed launch there
+    python -m tests.executed.machine_code --once                 of each kernel's tile and dtype the first one alone
     python -m tests.executed.machine_code --tuned                and each tile that `fasttfm tune` may take instead
     python -m tests.executed.machine_code --ptxas FILE -k bf16   another assembler too; some cases alone
     python -m tests.executed.machine_code --found                nothing new: the record of what has been found
@@ -22,6 +23,7 @@ from benchmarks import command
 from benchmarks.measure import machine, records, text_table
 from fasttfm.kernels import choice_cache
 from ptx_check.machine_code.compared import version
+from tests.executed.assembled import by_tile
 from tests.pytest_runs import run_tests
 
 NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_backward.py"
@@ -45,11 +47,6 @@ def assemblers() -> dict[str, str]:
 def found_file() -> Path:
     """What has been found so far, in the user's cache folder."""
     return choice_cache.folder() / "executed" / "machine-code.jsonl"
-
-
-def by_tile(record: records.Record) -> tuple:
-    """A new record takes the place of its kernel's, tile's and assembler's."""
-    return tuple(record[name] for name in ("kernel", "tile", "dtype", "assembler"))
 
 
 def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--ptxas", action="append", default=[], metavar="FILE", help="an assembler besides those at hand"
     )
+    parser.add_argument("--once", action="store_true", help="one variant alone of each kernel, tile and dtype")
     parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may take")
     parser.add_argument("-k", dest="cases", metavar="WORDS", help="cases alone that pytest -k chooses by these words")
     parser.add_argument("--found", action="store_true", help="run nothing: the record of what has been found")
@@ -118,8 +116,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = "(sm_90 or hopper) and not mutation" + (f" and ({args.cases})" if args.cases else "")
         paths = {**assemblers(), **{version(path): path for path in args.ptxas}}
         variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
-                     "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned))}  # fmt: skip
-        words = ["-p", "tests.executed.assembled", "-m", "executed or not executed", "-k", chosen, *TESTS]
+                     "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned)),
+                     "ASSEMBLED_ONCE": str(int(args.once))}  # fmt: skip
+        words = [
+            "-p",
+            "tests.executed.assembled",
+            "-o",
+            "timeout=0",
+            "-m",
+            "executed or not executed",
+            "-k",
+            chosen,
+            *TESTS,
+        ]
         run_tests(words, args.workers, variables)
     lines = lines_of(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
     about = machine.describe()
