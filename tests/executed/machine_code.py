@@ -22,13 +22,17 @@ from triton import knobs
 from benchmarks import command
 from benchmarks.measure import machine, records, text_table
 from fasttfm.kernels import choice_cache
+from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.proof import matrix
 from ptx_check.machine_code.compared import version
-from tests.executed.assembled import by_tile
+from tests.executed.assembled import CHIP, by_tile, named
 from tests.pytest_runs import run_tests
 
 NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_backward.py"
 TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in NAMES]
 PAGE = machine.ROOT / "docs" / "assemblers.md"
+_OTHER_WARPS = 8
+"""Of a kernel with a producer and two consumers, besides those of the tile."""
 BEGIN, END = "<!-- machine code: python -m tests.executed.machine_code -->", "<!-- end of machine code -->"
 
 
@@ -95,8 +99,23 @@ def section(lines: Sequence[records.Record]) -> str:
     commits = ", ".join(sorted({line["machine"]["commit"][:7] for line in lines}))
     wrong = [f"- `{each['kernel']}` {each['tile']} {each['dtype']}, ptxas {each['assembler']}: {text}"
              for each in lines for text in each["wrong"]]  # fmt: skip
+    left = [f"- `{kernel}`: {', '.join(tiles)}" for kernel, tiles in not_run(lines).items()]
     parts = [table(lines), f"Recorded at commit {commits}. Differences are of the largest number of a tensor."]
-    return "\n\n".join([*parts, *(["Wrong:", "\n".join(wrong)] if wrong else [])])
+    lists = {"Wrong:": wrong, "Not run, of the tiles that ship for sm_90:": left}
+    return "\n\n".join([*parts, *(text for head, each in lists.items() if each for text in (head, "\n".join(each)))])
+
+
+def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
+    """Kernel -> its tiles and dtypes that ship for sm_90 and that no line has."""
+    run = {by_tile(line)[:3] for line in lines}
+    left: dict[str, dict[str, None]] = {}
+    for _, case in matrix.enumerate_cases([CHIPS[CHIP]]):
+        kinds = [case.arguments[name] for name in case.kernel.arg_names]
+        warps = case.num_warps + _OTHER_WARPS * ("hopper" in case.kernel.fn.__module__)
+        kernel, tile, dtype = named(case.kernel, case.arguments, kinds, warps, case.num_stages).values()
+        if (kernel, tile, dtype) not in run:
+            left.setdefault(kernel, {})[f"{tile} {dtype}"] = None
+    return {kernel: list(tiles) for kernel, tiles in left.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -101,6 +101,24 @@ def test_every_kernel_on_every_chip(problem, chip, dtype):
     check(problem, chip, DTYPES[dtype])
 
 
+ROWS = {
+    ("fp32", "bf16"): [p for N in (100, 200, 300, 900, 2000, 4000, 8000) for p in _norms(3, N, 0.1)],
+    ("fp16", "bf16"): [_weights(1, 1, 3, S, 16) for S in (16, 30, 60, 100, 200, 400, 900, 2000, 4000, 8000)],
+    ("fp32", "fp16", "bf16"): [
+        *(p for V in (900, 2000, 4000, 9000) for p in _cross_entropy(3, 24, V)),
+        *(_embed(1, 5, N, 50, 0.1) for N in (50, 100, 200, 400)),
+        *(_rotary(1, 1, 5, D, D, interleaved=False) for D in (32, 64, 128, 256)),
+    ],
+}
+"""Few rows of each width that has a tile of its own."""
+
+
+@pytest.mark.executed
+@cases([(p, "sm_90", dtype) for dtypes, problems in ROWS.items() for p in problems for dtype in dtypes])
+def test_every_tile_of_rows(problem, chip, dtype):
+    check(problem, chip, DTYPES[dtype])
+
+
 @pytest.mark.executed
 @cases([(p, "sm_120", "bf16") for p in PROBLEMS if p.keys < 9000][::3])
 def test_larger_problems_on_a_chip_whose_instructions_are_those_of_an_older_one(problem, chip, dtype):
@@ -179,13 +197,26 @@ def test_keys_and_values_of_which_one_is_aligned(widths):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("chip", "dtype", "queries"), list(zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))))
 def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dtype, queries):
+    read_pages(chip, dtype, queries, 40)
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("width", [40, 100, 200])
+@pytest.mark.parametrize("queries", [1, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", ["sm_90"])
+def test_every_tile_reads_pages(chip, dtype, queries, width):
+    read_pages(chip, dtype, queries, width)
+
+
+def read_pages(chip, dtype, queries, width):
     """Shares of a sequence, uneven pages and heads, a table with pages that there are not: no read outside of it."""
     table = torch.randperm(24).view(2, 12).int()
-    keys, values = (torch.randn(24, 2, 5, width).to(DTYPES[dtype]) for width in (40, 24))
-    query = torch.randn(2, 6, queries, 40).to(DTYPES[dtype])
+    keys, values = (torch.randn(24, 2, 5, size).to(DTYPES[dtype]) for size in (width, width - 16))
+    query = torch.randn(2, 6, queries, width).to(DTYPES[dtype])
     lengths, starts, slopes = torch.tensor([57, 13]), torch.tensor([4, 0]), torch.rand(1, 6)
     scoring = {"slopes": slopes, "softcap": 3.0, "sinks": torch.randn(6), "scale": 0.2}
-    new, appended = torch.randn(2, 2, 3, 40).to(DTYPES[dtype]), keys.clone()
+    new, appended = torch.randn(2, 2, 3, width).to(DTYPES[dtype]), keys.clone()
     with executed(chip) as machine:
         output = decode(query, keys, values, lengths, starts, table, **scoring, left=30, right=0, shares=2)
         append(appended, new, lengths, table * 2 - 9)

@@ -92,6 +92,16 @@ def test_a_line_for_each_kernel_tile_and_assembler():
     assert "| `rotary.rotate` | 1 | 1 | 1 of 3 | 1 of 1 | 5.0e-01 |" in machine_code.table([older, newer])
 
 
+def test_a_tile_that_ships_and_has_no_line_is_named():
+    every = machine_code.not_run([])
+    assert "4x64w4s1 fp16" in every["attention.decode.merge"]
+    assert "64x32w4s1 tf32" in every["attention.forward.forward"]
+    assert "64x128w12s2 bf16" in every["attention.hopper.backward_keys.keys"]
+    line = {"kernel": "attention.decode.merge", "tile": "4x64w4s1", "dtype": "fp16", "assembler": "13.1.80"}
+    left = machine_code.not_run([line])
+    assert set(every["attention.decode.merge"]) - set(left["attention.decode.merge"]) == {"4x64w4s1 fp16"}
+
+
 def test_the_page_has_the_table_of_the_record():
     file = RESULTS / "machine-code.jsonl"
     page = machine_code.PAGE.read_text(encoding="utf-8")
