@@ -26,7 +26,7 @@ from gpu.problems import (
 )
 from search_step import a_step, attend, specified
 
-from fasttfm.kernels import masked_softmax
+from fasttfm.kernels import masked_softmax, product
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention.once import append, decode
@@ -254,6 +254,16 @@ def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtyp
     monkeypatch.setattr(attention_launch, "route", lambda *size: "softmax")
     options = {**SCORED, "window": (30, 0)}
     check(_attention(2, 2, 11, 45, 24, 40, **options, lengths=[45, 0], key_heads=1, p=0.1), chip, DTYPES[dtype])
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [100, 200, 300])
+def test_activations_between_two_products_of_cublas(hidden, dtype, monkeypatch):
+    monkeypatch.setattr(product, "route_of", lambda *given: "cublas")
+    for activation, pass_of in {"relu": "_add_dropped", "gelu": "_activate"}.items():
+        machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
+        assert [launch.name for launch in machine.launches][:2] == [pass_of, "_gate"]
 
 
 @pytest.mark.sample(1)
