@@ -6,7 +6,7 @@ Each PTX that a case launches is executed, and what every ptxas made of it, on t
 each. A case in float32 runs again in TF32, and with ASSEMBLED_TUNED=1 each case with each tile that `fasttfm tune` may
 take in place of a shipped one. Of a launch PROGRAMS run, without the checks that `make executed` makes; the case itself
 may fail for want of what the others write. A PTX that the file has under an assembler is not assembled by it again;
-with ASSEMBLED_ONCE=1 nor is another one of its kernel, tile and dtype.
+with ASSEMBLED_ONCE=1 nor is another one of its kernel, tile, head size and dtype.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 import ptx_check
 from fasttfm.kernels import choices
 from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.launch import power_of_two
 from fasttfm.kernels.proof.compile_case import DTYPES
 from ptx_check import Unsupported
 from ptx_check.machine import Machine
@@ -67,7 +68,7 @@ class Assembled:
         self.assemblers = {version(path): path for path in assemblers}
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         self.done = {(line["ptx"], line["assembler"]) for line in lines if "ptx" in line}
-        self.tiles = {by_tile(line) for line in lines if "ptx" in line}
+        self.tiles = {(*by_tile(line), width_of(line["constants"])) for line in lines if "ptx" in line}
         self.taken = {(line["choice"], line["answer"]) for line in lines if "choice" in line}
         self.case = self.choice = ""
 
@@ -82,15 +83,16 @@ class Assembled:
         key = digest(code_of(ptx))
         about = {"ptx": key, **described(source, metadata), "case": self.case, "choice_made": self.choice}
 
+        def tile(assembler: str) -> tuple:
+            return *by_tile({**about, "assembler": assembler}), width_of(about["constants"])
+
         def known(assembler: str) -> bool:
-            tile = by_tile({**about, "assembler": assembler})
-            return (key, assembler) in self.done or (self.once and tile in self.tiles)
+            return (key, assembler) in self.done or (self.once and tile(assembler) in self.tiles)
 
         def note(assembler: str, **outcome: Any) -> None:
-            line = {**about, "assembler": assembler, **outcome}
             self.done.add((key, assembler))
-            self.tiles.add(by_tile(line))
-            self.note(**line)
+            self.tiles.add(tile(assembler))
+            self.note(**about, assembler=assembler, **outcome)
 
         left = [path for name, path in self.assemblers.items() if not known(name)]
 
@@ -145,6 +147,12 @@ def in_tf32() -> Iterator[None]:
 def by_tile(line: Mapping[str, Any]) -> tuple:
     """A record is of a kernel's tile under an assembler."""
     return tuple(line[name] for name in ("kernel", "tile", "dtype", "assembler"))
+
+
+def width_of(constants: Mapping[str, Any]) -> int:
+    """The head size that a tile of attention is for; 0: of another kernel."""
+    sizes = [constants[name] for name in ("D", "DV") if isinstance(constants.get(name), int)]
+    return max(64, power_of_two(max(sizes))) if sizes else 0
 
 
 def described(source: Any, metadata: Any) -> dict[str, Any]:

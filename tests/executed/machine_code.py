@@ -1,7 +1,7 @@
 """The machine code of every kernel on sm_90, under each assembler, executed on a CPU and held against the PTX.
 
     python -m tests.executed.machine_code                        what the cases of tests/executed launch there
-    python -m tests.executed.machine_code --once                 of each kernel's tile and dtype the first one alone
+    python -m tests.executed.machine_code --once                 one variant of each tile, dtype and head size
     python -m tests.executed.machine_code --tuned                and each tile that `fasttfm tune` may take instead
     python -m tests.executed.machine_code --ptxas FILE -k bf16   another assembler too; some cases alone
     python -m tests.executed.machine_code --found                nothing new: the record of what has been found
@@ -25,7 +25,7 @@ from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
 from ptx_check.machine_code.compared import version
-from tests.executed.assembled import CHIP, by_tile, named
+from tests.executed.assembled import CHIP, by_tile, named, width_of
 from tests.pytest_runs import run_tests
 
 NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_backward.py"
@@ -68,6 +68,7 @@ def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         lines.append({
             "kernel": kernel, "tile": tile, "dtype": dtype, "assembler": assembler,
             "choice": "" if any(not each["choice_made"] for each in group) else group[0]["choice_made"],
+            "widths": sorted({width_of(each["constants"]) for each in group}),
             "variants": len(variants), "right": outcomes.count("right"), "not_known": outcomes.count("refused"),
             "wrong": [each["told"][0] for each in variants.values() if each["outcome"] == "wrong"],
             **{name: records.rounded(worst[name]) for name in ("difference", "largest")},
@@ -106,15 +107,16 @@ def section(lines: Sequence[records.Record]) -> str:
 
 
 def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
-    """Kernel -> its tiles and dtypes that ship for sm_90 and that no line has."""
-    run = {by_tile(line)[:3] for line in lines}
+    """Kernel -> its tiles, dtypes and head sizes that ship for sm_90 and that no line has."""
+    run = {(*by_tile(line)[:3], width) for line in lines for width in line["widths"]}
     left: dict[str, dict[str, None]] = {}
     for _, case in matrix.enumerate_cases([CHIPS[CHIP]]):
         kinds = [case.arguments[name] for name in case.kernel.arg_names]
         warps = case.num_warps + _OTHER_WARPS * ("hopper" in case.kernel.fn.__module__)
         kernel, tile, dtype = named(case.kernel, case.arguments, kinds, warps, case.num_stages).values()
-        if (kernel, tile, dtype) not in run:
-            left.setdefault(kernel, {})[f"{tile} {dtype}"] = None
+        width = width_of(case.arguments)
+        if (kernel, tile, dtype, width) not in run:
+            left.setdefault(kernel, {})[f"{tile} {dtype}" + (f" D{width}" if width else "")] = None
     return {kernel: list(tiles) for kernel, tiles in left.items()}
 
 
@@ -123,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--ptxas", action="append", default=[], metavar="FILE", help="an assembler besides those at hand"
     )
-    parser.add_argument("--once", action="store_true", help="one variant alone of each kernel, tile and dtype")
+    parser.add_argument("--once", action="store_true", help="one variant of each tile, dtype and head size")
     parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may take")
     parser.add_argument("-k", dest="cases", metavar="WORDS", help="cases alone that pytest -k chooses by these words")
     parser.add_argument("--found", action="store_true", help="run nothing: the record of what has been found")
