@@ -112,6 +112,7 @@ class Assembled:
             return (yield)
         finally:
             if pyfuncitem.funcargs.get("dtype") == "fp32":
+                choices.keep(chip, {})  # plans of tensors on a CPU do not ask for the precision: new ones
                 with in_tf32():
                     self.again(pyfuncitem)
             for name, size in choices.asked(chip) if self.tuned else ():

@@ -100,14 +100,14 @@ def _quotient(x, y, out, N: tl.constexpr):
     tl.store(out + i, tl.div_rn(tl.load(x + i), tl.load(y + i)))
 
 
-def quotient(*, rewrite=None, **options):
+def quotient(*, rewrite=None, rows=8, **options):
     """Quotients of which some need a call: wanted, found, machine."""
     x, y = torch.randn(2, 8, 32)
     x[::2, ::3] *= 2.0**-130
     with executed("sm_90", machine_code="compare", **options) as machine:
         if rewrite is not None:
             machine.machine_code.rewrite = rewrite
-        out = torch.empty(8, 32)
+        out = torch.empty(rows, 32)
         _quotient[(8,)](x, y, out, N=32, num_warps=1)
     return x / y, out, machine
 
@@ -116,6 +116,12 @@ def test_a_call_and_the_way_back():
     wanted, found, machine = quotient()
     assert torch.equal(wanted, found)
     assert machine.machine_code.outcomes
+
+
+def test_machine_code_of_faulty_ptx_does_not_run():
+    machine = quotient(rows=4, raising=False)[2]
+    assert machine.faults
+    assert not machine.machine_code.outcomes
 
 
 def test_a_wrong_way_back_is_noticed():

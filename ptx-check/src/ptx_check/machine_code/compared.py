@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptx_check.faults import Fault, Location, Unsupported
+from ptx_check.faults import NOTES, Fault, Location, Unsupported
 from ptx_check.ledger import sass
 from ptx_check.machine_code.cubin import Cubin, assembled, read
 from ptx_check.machine_code.launch import Launch
@@ -57,13 +57,16 @@ class MachineCode:
         """What the assemblers so far have made of this launch."""
 
     def execute(self, launch: Any, values: list[bytes], tensors: list[Tensor]) -> list[Fault]:
-        """launch: of the PTX, before it has run. values: its arguments as the kernel's parameters hold them."""
+        """launch: of the PTX, before it has run; where that has faults its machine code does not run. values: its
+        arguments as the kernel's parameters hold them."""
         if launch.cluster > 1:
             raise Unsupported("machine code of programs that several processors share")
         if not self.compare:
             return self.run(self.cubin(launch, self.assemblers[0]), launch, values)
         before = _memory(launch)
         faults = launch.execute()
+        if any(fault.kind not in NOTES for fault in faults):
+            return faults
         wanted = [tensor.clone() for tensor in tensors]
         after = _memory(launch)
         first, self.made = len(self.outcomes), []
