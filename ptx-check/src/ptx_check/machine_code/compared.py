@@ -117,12 +117,13 @@ class MachineCode:
 
 
 def _memory(launch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What a launch may write, each with a copy: bytes of tensors, and which of them nobody has written."""
+    """Arrays that a launch may write, each with a copy: bytes of tensors, and which of them nobody has written."""
     written = [array for buffer in launch.known for array in (buffer.bytes, buffer.marks) if array is not None]
     return [(array, array.copy()) for array in written]
 
 
 def _restore(memory: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Puts the copies back."""
     for array, copy in memory:
         array[:] = copy
 
