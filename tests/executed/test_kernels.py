@@ -5,6 +5,7 @@ Tiles are those that ship for each chip. `make test` takes some of EVERYWHERE, b
 everything on every chip in every dtype.
 """
 
+import dataclasses
 import itertools
 
 import pytest
@@ -26,6 +27,7 @@ from gpu.problems import (
 )
 from search_step import a_step, attend, specified
 
+from fasttfm.kernels import chip as chips
 from fasttfm.kernels import masked_softmax, product
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
@@ -264,6 +266,15 @@ def test_activations_between_two_products_of_cublas(hidden, dtype, monkeypatch):
     for activation, pass_of in {"relu": "_add_dropped", "gelu": "_activate"}.items():
         machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
         assert [launch.name for launch in machine.launches][:2] == [pass_of, "_gate"]
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_large_tiles_of_products(activation, dtype, monkeypatch):
+    """That few processors have work from few tiles on."""
+    monkeypatch.setitem(chips.CHIPS, "sm_90", dataclasses.replace(chips.CHIPS["sm_90"], processors=2))
+    check(_feed_forward(130, 64, 192, 0.1, activation), "sm_90", DTYPES[dtype])
 
 
 @pytest.mark.sample(1)
