@@ -190,6 +190,19 @@ def test_memory_has_bounds(text, address, kind):
     assert kind in after(text, {"R1": address}).launch.faults
 
 
+def test_parts_of_words_go_through_local_memory():
+    machine = after("STL [R1+0x4], R2", {"R1": 0, "R2": 0x11223344})
+    after("STL.S16 [R1+0x6], R2", {"R2": 0x5555FFFE}, machine)
+    after("STL.U8 [R1+0x5], R2", {"R2": 0x77}, machine)
+    for text, wanted in {"LDL": 0xFFFE7744, "LDL.U16": 0x7744, "LDL.U8": 0x44}.items():
+        after(f"{text} R3, [R1+0x4]", {}, machine)
+        np.testing.assert_array_equal(machine.R[3], wanted)
+    after("LDL.S16 R3, [R1+0x6]", {}, machine)
+    np.testing.assert_array_equal(machine.R[3], 0xFFFFFFFE)
+    assert not machine.launch.faults
+    assert after("LDL.U16 R3, [R1+0x5]", {}, machine).launch.faults == ["bounds"]
+
+
 def test_matrices_and_halves_go_through_shared_memory():
     """Rows of an 8x8 matrix are stored, and loaded transposed."""
     values = np.arange(64, dtype=np.uint16).view(np.uint32)

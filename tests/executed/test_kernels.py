@@ -261,11 +261,11 @@ def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtyp
 @pytest.mark.executed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [100, 200, 300])
-def test_activations_between_two_products_of_cublas(hidden, dtype, monkeypatch):
+@pytest.mark.parametrize(("activation", "before"), [("relu", "_add_dropped"), ("gelu", "_activate")])
+def test_activations_between_two_products_of_cublas(activation, before, hidden, dtype, monkeypatch):
     monkeypatch.setattr(product, "route_of", lambda *given: "cublas")
-    for activation, pass_of in {"relu": "_add_dropped", "gelu": "_activate"}.items():
-        machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
-        assert [launch.name for launch in machine.launches][:2] == [pass_of, "_gate"]
+    machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
+    assert [launch.name for launch in machine.launches][:2] == [before, "_gate"]
 
 
 @pytest.mark.executed
