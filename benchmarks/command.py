@@ -89,7 +89,7 @@ def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str]
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:
-    """main(arguments): its status; 2 with the message on stderr for what the user must change.
+    """main(arguments): its status; 2 with the message on stderr for what the user must change or install.
 
     Ctrl-C, SIGTERM and SIGHUP end it behind every `finally`, with all that it has started.
     """
@@ -102,6 +102,11 @@ def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | 
             return status
         except UserError as error:
             print(f"benchmarks: {error}", file=sys.stderr)
+            return 2
+        except ModuleNotFoundError as error:  # those of other packages: measure/__init__.py
+            if error.name != "ptx_check":
+                raise
+            print("benchmarks: ptx_check is not installed: pip install ./fasttfm/ptx-check", file=sys.stderr)
             return 2
         except BrokenPipeError:  # the reader (head, less) has gone; Python would complain once more at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,6 +62,9 @@ CASES = [
     ("IMAD.WIDE R0, R2, 0x4, R4", {"R2": -1, "R4": 0, "R5": 1}, {"R0": -4, "R1": 0}),
     ("IMAD.WIDE.U32 R0, R2, 0x4, RZ", {"R2": -1}, {"R0": -4, "R1": 3}),
     ("IMAD.HI.U32 R0, R2, R3, R4", {"R2": -1, "R3": 2, "R4": 2, "R5": 0}, {"R0": 2}),
+    ("IMAD.HI.U32 R0, P0, R2, R2, R4", {"R2": -1, "R4": -1, "R5": -1}, {"R0": -2, "P0": True}),
+    ("IMAD.HI.U32 R0, P0, R2, R2, R4", {"R2": -1, "R4": -1, "R5": 1}, {"R0": 0, "P0": True}),
+    ("IMAD.HI.U32 R0, P0, R2, R2, R4", {"R2": -1, "R4": -1, "R5": 0}, {"R0": -1, "P0": False}),
     ("IMAD.HI R0, R2, 0x4, RZ", {"R2": -5}, {"R0": -1}),
     ("IMAD.X R0, RZ, RZ, R1, P0", {"R1": 3, "P0": True}, {"R0": 4}),
     ("LEA R0, P0, R1, R2, 0x2", {"R1": 0x40000001, "R2": -4}, {"R0": 0, "P0": True}),
@@ -185,6 +188,19 @@ def test_a_value_that_differs_within_a_warp_is_no_uniform_one():
 )
 def test_memory_has_bounds(text, address, kind):
     assert kind in after(text, {"R1": address}).launch.faults
+
+
+def test_parts_of_words_go_through_local_memory():
+    machine = after("STL [R1+0x4], R2", {"R1": 0, "R2": 0x11223344})
+    after("STL.S16 [R1+0x6], R2", {"R2": 0x5555FFFE}, machine)
+    after("STL.U8 [R1+0x5], R2", {"R2": 0x77}, machine)
+    for text, wanted in {"LDL": 0xFFFE7744, "LDL.U16": 0x7744, "LDL.U8": 0x44}.items():
+        after(f"{text} R3, [R1+0x4]", {}, machine)
+        np.testing.assert_array_equal(machine.R[3], wanted)
+    after("LDL.S16 R3, [R1+0x6]", {}, machine)
+    np.testing.assert_array_equal(machine.R[3], 0xFFFFFFFE)
+    assert not machine.launch.faults
+    assert after("LDL.U16 R3, [R1+0x5]", {}, machine).launch.faults == ["bounds"]
 
 
 def test_matrices_and_halves_go_through_shared_memory():

@@ -1,5 +1,6 @@
 """`python -m benchmarks`: runs, refuses in one line, and keeps what it measured when it is stopped."""
 
+import importlib.abc
 import itertools
 import json
 import os
@@ -37,6 +38,26 @@ def test_it_runs_from_the_shell_and_keeps_records_that_follow_the_schema(tmp_pat
     assert "[1/" in done.stdout
     assert "fasttfm" in done.stdout
     assert f"kept in {tmp_path}" in done.stdout
+
+
+class Hidden(importlib.abc.MetaPathFinder):
+    """Has a package be as if it were not installed."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ptx_check":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="ptx_check")
+
+
+@pytest.mark.parametrize("words", [["queue", "--dry-run"], ["host", "--device", "cpu"]], ids=" ".join)
+def test_a_package_that_is_missing_is_named_in_one_line(words, monkeypatch, capfd):
+    monkeypatch.setenv("FASTTFM_EXCHANGED", "1")  # host: in this process
+    for name in [name for name in sys.modules if name.startswith(("ptx_check", "benchmarks.queue"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "benchmarks.measure.exchanged", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    assert command.main(words) == 2
+    told = "benchmarks: ptx_check is not installed: pip install ./fasttfm/ptx-check\n"
+    assert capfd.readouterr().err.endswith(told)
 
 
 @pytest.fixture

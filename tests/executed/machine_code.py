@@ -1,6 +1,7 @@
 """The machine code of every kernel on sm_90, under each assembler, executed on a CPU and held against the PTX.
 
     python -m tests.executed.machine_code                        what the cases of tests/executed launch there
+    python -m tests.executed.machine_code --once                 one variant of each tile, dtype and head size
     python -m tests.executed.machine_code --tuned                and each tile that `fasttfm tune` may take instead
     python -m tests.executed.machine_code --ptxas FILE -k bf16   another assembler too; some cases alone
     python -m tests.executed.machine_code --found                nothing new: the record of what has been found
@@ -21,12 +22,17 @@ from triton import knobs
 from benchmarks import command
 from benchmarks.measure import machine, records, text_table
 from fasttfm.kernels import choice_cache
+from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.proof import matrix
 from ptx_check.machine_code.compared import version
+from tests.executed.assembled import CHIP, by_tile, named, width_of
 from tests.pytest_runs import run_tests
 
 NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_backward.py"
 TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in NAMES]
 PAGE = machine.ROOT / "docs" / "assemblers.md"
+_OTHER_WARPS = 8
+"""Of a kernel with a producer and two consumers, besides those of the tile."""
 BEGIN, END = "<!-- machine code: python -m tests.executed.machine_code -->", "<!-- end of machine code -->"
 
 
@@ -47,11 +53,6 @@ def found_file() -> Path:
     return choice_cache.folder() / "executed" / "machine-code.jsonl"
 
 
-def by_tile(record: records.Record) -> tuple:
-    """A new record takes the place of its kernel's, tile's and assembler's."""
-    return tuple(record[name] for name in ("kernel", "tile", "dtype", "assembler"))
-
-
 def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line for each kernel, tile, dtype and assembler of what the plugin has found."""
     groups: dict[tuple, list[dict]] = {}
@@ -67,6 +68,7 @@ def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         lines.append({
             "kernel": kernel, "tile": tile, "dtype": dtype, "assembler": assembler,
             "choice": "" if any(not each["choice_made"] for each in group) else group[0]["choice_made"],
+            "widths": sorted({width_of(each["constants"]) for each in group}),
             "variants": len(variants), "right": outcomes.count("right"), "not_known": outcomes.count("refused"),
             "wrong": [each["told"][0] for each in variants.values() if each["outcome"] == "wrong"],
             **{name: records.rounded(worst[name]) for name in ("difference", "largest")},
@@ -98,8 +100,24 @@ def section(lines: Sequence[records.Record]) -> str:
     commits = ", ".join(sorted({line["machine"]["commit"][:7] for line in lines}))
     wrong = [f"- `{each['kernel']}` {each['tile']} {each['dtype']}, ptxas {each['assembler']}: {text}"
              for each in lines for text in each["wrong"]]  # fmt: skip
+    left = [f"- `{kernel}`: {', '.join(tiles)}" for kernel, tiles in not_run(lines).items()]
     parts = [table(lines), f"Recorded at commit {commits}. Differences are of the largest number of a tensor."]
-    return "\n\n".join([*parts, *(["Wrong:", "\n".join(wrong)] if wrong else [])])
+    lists = {"Wrong:": wrong, "Not run, of the tiles that ship for sm_90:": left}
+    return "\n\n".join([*parts, *(text for head, each in lists.items() if each for text in (head, "\n".join(each)))])
+
+
+def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
+    """Kernel -> its tiles, dtypes and head sizes that ship for sm_90 and that no line has."""
+    run = {(*by_tile(line)[:3], width) for line in lines for width in line["widths"]}
+    left: dict[str, dict[str, None]] = {}
+    for _, case in matrix.enumerate_cases([CHIPS[CHIP]]):
+        kinds = [case.arguments[name] for name in case.kernel.arg_names]
+        warps = case.num_warps + _OTHER_WARPS * ("hopper" in case.kernel.fn.__module__)
+        kernel, tile, dtype = named(case.kernel, case.arguments, kinds, warps, case.num_stages).values()
+        width = width_of(case.arguments)
+        if (kernel, tile, dtype, width) not in run:
+            left.setdefault(kernel, {})[f"{tile} {dtype}" + (f" D{width}" if width else "")] = None
+    return {kernel: list(tiles) for kernel, tiles in left.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--ptxas", action="append", default=[], metavar="FILE", help="an assembler besides those at hand"
     )
+    parser.add_argument("--once", action="store_true", help="one variant of each tile, dtype and head size")
     parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may take")
     parser.add_argument("-k", dest="cases", metavar="WORDS", help="cases alone that pytest -k chooses by these words")
     parser.add_argument("--found", action="store_true", help="run nothing: the record of what has been found")
@@ -118,8 +137,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = "(sm_90 or hopper) and not mutation" + (f" and ({args.cases})" if args.cases else "")
         paths = {**assemblers(), **{version(path): path for path in args.ptxas}}
         variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
-                     "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned))}  # fmt: skip
-        words = ["-p", "tests.executed.assembled", "-m", "executed or not executed", "-k", chosen, *TESTS]
+                     "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned)),
+                     "ASSEMBLED_ONCE": str(int(args.once))}  # fmt: skip
+        words = [
+            "-p",
+            "tests.executed.assembled",
+            "-o",
+            "timeout=0",
+            "-m",
+            "executed or not executed",
+            "-k",
+            chosen,
+            *TESTS,
+        ]
         run_tests(words, args.workers, variables)
     lines = lines_of(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
     about = machine.describe()

@@ -5,6 +5,7 @@ Tiles are those that ship for each chip. `make test` takes some of EVERYWHERE, b
 everything on every chip in every dtype.
 """
 
+import dataclasses
 import itertools
 
 import pytest
@@ -26,7 +27,8 @@ from gpu.problems import (
 )
 from search_step import a_step, attend, specified
 
-from fasttfm.kernels import masked_softmax
+from fasttfm.kernels import chip as chips
+from fasttfm.kernels import masked_softmax, product
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention.once import append, decode
@@ -98,6 +100,24 @@ def test_larger_problems(problem, chip, dtype):
 @pytest.mark.executed
 @cases(REST)
 def test_every_kernel_on_every_chip(problem, chip, dtype):
+    check(problem, chip, DTYPES[dtype])
+
+
+ROWS = {
+    ("fp32", "bf16"): [p for N in (100, 200, 300, 900, 2000, 4000, 8000) for p in _norms(3, N, 0.1)],
+    ("fp16", "bf16"): [_weights(1, 1, 3, S, 16) for S in (16, 30, 60, 100, 200, 400, 900, 2000, 4000, 8000)],
+    ("fp32", "fp16", "bf16"): [
+        *(p for V in (900, 2000, 4000, 9000) for p in _cross_entropy(3, 24, V)),
+        *(_embed(1, 5, N, 50, 0.1) for N in (50, 100, 200, 400)),
+        *(_rotary(1, 1, 5, D, D, interleaved=False) for D in (32, 64, 128, 256)),
+    ],
+}
+"""Few rows of each width that has a tile of its own."""
+
+
+@pytest.mark.executed
+@cases([(p, "sm_90", dtype) for dtypes, problems in ROWS.items() for p in problems for dtype in dtypes])
+def test_every_tile_of_rows(problem, chip, dtype):
     check(problem, chip, DTYPES[dtype])
 
 
@@ -179,13 +199,26 @@ def test_keys_and_values_of_which_one_is_aligned(widths):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("chip", "dtype", "queries"), list(zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))))
 def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dtype, queries):
+    read_pages(chip, dtype, queries, 40)
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("width", [40, 100, 200])
+@pytest.mark.parametrize("queries", [1, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", ["sm_90"])
+def test_every_tile_reads_pages(chip, dtype, queries, width):
+    read_pages(chip, dtype, queries, width)
+
+
+def read_pages(chip, dtype, queries, width):
     """Shares of a sequence, uneven pages and heads, a table with pages that there are not: no read outside of it."""
     table = torch.randperm(24).view(2, 12).int()
-    keys, values = (torch.randn(24, 2, 5, width).to(DTYPES[dtype]) for width in (40, 24))
-    query = torch.randn(2, 6, queries, 40).to(DTYPES[dtype])
+    keys, values = (torch.randn(24, 2, 5, size).to(DTYPES[dtype]) for size in (width, width - 16))
+    query = torch.randn(2, 6, queries, width).to(DTYPES[dtype])
     lengths, starts, slopes = torch.tensor([57, 13]), torch.tensor([4, 0]), torch.rand(1, 6)
     scoring = {"slopes": slopes, "softcap": 3.0, "sinks": torch.randn(6), "scale": 0.2}
-    new, appended = torch.randn(2, 2, 3, 40).to(DTYPES[dtype]), keys.clone()
+    new, appended = torch.randn(2, 2, 3, width).to(DTYPES[dtype]), keys.clone()
     with executed(chip) as machine:
         output = decode(query, keys, values, lengths, starts, table, **scoring, left=30, right=0, shares=2)
         append(appended, new, lengths, table * 2 - 9)
@@ -223,6 +256,25 @@ def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtyp
     monkeypatch.setattr(attention_launch, "route", lambda *size: "softmax")
     options = {**SCORED, "window": (30, 0)}
     check(_attention(2, 2, 11, 45, 24, 40, **options, lengths=[45, 0], key_heads=1, p=0.1), chip, DTYPES[dtype])
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [100, 200, 300])
+@pytest.mark.parametrize(("activation", "before"), [("relu", "_add_dropped"), ("gelu", "_activate")])
+def test_activations_between_two_products_of_cublas(activation, before, hidden, dtype, monkeypatch):
+    monkeypatch.setattr(product, "route_of", lambda *given: "cublas")
+    machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
+    assert [launch.name for launch in machine.launches][:2] == [before, "_gate"]
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_large_tiles_of_products(activation, dtype, monkeypatch):
+    """That few processors have work from few tiles on."""
+    monkeypatch.setitem(chips.CHIPS, "sm_90", dataclasses.replace(chips.CHIPS["sm_90"], processors=2))
+    check(_feed_forward(130, 64, 192, 0.1, activation), "sm_90", DTYPES[dtype])
 
 
 @pytest.mark.sample(1)

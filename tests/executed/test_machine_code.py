@@ -78,7 +78,8 @@ def test_shipped_tiles_agree_with_their_ptx(problem):
 def found(ptx: str, outcome: str, **others) -> dict:
     """A line of the plugin's."""
     line = {"ptx": ptx, "kernel": "rotary.rotate", "tile": "64x16w2s1", "dtype": "bf16", "assembler": "12.8.93",
-            "choice_made": "", "outcome": outcome, "told": [], "difference": 0.5, "largest": 2.0}  # fmt: skip
+            "choice_made": "", "outcome": outcome, "told": [], "constants": {}, "difference": 0.5,
+            "largest": 2.0}  # fmt: skip
     return line | others
 
 
@@ -86,10 +87,29 @@ def test_a_line_for_each_kernel_tile_and_assembler():
     given = [found("a", "right"), found("a", "right"), found("b", "wrong", told=["bounds"], difference=1.0)]
     given += [found("c", "refused", told=["not known"]), found("a", "right", assembler="13.1.80", choice_made="tune")]
     older, newer = machine_code.lines_of([*given, {"choice": "a tile of tune", "answer": "64x16w2s1"}])
-    counts = {"variants": 3, "right": 1, "not_known": 1, "wrong": ["bounds"], "difference": 1.0, "choice": ""}
+    counts = {
+        "widths": [0],
+        "variants": 3,
+        "right": 1,
+        "not_known": 1,
+        "wrong": ["bounds"],
+        "difference": 1.0,
+        "choice": "",
+    }
     assert counts.items() <= older.items()
     assert (newer["assembler"], newer["right"], newer["choice"]) == ("13.1.80", 1, "tune")
     assert "| `rotary.rotate` | 1 | 1 | 1 of 3 | 1 of 1 | 5.0e-01 |" in machine_code.table([older, newer])
+
+
+def test_a_tile_that_ships_and_has_no_line_is_named():
+    every = machine_code.not_run([])
+    assert "4x64w4s1 fp16 D64" in every["attention.decode.merge"]
+    assert "64x32w4s1 tf32 D64" in every["attention.forward.forward"]
+    assert "64x128w12s2 bf16 D128" in every["attention.hopper.backward_keys.keys"]
+    line = {"kernel": "attention.decode.merge", "tile": "4x64w4s1", "dtype": "fp16", "assembler": "13.1.80"}
+    line["widths"] = [64]
+    left = machine_code.not_run([line])
+    assert set(every["attention.decode.merge"]) - set(left["attention.decode.merge"]) == {"4x64w4s1 fp16 D64"}
 
 
 def test_the_page_has_the_table_of_the_record():

@@ -4,6 +4,7 @@ How machine code is read and counted: ptx-check/tests/test_machine_code.py.
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -64,6 +65,7 @@ print(json.dumps({
     "grown": budgets.regressions(dropped.resources, plain.resources),
     "shrunk": budgets.regressions(plain.resources, dropped.resources),
     "amd": [len(amd.count.loops), amd.resources.bound],
+    "names": [name for name, _ in counted.source_of(named("sm_90", "attention.hopper.forward").kernel) if name],
     "text": [text for _, text in counted.source_of(named("sm_80", "attention.forward").kernel)],
     "again": counted.of_case(chip, named("sm_80", "embedding", "embedding.forward/plain")) == plain,
 }))
@@ -82,6 +84,8 @@ def test_a_planted_heavier_kernel_is_noticed_and_a_kernels_text_is_all_that_it_n
     assert not any(line.startswith("bound ") for line in told["shrunk"]), told
     assert told["again"], "a kept count must be what was counted"
     assert told["amd"][1] > 0
+    parts = [name.rpartition(".") for name in told["names"]]  # as many names as values: two of one name would hide one
+    assert all(hasattr(importlib.import_module(module), name) for module, _, name in parts)
     texts = told["text"]
     assert any("def hide(" in text for text in texts)
     assert any("1.442695" in text for text in texts)  # LOG2E

@@ -8,6 +8,7 @@ import ast
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -78,10 +79,10 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
         named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         scope = value.fn.__globals__
         modules = [scope[each] for each in named if isinstance(scope.get(each), ModuleType)]
-        for each in named:
-            for place in (scope, *map(vars, modules)):
-                if each in place and not isinstance(place[each], ModuleType):
-                    waiting.append((f"{value.fn.__module__}.{each}", place[each]))
+        places = {value.fn.__module__: scope} | {module.__name__: vars(module) for module in modules}
+        for (of, place), each in itertools.product(places.items(), named):
+            if each in place and not isinstance(place[each], ModuleType):
+                waiting.append((f"{of}.{each}", place[each]))
     return tuple(sorted(found.items()))
 
 

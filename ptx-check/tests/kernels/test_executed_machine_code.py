@@ -94,6 +94,58 @@ def test_numbers_that_differ_from_the_ptx_are_told_with_the_assembler():
         product(rewrite=SPOILT["a wrong register of a store"], machine_code="compare")
 
 
+@triton.jit
+def _quotient(x, y, out, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out + i, tl.div_rn(tl.load(x + i), tl.load(y + i)))
+
+
+def quotient(*, rewrite=None, rows=8, **options):
+    """Quotients of which some need a call: wanted, found, machine."""
+    x, y = torch.randn(2, 8, 32)
+    x[::2, ::3] *= 2.0**-130
+    with executed("sm_90", machine_code="compare", **options) as machine:
+        if rewrite is not None:
+            machine.machine_code.rewrite = rewrite
+        out = torch.empty(rows, 32)
+        _quotient[(8,)](x, y, out, N=32, num_warps=1)
+    return x / y, out, machine
+
+
+def test_a_call_and_the_way_back():
+    wanted, found, machine = quotient()
+    assert torch.equal(wanted, found)
+    assert machine.machine_code.outcomes
+
+
+def test_machine_code_of_faulty_ptx_does_not_run():
+    machine = quotient(rows=4, raising=False)[2]
+    assert machine.faults
+    assert not machine.machine_code.outcomes
+
+
+def test_a_wrong_way_back_is_noticed():
+    def rewrite(text: str) -> str:
+        end = re.search(r"/\*(\w+)\*/ +EXIT", text)[1]
+        return re.sub(r"(MOV R\d+, )0x\w+(.*\n.*\n.*CALL\.REL)", rf"\g<1>0x{end}\2", text)
+
+    with pytest.raises(FaultyKernel, match="are not what the PTX computes"):
+        quotient(rewrite=rewrite)
+
+
+def test_memory_that_programs_left_out_would_have_written_is_the_same_under_both():
+    _, found, machine = quotient(programs=2)
+    assert machine.launches[0].left_out == 6
+    assert found[1:-1].eq(0).all()
+
+
+def test_machine_code_that_another_assembler_has_made_too_runs_once():
+    ran = []
+    ptxas = str(sass.tool("ptxas"))
+    machine = quotient(ptxas=[ptxas, ptxas], rewrite=lambda text: ran.append(text) or text)[2]
+    assert (len(machine.machine_code.outcomes), len(ran)) == (2, 1)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("registers", [True, False])
 def test_a_producer_and_two_consumers(registers):

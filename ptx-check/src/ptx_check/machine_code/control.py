@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptx_check.machine_code.integers import Step
-from ptx_check.machine_code.operands import Code, bits, predicate, truth
+from ptx_check.machine_code.operands import Code, bits, operand, predicate, truth
 
 
 def branch(code: Code) -> Step:
@@ -60,10 +60,11 @@ def call(code: Code) -> Step:
 
 
 def come_back(code: Code) -> Step:
-    """RET.REL.NODEC: to the address in a register."""
-    if code.words != ("REL", "NODEC"):
+    """RET.REL.NODEC: to the place in the kernel's code that a register holds."""
+    register, _, behind = code.operands[0].text.partition(" ")
+    if code.words != ("REL", "NODEC") or behind != f"`({code.kernel})":
         raise code.unknown()
-    read = bits(code.operands[0], code)
+    read = bits(operand(register), code)
 
     def step(s: Any) -> None:
         s.go_to_addresses(code, np.broadcast_to(read(s), s.shape).astype(np.int64))

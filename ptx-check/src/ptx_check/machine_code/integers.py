@@ -97,7 +97,7 @@ def multiply_add(code: Code) -> Step:
 
 
 def _wide_product(code, written, target, sources, extra, with_sign: bool, high: bool) -> Step:
-    if len(written) > 1 or (high and written):
+    if len(written) > 1:
         raise code.unknown("of this form is not known")
     read = signed if with_sign else bits
     a, b, c = read(sources[0], code), read(sources[1], code), wide(sources[2], code)

@@ -173,17 +173,24 @@ class Local:
         return np.where(good, at, 0) // 4, rows, np.broadcast_to(s.lane, s.shape), lanes & good
 
     def load(self, s: Any, code: Code, at: Any, lanes: Any, size: int) -> list[Any]:
-        if size < 4:
-            raise code.unknown("of a part of a word is not known")
         word, row, lane, _ = self.places(s, code, at, lanes, size)
+        if size < 4:
+            return [self.words[word, row, lane] >> _bits_below(at) & U32((1 << 8 * size) - 1)]
         return [self.words[word + number, row, lane] for number in range(size // 4)]
 
     def store(self, s: Any, code: Code, at: Any, lanes: Any, size: int, values: list[Any]) -> None:
-        if size < 4:
-            raise code.unknown("of a part of a word is not known")
         word, row, lane, good = self.places(s, code, at, lanes, size)
+        if size < 4:  # the rest of the word stays
+            below = _bits_below(at)
+            part = U32((1 << 8 * size) - 1) << below
+            values = [self.words[word, row, lane] & ~part | values[0] << below & part]
         for number, value in enumerate(values):
             self.words[word[good] + number, row[good], lane[good]] = np.broadcast_to(value, s.shape)[good]
+
+
+def _bits_below(at: Any) -> Any:
+    """Bits of a word below an address in it."""
+    return (at & U64(3)).astype(U32) * U32(8)
 
 
 _SPACES: dict[str, Callable[[Any], Any]] = {
