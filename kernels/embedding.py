@@ -28,6 +28,8 @@ from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import divided, wide
 
+_HALF = 1 << 15
+"""Half of the numbers that an int16 takes."""
 _NONE = -(1 << 31)
 """Stands for no padding: no token is that, where -1 may be one by mistake."""
 
@@ -189,21 +191,28 @@ class Gradient:
         out = dy.new_empty(self.shape, dtype=self.dtype)
         order = starts = None
         if self.vocabulary is not None:
-            # half the passes of a sort of int64, 6 launches
-            ordered, order = torch.sort(tokens.view(-1).to(torch.int32), stable=True)
-            starts = torch.searchsorted(ordered, _every_token(self.vocabulary, dy.device))
+            order, starts = runs(tokens, self.vocabulary)
         self.launch(dy, tokens, order, starts, out, (seed, site, *self.dropout), *self.numbers)
         return out
 
 
-def _every_token(vocabulary: int, device: torch.device) -> Tensor:
-    """0 .. vocabulary, made once a device; not kept where a CUDA graph's capture would make it part of the graph."""
-    every = _every.get((vocabulary, device))
-    if every is None:
-        every = torch.arange(vocabulary + 1, dtype=torch.int32, device=device)
+def runs(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Places of tokens, sorted by token and in order among equals, and where the run of each begins (vocabulary + 1,).
+
+    A sort takes a pass a byte, so its keys are of two where the vocabulary allows, else of four.
+    """
+    dtype, first = (torch.int16, _HALF) if vocabulary < 2 * _HALF else (torch.int32, 0)
+    flat, device = tokens.view(-1), tokens.device
+    ordered, order = torch.sort(torch.sub(flat, first, out=torch.empty_like(flat, dtype=dtype)), stable=True)
+    try:
+        every = _every[vocabulary, device]
+    except KeyError:
+        every = torch.arange(-first, vocabulary + 1 - first, dtype=dtype, device=device)
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             _every[vocabulary, device] = every
-    return every
+    return order, torch.searchsorted(ordered, every)
 
 
 _every: dict[tuple[int, torch.device], Tensor] = {}
+"""Keys of all tokens of a vocabulary and of its end, made once a device; not kept where a CUDA graph's capture would
+make them part of the graph."""

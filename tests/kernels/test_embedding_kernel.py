@@ -95,6 +95,18 @@ def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_noth
     assert kernel.Gradient(dy, tokens, 40)(dy, tokens).sum().item() == 16
 
 
+@pytest.mark.parametrize("vocabulary", [1, 40, (1 << 15) + 1, (1 << 16) - 1, 1 << 16, 100_000])
+def test_runs_of_tokens_are_found_whatever_the_vocabulary(vocabulary):
+    tokens = torch.randint(vocabulary, (3, 50))
+    tokens[0, :4] = torch.tensor([0, vocabulary - 1, 0, vocabulary // 2])
+    order, starts = kernel.runs(tokens, vocabulary)
+    flat = tokens.flatten()
+    assert torch.equal(order, flat.argsort(stable=True))
+    assert torch.equal(
+        starts, torch.cat([torch.zeros(1, dtype=torch.int64), flat.bincount(minlength=vocabulary).cumsum(0)])
+    )
+
+
 def test_inputs_need_not_be_contiguous():
     tokens, inputs = draw(6, 5, 24, torch.float32)
     weight = inputs["weight"].t().contiguous().t()
