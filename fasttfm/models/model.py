@@ -19,7 +19,7 @@ class Model(nn.Module):
 
     def checkpoint_activations(self, enabled: bool = True) -> None:
         """Let layers keep only what they are given, and be computed again in the backward pass: less memory, the same
-        gradients bit by bit."""
+        gradients bit by bit; with kernels but for the order in which that of the memory is summed over the layers."""
         for module in self.modules():
             if isinstance(module, Stack):
                 module.checkpoint_activations = enabled
@@ -42,19 +42,17 @@ def reset_parameters(model: nn.Module, std: float) -> None:
 
 def token_loss(
     hidden: Tensor, output: Any, targets: Tensor, *, label_smoothing: float = 0.0, pad_id: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Cross entropy of output(hidden), summed over targets other than pad_id; hidden (B, L, d), targets (B, L).
 
-    Returns (label-smoothed loss, loss without smoothing and without gradient, number of targets), each 0-d. The logits
-    (B, L, V) never exist all at once where the operator can avoid it.
+    Returns (label-smoothed loss, loss without smoothing and without gradient), each 0-d. The logits (B, L, V) never
+    exist all at once where the operator can avoid it.
     """
     rows, wanted = hidden.flatten(0, 1), targets.flatten()
     options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": pad_id}
     if untouched(output, LINEAR) and output.bias is None and ordinary(rows, output.weight):
-        loss, nll = F.linear_cross_entropy(rows, output.weight, wanted, **options)
-    else:
-        loss, nll = F.cross_entropy(output(rows), wanted, reduction="sum", **options)
-    return loss, nll, (targets != pad_id).sum()
+        return F.linear_cross_entropy(rows, output.weight, wanted, **options)
+    return F.cross_entropy(output(rows), wanted, reduction="sum", **options)
 
 
 @contextlib.contextmanager

@@ -146,7 +146,7 @@ class Transformer(Model):
         """Logits (B, L, V) for source (B, S) and target inputs (B, L), each position seeing the targets up to itself.
 
         source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded. targets: what loss()
-        asks for, by calling the model, so that whoever wraps it (FSDP) takes part; then its three values come back.
+        asks for, by calling the model, so that whoever wraps it (FSDP) takes part; then its two losses come back.
         """
         seed = self._seed()
         lengths: tuple[Any, Any] = (source_lengths, target_lengths)
@@ -174,13 +174,14 @@ class Transformer(Model):
         logits (B, L, V) never exist all at once where the operator can avoid it.
         """
         targets = _Targets(target_out, label_smoothing, packed_tokens)
-        return self(source, target_in, source_lengths, target_lengths, targets=targets)
+        losses = self(source, target_in, source_lengths, target_lengths, targets=targets)
+        return *losses, (target_out != self.config.pad_id).sum()
 
     def batch_loss(self, batch: Batch, *, label_smoothing: float = 0.1, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """loss() of a batch of pairs, without its number of tokens."""
+        """loss() of a batch of pairs, without its number of tokens, which the batch knows."""
         tokens = (batch.source_tokens, batch.target_tokens) if packed else None
-        given = batch.source, batch.target_in, batch.target_out, batch.source_lengths, batch.target_lengths
-        return self.loss(*given, label_smoothing=label_smoothing, packed_tokens=tokens)[:2]
+        targets = _Targets(batch.target_out, label_smoothing, tokens)
+        return self(batch.source, batch.target_in, batch.source_lengths, batch.target_lengths, targets=targets)
 
     def _seed(self) -> Tensor | None:
         """One for all dropouts of a pass, whose sites tell them apart."""

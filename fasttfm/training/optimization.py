@@ -75,9 +75,9 @@ class Optimization:
         exchanges = workers.size > 1 and not self.is_sharded  # what is divided sums its gradients itself
         self._exchange = GradientExchange(self.parameters, workers) if exchanges else None
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss` (0-d) to the parameters' gradients."""
-        self.scaler.scale(loss).backward()
+    def backward(self, loss: Tensor, factor: Tensor | None = None) -> None:
+        """Add the gradient of `loss` times `factor`, 0-d each, to the parameters' gradients; None: of `loss`."""
+        self.scaler.scale(loss).backward(factor)
 
     def step(self, lr: Tensor) -> Tensor:
         """Change the weights by the gradients and forget these. Returns the gradients' norm before clipping (0-d).

@@ -127,7 +127,7 @@ class Updates:
         self._is_single = config.update_freq == 1 and workers.size == 1
         """Whether an update is of one batch, here alone: its tokens are then known before."""
         # what differs from update to update, where a captured one finds it
-        self._divisor, self._factor, self._norm = torch.zeros(3, dtype=torch.float32, device=device)
+        self._share, self._factor, self._norm = torch.zeros(3, dtype=torch.float32, device=device)
         self._tokens = torch.zeros((), dtype=torch.float64, device=device)
         self._lr = torch.zeros((), dtype=rate_dtype(device), device=device)
         self.arrivals = Arrivals()
@@ -155,7 +155,7 @@ class Updates:
         divisor = self.batches.max_tokens * config.update_freq if self.workers.size > 1 else 0
         last = last_batch(self.workers.rank, self.workers.size, config.update_freq)
         if self.is_sharded:
-            self._divisor.fill_(divisor)
+            self._share.fill_(1.0 / divisor)
             counts = self._add_gradients_together()
         for index in range(0 if self.is_sharded else config.update_freq):
             is_given_up = index > 0 and is_stopping()
@@ -165,7 +165,7 @@ class Updates:
             if batch is None:
                 continue
             divisor = divisor or batch.target_tokens * config.update_freq
-            self._divisor.fill_(divisor)
+            self._share.fill_(1.0 / divisor)
             if index == last:
                 self.optimization.expect_last()
             if self._is_single:
@@ -333,7 +333,7 @@ class Updates:
     def _add_gradient(self, batch: TrainingBatch) -> None:
         """Add a batch's gradients and losses to those of the update."""
         loss, nll = self.loss(batch)
-        self.optimization.backward(loss / self._divisor)
+        self.optimization.backward(loss, self._share)
         self._losses += torch.stack([loss.detach(), nll.detach()]).double()
 
     def _change_weights(self, _: None = None) -> None:

@@ -121,7 +121,7 @@ def test_memory_that_does_not_suffice_ends_in_a_remedy(tiny_data, tiny_values, t
             raise torch.OutOfMemoryError("CUDA out of memory")
         return torch.empty(1 << 55)
 
-    monkeypatch.setattr(Transformer, "loss", exhausted)
+    monkeypatch.setattr(Transformer, "batch_loss", exhausted)
     remedy = "out of memory with batches of 256 tokens: give --max-tokens 128 --update-freq 2"
     with pytest.raises(UserError, match=remedy):
         train(tiny_values(), tiny_data, tmp_path / "M", CPU)

@@ -45,7 +45,7 @@ class GPTClassifier(TaskModel):
         hidden = self.body.hidden(batch.tokens, _lengths(batch))  # (R, S, d)
         loss, nll = self.loss_of(self._scores(hidden, batch), batch.labels, label_smoothing)
         if self.config.lm_weight:
-            text, _, _ = token_loss(hidden, self.body.output, next_tokens(batch), label_smoothing=0.0, pad_id=IGNORED)
+            text, _ = token_loss(hidden, self.body.output, next_tokens(batch), label_smoothing=0.0, pad_id=IGNORED)
             predicted = batch.source_tokens - len(batch.tokens)
             loss = loss + self.config.lm_weight * len(batch.labels) * text / predicted
         return loss, nll

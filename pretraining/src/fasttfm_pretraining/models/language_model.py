@@ -89,7 +89,7 @@ class LanguageModel(Model):
         hidden = self.hidden(tokens, lengths)
         if targets is None:
             return apply_linear(self.output, hidden)
-        return token_loss(hidden, self.output, targets, label_smoothing=label_smoothing, pad_id=IGNORED)[:2]
+        return token_loss(hidden, self.output, targets, label_smoothing=label_smoothing, pad_id=IGNORED)
 
     def batch_loss(
         self, batch: TextBatch, *, label_smoothing: float = 0.0, packed: bool = False
