@@ -16,7 +16,11 @@ class _Biased(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        d_query, d_key, _, *d_biases = ctx.inner.backward(grad, False, torch.float32, ctx.saved)[:5]
+        key, into = ctx.saved.call.key, None
+        if key is not None:  # its gradient is a part of wider memory
+            into = key.new_full((*key.shape[:-3], 3, *key.shape[-3:]), float("nan")).select(-4, 1)
+        d_query, d_key, _, *d_biases = ctx.inner.backward(grad, False, torch.float32, into, ctx.saved)[:5]
+        assert d_key is into
         rows = 1 if ctx.saved.call.packed else 2
         for n, d in enumerate((d_query, d_key)[: ctx.count]):
             if d_biases[n] is None:  # no kernel has summed it

@@ -236,7 +236,7 @@ def test_pytorchs_operators_take_the_arguments_and_give_what_the_fake_announces(
     outputs = library.forward(call)
     announced = operator._fake(call)
     saved = operator.Saved(*operator._save(call, announced))
-    given = operator._Backward(torch.empty_like(announced[0]), False, None, saved)
+    given = operator._Backward(torch.empty_like(announced[0]), False, None, None, saved)
     gradients = library.gradients(given)
     for found, wanted in zip((*outputs, *gradients), (*announced, *operator._fake_backward(given)), strict=True):
         assert (found is None) == (wanted is None)

@@ -134,7 +134,7 @@ def test_a_layers_gradients_are_the_same_bits_in_one_launch(route, dtype):
     for operator, given in fields.items():
         inner = Inner(operator)
         outputs, saved = inner(*given)
-        leading = {RESIDUAL_NORM: (None, None), ATTENTION: (False, dtype)}.get(operator, ())
+        leading = {RESIDUAL_NORM: (None, None), ATTENTION: (False, dtype, None)}.get(operator, ())
         steps.append((inner, (torch.randn_like(outputs[0]), *leading, saved)))
     expected = [inner.backward(*given) for inner, given in steps]
     known = {}

@@ -190,12 +190,13 @@ def heads_last(x: Tensor, width: Size) -> tuple[tuple[Size, ...], tuple[Size, ..
     return (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
 
 
-def gradient_memory(call: Call) -> Callable[[Call], tuple[Any, ...]]:
-    """A function of such calls to memory for the gradients of query, key and value: of packed projections laid out as
-    they are, where the numbers of a head's row are neighbours, as attention writes them."""
+def gradient_memory(call: Call) -> Callable[..., tuple[Any, ...]]:
+    """A function of such calls, and of memory for the gradient of the key or None, to memory for the gradients of
+    query, key and value: of packed projections laid out as they are, where the numbers of a head's row are neighbours,
+    as attention writes them."""
     if call.value is not None and not call.packed:
         q, k, v = (heads_last(x, x.shape[3]) for x in call.apart)
-        return lambda call: (
+        return lambda call, key: (
             call.query.new_empty_strided(*q), call.query.new_empty_strided(*k), call.query.new_empty_strided(*v)
         )  # fmt: skip
     reached = call.covered and not is_empty(call)
@@ -204,11 +205,14 @@ def gradient_memory(call: Call) -> Callable[[Call], tuple[Any, ...]]:
     formats = [torch.preserve_format if each else torch.contiguous_format for each in kept]
     count = sum(x is not None for x in call[:3])
 
-    def memory(call: Call) -> tuple[Any, ...]:
+    def memory(call: Call, key: Tensor | None) -> tuple[Any, ...]:
         query = make(call.query, memory_format=formats[0])
         if count == 1:
             return query, None, None
-        key = make(call.key, memory_format=formats[1])  # type: ignore[arg-type]
+        if key is None:
+            key = make(call.key, memory_format=formats[1])  # type: ignore[arg-type]
+        elif make is torch.zeros_like:
+            key.zero_()
         return query, key, None if count == 2 else make(call.value, memory_format=formats[2])  # type: ignore[arg-type]
 
     return memory

@@ -79,7 +79,7 @@ def bias_rows(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def backward(
-    grad: Tensor, mask_gradient: bool, bias_dtype: torch.dtype | None, saved: Saved
+    grad: Tensor, mask_gradient: bool, bias_dtype: torch.dtype | None, d_key: Tensor | None, saved: Saved
 ) -> Callable[[Any], Outputs]:
     """A function of the call of the backward operator."""
     from fasttfm.kernels.attention import backward as long_backward
@@ -96,7 +96,7 @@ def backward(
     row = call.output_by_head(grad.contiguous() if copied else grad, heads)
     output = call.output_by_head(output, heads)  # type: ignore[arg-type]
     memory = gradient_memory(call)
-    gradients = memory(call)
+    gradients = memory(call, d_key)
     written = call._replace(query=gradients[0], key=gradients[1], value=gradients[2])
     of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
     sums: Any = None
@@ -119,12 +119,12 @@ def backward(
         return query.unbind(-3) if packed_all else (query, *key.unbind(-3))
 
     def compute(backward: Any) -> Outputs:
-        grad, *_, saved = backward
+        grad, _, _, d_key, saved = backward
         call, output, lse, *_ = saved
         if copied:
             grad = grad.contiguous()
         operands, problem = reader.operands(call), reader.problem(call[3:6], call[6:11], call.site)
-        gradients = memory(call)
+        gradients = memory(call, d_key)
         out = apart(*gradients[:2]) if projected else gradients
         d_biases: Any = None, None
         if sums is None:

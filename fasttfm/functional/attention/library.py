@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import kernel_plans
-from fasttfm.functional.attention.call import Call, Saved, is_empty, is_plain
+from fasttfm.functional.attention.call import Call, is_empty, is_plain
 from fasttfm.functional.attention.layout import heads_last
 
 Outputs = tuple[Tensor | None, ...]
@@ -81,11 +81,9 @@ def forward(call: Call) -> Outputs:
     return heads_last(output), lse.reshape(query.shape[:3]) / _LN2, None, None
 
 
-def backward(
-    grad: Tensor, mask_gradient: bool, bias_dtype: torch.dtype | None, saved: Saved
-) -> Callable[[Any], Outputs]:
+def backward(*call: Any) -> Callable[[Any], Outputs]:
     """A function of the call of the backward operator, as kernel_plans.backward()."""
-    ours = kernel_plans.backward(grad, mask_gradient, bias_dtype, saved)
+    ours = kernel_plans.backward(*call)
 
     def compute(backward: Any) -> Outputs:
         return ours(backward) if torch.are_deterministic_algorithms_enabled() else gradients(backward)

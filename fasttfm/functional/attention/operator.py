@@ -47,6 +47,8 @@ class _Backward(NamedTuple):
     mask_gradient: bool
     bias_dtype: torch.dtype | None
     """Of the gradients of biases that were added to packed projections; None: not asked for."""
+    d_key: Tensor | None
+    """Memory of the gradient of packed keys and values, a part of a wider one; None: its own. Not by the dispatcher."""
     saved: Saved
 
 
@@ -206,7 +208,7 @@ def _differentiate(
     backward: Callable[..., Outputs], saved: Saved, wanted: Any, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     call = saved.call
-    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, wanted.mask is True, None, saved)
+    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, wanted.mask is True, None, None, saved)
     d_value = None if call.value is None or call.only_weights else d_value
     return (
         d_query, None if call.key is None else d_key, d_value, None, None, None, d_mask if wanted.mask else None, None,
@@ -226,26 +228,27 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
 
 
 def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
-    grad, mask_gradient, _, (call, output, saved, *_) = backward
+    grad, mask_gradient, _, d_key, (call, output, saved, *_) = backward
     gradients: Any
     d_mask: Tensor | None = None
     if is_empty(call):
-        gradients = [None if x is None else x.zero_() for x in gradient_memory(call)(call)]
+        gradients = [None if x is None else x.zero_() for x in gradient_memory(call)(call, d_key)]
         d_mask = torch.zeros_like(call.mask) if call.mask is not None and mask_gradient else None
     elif call.backend == "blocks":
-        gradients, heads = gradient_memory(call)(call), call.heads
+        gradients, heads = gradient_memory(call)(call, d_key), call.heads
         out = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).heads
         count = heads[0].shape[1]
         of_rows = saved.expand(call.batch, -1, -1) if call.packed else saved
         rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
         attention_pass.backward(*rows, of_rows, call, out, call.sequences)
     else:
-        *gradients, d_mask = _products_gradients(grad, backward.saved, mask_gradient, known)
+        *gradients, d_mask = _products_gradients(backward, known)
     return *gradients, None, None, d_mask, sinks_gradient(backward.saved, grad)
 
 
-def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool, known: dict[str, Any]) -> Outputs:
+def _products_gradients(backward: _Backward, known: dict[str, Any]) -> Outputs:
     """Gradients of query, key, value and mask by products, which read and write matrices."""
+    grad, mask_gradient, _, d_key, saved = backward
     call, sequences = saved.call, saved.call.sequences
     query, key, value, options = _operands(call)
     if call.value is None:
@@ -263,7 +266,7 @@ def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool, known: 
     memory = [x.new_empty(x.shape) for x in parts]
     written = [part for each in memory for part in each.unbind(0)]
     d_mask = products.backward(*given, mask_gradient, written, known)
-    gradients = gradient_memory(call._replace(covered=True))(call)
+    gradients = gradient_memory(call._replace(covered=True))(call, d_key)
     if sequences is None:
         for part, source in zip(_parts(*gradients), memory):
             part.copy_(source)
@@ -276,12 +279,12 @@ def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool, known: 
 
 
 def _fake_backward(backward: _Backward) -> Outputs:
-    _, mask_gradient, dtype, (call, *_) = backward
+    _, mask_gradient, dtype, d_key, (call, *_) = backward
     rows = kernel_plans.bias_rows(call) if dtype is not None and call.backend == "short" else (None, None)
     biases = [None if x is None else x.new_empty(x.shape[1:].numel(), dtype=dtype) for x in rows]
     mask = call.mask.new_empty(call.mask.shape) if call.mask is not None and mask_gradient else None
     sinks = None if call.sinks is None else call.sinks.new_empty(call.sinks.shape)
-    d_query, d_key, d_value = gradient_memory(call)(call)
+    d_query, d_key, d_value = gradient_memory(call)(call, d_key)
     return d_query, d_key, None if call.only_weights else d_value, *biases, mask, sinks
 
 
