@@ -1,4 +1,4 @@
-"""A layer as one node of autograd: its passes, of operators and products planned once for batches of a signature.
+"""A layer's forward and backward pass: operators and products, planned once for batches of a signature.
 
 Sub-layers call the plans of their operators, and the gradients flow back through them in the opposite order. The norm
 behind each sub-layer also adds the bias of the product before it, where a kernel takes it, and in the backward pass the
@@ -8,6 +8,7 @@ two gradients of its output.
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -20,18 +21,16 @@ from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.attention.checks import checked_sequences
 from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
 from fasttfm.functional.backends import kernel_route
-from fasttfm.functional.derivative import apply_of, as_saved, dense
 from fasttfm.functional.dropout import LEAST_P
 from fasttfm.functional.feed_forward import OPERATOR as FEED_FORWARD
-from fasttfm.functional.onlookers import saved_hook
 from fasttfm.functional.operator import Inner
-from fasttfm.functional.plan import without_autocast
 from fasttfm.functional.record import layout_of
 from fasttfm.functional.residual_add import OPERATOR as RESIDUAL_ADD
 from fasttfm.functional.residual_norm import OPERATOR as RESIDUAL_NORM
 from fasttfm.models.attention import Lengths, Projected, attend, projected
 from fasttfm.models.packing import Packing
-from fasttfm.models.residual import OUTPUT_SITES, WEIGHT_SITES, LayerSeed, Site
+from fasttfm.models.plain import attentions_of, fused_activation
+from fasttfm.models.residual import OUTPUT_SITES, WEIGHT_SITES, LayerSeed, Site, probability
 
 PER_SUBLAYER = 6
 """Parameters of a sub-layer, None among them: weight and bias of its first product and of its last, and of the norm
@@ -66,6 +65,24 @@ class Batch(NamedTuple):
     memory_lengths: Lengths
     masks: tuple[Tensor | None, Tensor | None] = (None, None)
     """Of self-attention and of attention over the memory, as F.attention() takes them."""
+
+
+def settings_of(layer: Any, norms: list[Any], *, is_last: bool) -> Settings:
+    """Settings of a layer and of the norms behind its sub-layers."""
+    attentions = attentions_of(layer)
+    return Settings(
+        layer.norm_first, fused_activation(layer.activation) or "", tuple([each.num_heads for each in attentions]),
+        (layer.causal, False), tuple(map(probability, layer.dropouts())),
+        tuple([None if norm is None else norm.eps for norm in norms]), is_last, attentions[0].batch_first,
+    )  # fmt: skip
+
+
+def parameters_of(layer: Any, norms: list[Any]) -> list[Any]:
+    """A layer's parameters, and those of the norms behind its sub-layers, in the order that its plan takes them."""
+    products = [(a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias) for a in attentions_of(layer)]
+    products.append((layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias))
+    of_norms = [(None, None) if norm is None else (norm.weight, norm.bias) for norm in norms]
+    return [*chain.from_iterable((*each, *norm) for each, norm in zip(products, of_norms, strict=True))]
 
 
 class Stash:
@@ -110,9 +127,13 @@ class _Attention:
         self._site = WEIGHT_SITES[over_memory]
 
     def forward(
-        self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
-    ) -> Tensor:
-        """y (B, L, d) to the same, by the weights and biases of both products."""
+        self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None,
+        keys_values: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """y (B, L, d) to the same, by the weights and biases of both products.
+
+        keys_values (B, S, 2 d): of the memory, where one product of all layers computed them.
+        """
         weight, bias, last_weight, last_bias = weights
         width, mask = y.shape[-1], batch.masks[self._over_memory]
         size = width // self._heads
@@ -124,7 +145,8 @@ class _Attention:
             assert memory is not None
             of_query, of_key = (None, None) if bias is None else (bias[:width], bias[width:])
             query = nnF.linear(y, weight[:width], of_query).view(*y.shape[:-1], self._heads, size)
-            key = nnF.linear(memory, weight[width:], of_key).view(*memory.shape[:-1], 2, self._heads, size)
+            key = nnF.linear(memory, weight[width:], of_key) if keys_values is None else keys_values
+            key = key.view(*memory.shape[:-1], 2, self._heads, size)
         starts: Any = (None, None)
         longest, key_lengths, covered = (0, 0), keys, False
         if isinstance(keys, Packing):
@@ -149,10 +171,13 @@ class _Attention:
 
     def backward(
         self, dout: Tensor, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash, memory: Tensor | None,
-        onto: Tensor | None = None,
+        d_keys_values: Tensor | None = None, onto: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, list[Any]]:  # fmt: skip
-        """Gradients of y, added to onto, of the memory and of the parameters; a pair stands for the rows of one, first
-        those that project the queries."""
+        """Gradients of y, added in place to onto, of the memory and of the parameters; a pair stands for the rows of
+        one, first those that project the queries.
+
+        d_keys_values (B, S, 2 d): written, where one product of all layers follows; what that gives is None here.
+        """
         saved = stash.pop_record()
         joined, y = _rows(stash.pop()), stash.pop()
         weight, bias, last_weight, last_bias = weights
@@ -163,22 +188,25 @@ class _Attention:
         if not saved.call.packed:
             d_joined = d_joined.view(y.shape) if self._batch_first else d_joined.view(y.shape).transpose(0, 1)
         bias_dtype = bias.dtype if bias is not None and self._sums and saved.call.mask is None else None
-        d_query, d_key, _, *d_biases = self._operator.backward(d_joined, False, bias_dtype, saved)[:5]
-        d_query, d_key = self._as_rows(d_query, saved), None if d_key is None else self._as_rows(d_key, saved)
+        into = None if d_keys_values is None else self._as_key(d_keys_values, saved)
+        d_query, d_key, _, *d_biases = self._operator.backward(d_joined, False, bias_dtype, into, saved)[:5]
+        d_query = self._as_rows(d_query, saved)
+        d_key = None if d_key is None or into is not None else self._as_rows(d_key, saved)
         if bias is not None and d_biases[0] is None and wanted[1]:
             precise = torch.float32 if bias_dtype is not None else None
             d_biases = [None if x is None else x.sum(0, dtype=precise) for x in (d_query, d_key)]
+        d_bias = tuple(d_biases) if self._over_memory and d_biases[0] is not None else d_biases[0]
+        d_weight = None
         if d_key is None:
             d_weight = torch.mm(d_query.t(), inputs) if wanted[0] else None
-            dy = torch.mm(d_query, weight) if onto is None else torch.addmm(_rows(onto), d_query, weight)
-            return dy.view(y.shape), None, [d_weight, d_biases[0], d_last_weight, d_last_bias]
+            weight = weight[:width] if self._over_memory else weight
+            dy = torch.mm(d_query, weight) if onto is None else _rows(onto).addmm_(d_query, weight)
+            return dy.view(y.shape), None, [d_weight, d_bias, d_last_weight, d_last_bias]
         assert memory is not None
-        d_weight = None
         if wanted[0]:
             d_weight = weight.new_empty(weight.shape)
             torch.mm(d_query.t(), inputs, out=d_weight[:width])
             torch.mm(d_key.t(), _rows(memory), out=d_weight[width:])
-        d_bias = None if d_biases[0] is None else tuple(d_biases)
         dy = torch.mm(d_query, weight[:width]).view(y.shape)
         d_memory = torch.mm(d_key, weight[width:]).view(memory.shape)
         return dy, d_memory, [d_weight, d_bias, d_last_weight, d_last_bias]
@@ -187,6 +215,13 @@ class _Attention:
         """The gradient of a projection as the product wrote it, (M, N)."""
         gradient = gradient if self._batch_first or saved.call.packed else gradient.transpose(0, 1)
         return gradient.contiguous().flatten(0, 0 if saved.call.packed else 1).flatten(1)
+
+    def _as_key(self, gradient: Tensor, saved: Any) -> Tensor:
+        """The gradient (B, S, 2 d) of keys and values as the operator was given them."""
+        gradient = gradient.view(*gradient.shape[:-1], 2, self._heads, -1)
+        if saved.call.packed:
+            return gradient[0]
+        return gradient if self._batch_first else gradient.transpose(0, 1)
 
     def by_operators(self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch) -> Tensor:
         """forward() in operators that autograd differentiates."""
@@ -208,8 +243,9 @@ class _FeedForward:
         self._activation, self._p = settings.activation, settings.dropout_p[len(settings.heads)]
 
     def forward(
-        self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
-    ) -> Tensor:
+        self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None,
+        *_: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """y (B, L, d) to the same, by the weights and biases of both products."""
         p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
         outputs, saved = self._operator(y, *weights, p, drawn, seed.first_site + Site.HIDDEN, self._activation, route)
@@ -218,7 +254,7 @@ class _FeedForward:
         return outputs[0]
 
     def backward(
-        self, dout: Tensor, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash, memory: Tensor | None
+        self, dout: Tensor, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash, *_: Tensor | None
     ) -> tuple[Tensor, Tensor | None, list[Any]]:
         """Gradients of y and of the parameters, as those of attention."""
         dy, d_weight1, d_bias1, d_weight2, d_bias2 = self._operator.backward(dout, stash.pop_record())
@@ -271,9 +307,11 @@ class LayerPlan:
         self.settings, self.dtype, self.copies = settings, dtype, dtype is not of_parameters
         self.route = backends.current
         self.hands_on = settings.norm_first and not settings.is_last
-        adds = kernel_route(self.route, x) == "triton"
+        self.adds = adds = kernel_route(self.route, x) == "triton"
+        """Whether kernels add the biases of last products, and sum the gradients of all."""
         self.one_launch: Callable[[], Any] = contextlib.nullcontext
-        """Round a backward pass: gradients of biases and norms, which kernels leave in parts, are added up together."""
+        """Round the backward pass of some layers: gradients of biases and norms, which kernels leave in parts, are
+        added up together."""
         if adds:
             from fasttfm.kernels.partial_sums import one_launch
 
@@ -285,14 +323,17 @@ class LayerPlan:
         norms = map(_Norm, settings.eps, settings.dropout_p[count + 1 :], sites)
         self.sublayers = [*zip(sublayers, norms, [adds and eps is not None for eps in settings.eps])]
         """Each with its norm, and whether that adds the bias of the last product."""
+        self.size, self.products = PER_SUBLAYER * len(sublayers), 4 * len(sublayers)
+        """Parameters of a layer, and those of its products, None among them."""
 
     def forward(
         self, y: Tensor, x: Tensor, parameters: Sequence[Any], weights: Sequence[Any], seed: LayerSeed, batch: Batch,
-        stash: Stash | None,
+        stash: Stash | None, keys_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y and x behind the layer. Post-norm they are one; pre-norm y is the norm of x, and x where none follows.
 
-        weights: of the products, four a sub-layer, in their dtype, where the parameters may have theirs.
+        weights: of the products, four a sub-layer, in their dtype, where the parameters may have theirs;
+        keys_values: as attention over the memory takes them.
         """
         norm_first, dtype = self.settings.norm_first, self.dtype
         for number, (sublayer, norm, left) in enumerate(self.sublayers):
@@ -300,7 +341,7 @@ class LayerPlan:
             _, _, _, bias, *of_norm = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
             output = sublayer.forward(
                 y if y.dtype is dtype else y.to(dtype), (*first, None if left else last_bias), seed, batch, self.route,
-                stash,
+                stash, keys_values,
             )  # fmt: skip
             y, s = norm.forward(output, bias if left else None, x, of_norm, seed, self.route, stash)
             x = s if norm_first else y
@@ -308,10 +349,11 @@ class LayerPlan:
 
     def backward(
         self, dy: Tensor, ds: Tensor | None, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash,
-        memory: Tensor | None,
+        memory: Tensor | None, d_keys_values: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Any]]:  # fmt: skip
         """Gradients of y and of x as the layer was given them, of the memory, and of the parameters; that of x is None
-        where it is added to y's already. A pair stands for the rows of a parameter."""
+        where it is added to y's already. A pair stands for the rows of a parameter. d_keys_values: as of attention.
+        """
         norm_first = self.settings.norm_first
         gradients: list[Any] = []
         d_memory: Tensor | None = None
@@ -322,12 +364,13 @@ class LayerPlan:
             d_output, d_x, d_bias, of_norm = norm.backward(dy, dy2, ds, stash)
             *first, last_bias = weights[4 * number : 4 * number + 4]
             place = PER_SUBLAYER * number
-            given: tuple = (
-                d_output, (*first, None if left else last_bias), wanted[place : place + 4], stash, memory
-            )  # fmt: skip
+            onto = None
             if left and not number and not norm_first and d_x.dtype is d_output.dtype:  # the product adds them
-                given, d_x = (*given, d_x), None
-            dy, of_memory, of_products = sublayer.backward(*given)
+                onto, d_x = d_x, None
+            dy, of_memory, of_products = sublayer.backward(
+                d_output, (*first, None if left else last_bias), wanted[place : place + 4], stash, memory,
+                d_keys_values, onto,
+            )  # fmt: skip
             if left:
                 of_products[3] = d_bias
             d_memory = of_memory if d_memory is None else d_memory
@@ -350,95 +393,3 @@ class LayerPlan:
                 y, s = F.residual_layer_norm(output, x, weight, bias, norm.eps, **dropout)
             x = s if self.settings.norm_first else y
         return y, x
-
-
-def _forward(
-    ctx: Any, plan: LayerPlan, weights: Sequence[Any], seed: LayerSeed, batch: Batch, y: Tensor, x: Tensor | None,
-    memory: Tensor | None, *parameters: Any,
-) -> Any:  # fmt: skip
-    stash, seen = Stash(), batch if memory is None else batch._replace(memory=memory)
-    outputs = plan.forward(y, y if x is None else x, parameters, weights, seed, seen, stash)
-    ctx.materialize_grads = False
-    copies = weights if plan.copies else ()
-    ctx.to_save = tensors = (y, x, memory, *parameters, *copies, *stash.tensors)
-    ctx.dense = dense(tensors) if saved_hook(False) else None
-    ctx.given = plan, seed, batch, stash.records, len(parameters), len(copies)
-    return outputs if plan.hands_on else outputs[0]
-
-
-def _backward(ctx: Any, dy: Tensor | None, ds: Tensor | None = None) -> tuple:
-    y: Any
-    plan, seed, batch, records, count, copied = ctx.given
-    if dy is None and ds is None:
-        return (None,) * (7 + count)
-    tensors = ctx.saved_tensors if ctx.dense is None else as_saved(ctx.saved_tensors, ctx.dense)
-    y, x, memory = given = tensors[:3]
-    first = 3 + count
-    parameters, weights, kept = tensors[3:first], tensors[first : first + copied], tensors[first + copied :]
-    weights = weights or [p for i, p in enumerate(parameters) if i % PER_SUBLAYER < 4]
-    with without_autocast(y.device.type):
-        if torch.is_grad_enabled() or not all(each is None or _has_memory(each) for each in (dy, ds)):
-            return None, None, None, None, *_differentiable(plan, seed, batch, (*given, *parameters), (dy, ds))
-        dy = _as_planned(dy, like=ds)
-        if plan.hands_on:
-            ds = _as_planned(ds, like=dy)
-        stash = Stash(kept, records)
-        with plan.one_launch():
-            d_y, d_x, d_memory, gradients = plan.backward(dy, ds, weights, ctx.needs_input_grad[7:], stash, memory)
-        gradients = _as_parameters(gradients, parameters)
-    if x is None:
-        d_y, d_x = d_y if d_x is None else d_x + d_y, None
-    return None, None, None, None, d_y, d_x, d_memory, *gradients
-
-
-def _as_parameters(gradients: list[Any], parameters: Sequence[Any]) -> list[Any]:
-    """Gradients in the dtype of their parameters, and pairs as one, in one launch, where autograd takes one each."""
-    places = [
-        place
-        for place, (gradient, parameter) in enumerate(zip(gradients, parameters))
-        if type(gradient) is tuple or (gradient is not None and gradient.dtype is not parameter.dtype)
-    ]
-    if places:
-        found = [gradients[place] for place in places]
-        whole = [*map(torch.empty_like, [parameters[place] for place in places])]
-        targets, sources = whole, found
-        if any(type(gradient) is tuple for gradient in found):
-            sources = [part for each in found for part in (each if type(each) is tuple else (each,))]
-            targets = [
-                part
-                for each, into in zip(found, whole)
-                for part in (into.split([*map(len, each)]) if type(each) is tuple else (into,))
-            ]
-        torch._foreach_copy_(targets, sources)
-        for place, gradient in zip(places, whole):
-            gradients[place] = gradient
-    return gradients
-
-
-def _as_planned(gradient: Tensor | None, like: Tensor | None) -> Tensor:
-    """A gradient as its plan was made for: there, contiguous and aligned."""
-    if gradient is None:
-        return torch.zeros_like(like)  # type: ignore[arg-type]
-    gradient = gradient.contiguous()
-    return gradient.clone() if gradient.data_ptr() % 16 else gradient
-
-
-def _differentiable(plan: LayerPlan, seed: LayerSeed, batch: Batch, inputs: tuple, gradients: tuple) -> list[Any]:
-    """The gradients of the inputs, which can be differentiated again, and of many gradients at once."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # each under a name of its own: y depends on the memory too, but not here
-        inputs = tuple([each if each is None else each.view_as(each) for each in inputs])
-        y, x, memory, *parameters = inputs
-        outputs = plan.by_operators(y, y if x is None else x, parameters, seed, batch._replace(memory=memory))
-    pairs = [(output, gradient) for output, gradient in zip(outputs, gradients) if gradient is not None]
-    wanted = [each for each in inputs if each is not None and each.requires_grad]
-    outputs, gradients = zip(*pairs)
-    found = torch.autograd.grad(outputs, wanted, gradients, create_graph=again, allow_unused=True)
-    by_input = {id(each): gradient for each, gradient in zip(wanted, found)}
-    return [None if each is None else by_input.get(id(each)) for each in inputs]
-
-
-NODE = apply_of("fasttfm_layer", {"forward": _forward, "backward": _backward})
-"""NODE(plan, weights, seed, batch, y, x, memory, *parameters): y and x behind a layer, or y alone where nobody reads x.
-x is None where it is y."""

@@ -19,7 +19,7 @@ def model_of(**changes):
 
 
 def step(model, enabled, autocast=False, packed=False):
-    """Loss and gradients of one batch, and the bytes that the forward pass kept for the backward pass."""
+    """Loss and gradients of one batch, and the bytes that the forward pass kept, besides weights."""
     torch.manual_seed(7)
     source, target = torch.randint(4, 31, (4, 8)), torch.randint(4, 31, (4, 7))
     lengths = torch.tensor([8, 5, 2, 6]), torch.tensor([6, 3, 4, 5])
@@ -30,20 +30,18 @@ def step(model, enabled, autocast=False, packed=False):
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def checkpoint(layer, *inputs, **options):
-        # what it keeps to begin from is not a saved tensor; a node's plan and weights are the stack's
-        for each in tree_leaves(inputs[2:] if layer is stack.NODE else inputs):
-            if isinstance(each, torch.Tensor):
-                keep(each)
-        return original(layer, *inputs, **options)
+    def in_dtype(self, *given, **options):
+        weights, of_memory = cast(self, *given, **options)
+        addresses.update(x.untyped_storage().data_ptr() for x in tree_leaves(weights))
+        return weights, of_memory
 
-    original = stack.checkpoint
+    cast = stack.StackWeights.in_dtype
     addresses = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     model.checkpoint_activations(enabled)
     model.zero_grad()
     tokens = (int(lengths[0].sum()), int(lengths[1].sum())) if packed else None
     with (
-        mock.patch.object(stack, "checkpoint", checkpoint),
+        mock.patch.object(stack.StackWeights, "in_dtype", in_dtype),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
