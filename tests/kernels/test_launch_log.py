@@ -8,9 +8,10 @@ from pathlib import Path
 import keep_mask
 import pytest
 import torch
-from launch_limits import MOST_LAUNCHES
+from launch_limits import IN_HALF, MOST_LAUNCHES
 from uncomputed import without_computing
 
+from benchmarks.cases import synthetic
 from fasttfm import functional as F
 from fasttfm.functional import backend, embed
 from fasttfm.kernels import choices
@@ -107,12 +108,12 @@ def training_step(
     table = torch.zeros(config.vocab_size, config.d_model, requires_grad=True)
     with backend("triton"):
         embed(torch.zeros(1, 1, dtype=torch.int64), table).sum().backward()  # makes what a device needs once
-    source, target = torch.randint(4, 40, (2, 5)), torch.randint(4, 40, (2, 4))
-    lengths = torch.tensor([5, 3]), torch.tensor([4, 4])
+    batch = synthetic.batch(2, 5, 0.3, 40, seed=0)
+    share = torch.tensor(1.0 / batch.target_tokens)
     with backend("triton"), _attention_by(route), without_computing(), LaunchLog(long_sorts=True) as log:
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            loss, _, tokens = model.loss(source, target, target, *lengths)
-        (loss / tokens).backward()
+            loss, _ = model.batch_loss(batch)
+        loss.backward(share)
         optimizer.step()
         optimizer.zero_grad()
     return log
@@ -151,10 +152,10 @@ def test_a_stack_that_ends_without_a_norm_adds_its_last_bias_in_the_product():
 
 
 @pytest.mark.slow
-def test_half_precision_adds_fifteen_launches_not_one_a_parameter():
+def test_half_precision_adds_nine_launches_not_one_a_parameter():
     """Under autocast PyTorch casts every weight forth and its gradient back by itself."""
     log = training_step("short", precision=torch.bfloat16)
-    assert log.total <= MOST_LAUNCHES["short"] + 15
+    assert log.total <= MOST_LAUNCHES["short"] + IN_HALF
     assert log.others["_to_copy"] <= 8
 
 
