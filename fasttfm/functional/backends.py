@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from fasttfm.errors import UserError
-from fasttfm.functional.onlookers import dispatch_modes, transformed
+from fasttfm.functional.onlookers import modes, transformed
 
 BACKENDS = ("auto", "triton", "torch")
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -61,7 +61,7 @@ def warn_once(message: str) -> None:
 def values_are_checked(values: torch.Tensor) -> bool:
     """Tell if an operator checks the numbers in starts and positions, and not their shapes alone: on a CPU; on a
     GPU, where the host waits for them, with FASTTFM_CHECK=1 in the environment. Never while a graph is made."""
-    if torch.compiler.is_compiling() or type(values) is not torch.Tensor or dispatch_modes() or transformed():
+    if torch.compiler.is_compiling() or type(values) is not torch.Tensor or modes() or transformed():
         return False
     return values.is_cpu or (values.is_cuda and checks_on_gpu)
 

@@ -14,7 +14,7 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import alike, all_see_through, any_autocast, compiling, dispatch_modes, looked_at
+from fasttfm.functional.onlookers import alike, any_autocast, compiling, looked_at, modes, see_through
 from fasttfm.functional.plan import Plan
 from fasttfm.functional.record import Layout, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
@@ -23,7 +23,7 @@ Gradients = Sequence[Tensor | None]
 """Of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
-transformable: list[Callable[..., Any]] = []
+transformed_calls: list[Callable[..., Any]] = []
 """Of each operator with a derivative, how it is called under torch.func."""
 _new: Any = tuple.__new__
 _address = Tensor.data_ptr
@@ -53,7 +53,7 @@ def pulled_back(
 
 
 def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | None) -> Callable[..., Gradients]:
-    """Rule.backward, with the call itself saved, of an operator whose outputs reference(call) gives in operations that
+    """The backward, with the call itself saved, of an operator whose outputs reference(call) gives in operations that
     PyTorch differentiates: a second derivative, of what a backward pass calls. Without it that is refused."""
 
     def backward(_: None, call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
@@ -67,143 +67,133 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
     return backward
 
 
-class Rule(NamedTuple):
-    """The derivative of an operator; Operator says what each is."""
+def _wanted(layout: Layout) -> Callable[[Any], Any]:
+    """A function of a bool for each tensor to wanted, as an operator's backward() takes it."""
+    return functools.partial(_new, NamedTuple("Wanted", [(name, bool) for name in layout.names]))
 
-    name: str
-    layout: Layout
-    save: Callable[..., tuple]
-    saved: type[tuple]
-    backward: Callable[..., Any]
-    differentiable: int
-    derivative: Any
 
-    @property
-    def wanted(self) -> Callable[[Any], Any]:
-        """A function of a bool for each tensor to wanted, as backward() takes it."""
-        fields = [(name, bool) for name in self.layout.names]
-        return functools.partial(_new, NamedTuple("Wanted", fields))
+def direct(operator: Any) -> Any:
+    """The apply of a Function of the plan and the call, and the tensors in it, which are what autograd sees."""
+    save, differentiable, differentiate = operator.save, operator.differentiable, operator.backward
+    none = (None,) * (2 + operator.layout.count)
+    kind, visible = operator.saved, operator.visible
+    hidden = visible is None or visible > differentiable
+    layout = layout_of(kind)
+    build, in_order = layout.build, layout.in_order  # merge(), a call less
+    first = _first_step(operator)
+    products = operator.derivative is not None and operator.derivative.cast is not None  # as finder() takes it
 
-    def direct(self, visible: int | None) -> Any:
-        """The apply of a Function of the plan and the call, and the tensors in it, which are what autograd sees."""
-        save, differentiable, differentiate = self.save, self.differentiable, self.backward
-        none = (None,) * (2 + len(self.layout.names))
-        kind, hidden = self.saved, visible is None or visible > self.differentiable
-        layout = layout_of(kind)
-        build, in_order = layout.build, layout.in_order  # merge(), a call less
-        first = self._first_step()
-        products = self.derivative is not None and self.derivative._cast is not None  # as finder() takes it
+    def forward(ctx: Any, plan: Plan, call: Any, *given: Any) -> Any:
+        outputs = plan.compute(call)
+        ctx.materialize_grads, ctx.plan = False, plan
+        saved = save(call, outputs)
+        if layout.nested:
+            saved = _new(kind, saved)
+        ctx.to_save, ctx.others = tensors, _ = layout.tensors(saved), layout.others(saved)
+        if plan.reader is None:
+            present = [place for place, x in enumerate(tensors) if x is not None]
+            plan.dense, plan.reader = dense(tensors), functools.cache(functools.partial(_reader, present))
+        shown = outputs if visible is None else outputs[:visible]
+        if hidden and type(shown) is tuple:
+            ctx.non_differentiable = shown[differentiable:]
+        return shown
 
-        def forward(ctx: Any, plan: Plan, call: Any, *given: Any) -> Any:
-            outputs = plan.compute(call)  # type: ignore[misc]
-            ctx.materialize_grads, ctx.plan = False, plan
-            saved = save(call, outputs)
-            if layout.nested:
-                saved = _new(kind, saved)
-            ctx.to_save, ctx.others = tensors, _ = layout.tensors(saved), layout.others(saved)
-            if plan.reader is None:
-                present = [place for place, x in enumerate(tensors) if x is not None]
-                plan.dense, plan.reader = dense(tensors), functools.cache(functools.partial(_reader, present))
-            shown = outputs if visible is None else outputs[:visible]
-            if hidden and type(shown) is tuple:
-                ctx.non_differentiable = shown[differentiable:]
-            return shown
+    def backward(ctx: Any, *gradients: Any) -> tuple:
+        if gradients[0] is None and all(gradient is None for gradient in gradients):
+            return none
+        plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
+        key: tuple | None = None
+        step: Any = None
+        tensors: tuple = ()
+        types = tuple(map(type, gradients))
+        watched = (
+            compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            or (modes() and not see_through())
+        )  # fmt: skip  # as looked_at(); alike() sees what is not asked here
+        read = None if watched else plan.reader(types)
+        if read is not None:
+            try:
+                tensors = read((*gradients, *saved))
+                rest = reduce(or_, map(_address, tensors)) % 16
+                key = types, needed, rest and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
+                if products and tensors[0].dtype is torch.float32 and not tensors[0].is_cpu:
+                    key = (*key, torch.backends.cuda.matmul.fp32_precision)
+                for matches, kept in plan.backwards[key]:
+                    if matches(*tensors):
+                        step = kept
+                        break
+            except RuntimeError:  # without memory: all gradients at once
+                key = None
+        if step is None:
+            step, saved = first(plan, saved, needed, tensors, key)
+        derive, wants, chosen = step
+        record = build(in_order((*saved, *ctx.others)))
+        return chosen((*differentiate(derive, record, wants, *gradients), None))
 
-        def backward(ctx: Any, *gradients: Any) -> tuple:
-            if gradients[0] is None and all(gradient is None for gradient in gradients):
-                return none
-            plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
-            step, tensors, key = None, (), None
-            types = tuple(map(type, gradients))
-            watched = (
-                compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-                or (dispatch_modes() and not all_see_through())
-            )  # fmt: skip  # as looked_at(); alike() sees what is not asked here
-            read = None if watched else plan.reader(types)  # type: ignore[misc]
-            if read is not None:
-                try:
-                    tensors = read((*gradients, *saved))
-                    rest = reduce(or_, map(_address, tensors)) % 16
-                    key = types, needed, rest and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
-                    if products and tensors[0].dtype is torch.float32 and not tensors[0].is_cpu:
-                        key = (*key, torch.backends.cuda.matmul.fp32_precision)
-                    for matches, kept in plan.backwards[key]:
-                        if matches(*tensors):
-                            step = kept
-                            break
-                except RuntimeError:  # without memory: all gradients at once
-                    key = None
-            if step is None:
-                step, saved = first(plan, saved, needed, tensors, key)
-            derive, wants, chosen = step
-            record = build(in_order((*saved, *ctx.others)))
-            return chosen((*differentiate(derive, record, wants, *gradients), None))
+    return apply_of(operator.name, {"forward": forward, "backward": backward})
 
-        return apply_of(self.name, {"forward": forward, "backward": backward})
 
-    def _first_step(self) -> Callable[..., tuple[tuple, tuple]]:
-        """A function of a backward pass for which nothing is kept to what computes it, and what was saved as it was:
-        derive and wanted, as backward() takes them, and what chooses the gradients that are wanted from all of them
-        and a None, two for the plan and the call first."""
-        wanted, derivative = self.wanted, self.derivative
-        general = None if derivative is None else derivative.call
+def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
+    """A function of a backward pass for which nothing is kept to what computes it, and what was saved as it was:
+    derive and wanted, as backward() takes them, and what chooses the gradients that are wanted from all of them
+    and a None, two for the plan and the call first."""
+    wanted, derivative = _wanted(operator.layout), operator.derivative
+    general = None if derivative is None else derivative.call
 
-        def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[tuple, tuple]:
-            wants, was = needed[2:], plan.dense or []
-            chosen = itemgetter(-1, -1, *[place if is_wanted else -1 for place, is_wanted in enumerate(wants)])
-            if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
-                return (general, wanted(wants), chosen), as_saved(saved, was)
-            derive = general if general is None or _grad_enabled() else derivative.planned()
-            step = derive, wanted(wants), chosen
-            plan.backwards.add(key, (alike(tensors), step), MOST_LAYOUTS)
-            return step, saved
+    def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[tuple, tuple]:
+        wants, was = needed[2:], plan.dense or []
+        chosen = itemgetter(-1, -1, *[place if is_wanted else -1 for place, is_wanted in enumerate(wants)])
+        if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
+            return (general, wanted(wants), chosen), as_saved(saved, was)
+        derive = general if general is None or _grad_enabled() else derivative.planned()
+        step = derive, wanted(wants), chosen
+        plan.backwards.add(key, (alike(tensors), step), MOST_LAYOUTS)
+        return step, saved
 
-        return first
+    return first
 
-    def traced(self, settled: Callable[[Any], Any]) -> tuple[Callable[..., None], Callable[..., tuple]]:
-        """setup_context and backward of what the schema lists, as torch.library.register_autograd() takes them.
 
-        settled: a function of a call, with the route that it takes.
-        """
-        layout, kept, wanted = self.layout, layout_of(self.saved), self.wanted
-        derive = None if self.derivative is None else self.derivative.call
+def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
+    """setup_context and backward of what the schema lists, as torch.library.register_autograd() takes them."""
+    layout, kept, wanted = operator.layout, layout_of(operator.saved), _wanted(operator.layout)
+    derive = None if operator.derivative is None else operator.derivative.call
 
-        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-            if isinstance(output, tuple):
-                ctx.mark_non_differentiable(*output[self.differentiable :])
-            ctx.set_materialize_grads(False)
-            saved = _new(self.saved, self.save(settled(layout.build(inputs)), output))
-            tensors, ctx.others = kept.tensors(saved), kept.others(saved)
-            ctx.dense = dense(tensors)
-            ctx.save_for_backward(*tensors)
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(*output[operator.differentiable :])
+        ctx.set_materialize_grads(False)
+        saved = _new(operator.saved, operator.save(operator.settled(layout.build(inputs)), output))
+        tensors, ctx.others = kept.tensors(saved), kept.others(saved)
+        ctx.dense = dense(tensors)
+        ctx.save_for_backward(*tensors)
 
-        def backward(ctx: Any, *gradients: Any) -> tuple:
-            needed = ctx.needs_input_grad
-            result: list[Tensor | None] = [None] * len(needed)
-            if any(gradient is not None for gradient in gradients):
-                saved = kept.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
-                found = self.backward(derive, saved, wanted([needed[i] for i in layout.positions]), *gradients)
-                for i, gradient in zip(layout.positions, found, strict=True):
-                    result[i] = gradient if needed[i] else None
-            return tuple(result)
+    def backward(ctx: Any, *gradients: Any) -> tuple:
+        needed = ctx.needs_input_grad
+        result: list[Tensor | None] = [None] * len(needed)
+        if any(gradient is not None for gradient in gradients):
+            saved = kept.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
+            found = operator.backward(derive, saved, wanted([needed[i] for i in layout.positions]), *gradients)
+            for i, gradient in zip(layout.positions, found, strict=True):
+                result[i] = gradient if needed[i] else None
+        return tuple(result)
 
-        return setup_context, backward
+    return setup_context, backward
 
-    def transformable(self, forward: Any, setup_context: Any, backward: Any, vmap: Any) -> Any:
-        """A call of the operator under torch.func, by a Function of these methods."""
 
-        def jvp(ctx: Any, *tangents: Any) -> None:
-            raise RuntimeError(
-                f"{NAMESPACE}::{self.name} has no forward-mode derivative: use fasttfm.reference for it, or "
-                "reverse mode"
-            )
+def transformable(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any) -> Any:
+    """A call of the operator under torch.func, by a Function of these methods."""
 
-        methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": vmap, "jvp": jvp}
-        function = _function(self.name, methods)
-        transformable.append(call := lambda *args: function.apply(*args))
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.allow_in_graph(call)
-        return call
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise RuntimeError(
+            f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode"
+        )
+
+    methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": vmap, "jvp": jvp}
+    function = _function(name, methods)
+    transformed_calls.append(call := lambda *args: function.apply(*args))
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.allow_in_graph(call)
+    return call
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:

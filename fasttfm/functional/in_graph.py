@@ -5,7 +5,7 @@ It imports torch._dynamo, which importing fasttfm must not: torch.compile does t
 
 import torch
 
-from fasttfm.functional.derivative import transformable
+from fasttfm.functional.derivative import transformed_calls
 
-for function in transformable:
+for function in transformed_calls:
     torch.compiler.allow_in_graph(function)

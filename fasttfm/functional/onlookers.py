@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fasttfm.functional.record import items
 
 compiling = torch.compiler.is_dynamo_compiling
-dispatch_modes = torch._C._len_torch_dispatch_stack
+modes = torch._C._len_torch_dispatch_stack
 transformed = torch._C._are_functorch_transforms_active
 any_autocast = torch._C._is_any_autocast_enabled
 saved_hook = torch._C._autograd._top_saved_tensors_default_hooks
@@ -37,7 +37,10 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """
     places = {id(x): place for place, x in reversed([*enumerate(tensors)])}
     once = [tensors[place] for place in sorted(places.values())]
-    layouts = {"dynamic_dims_sizes": [[*x.shape] for x in once], "dynamic_dims_strides": [[*x.stride()] for x in once]}
+    layouts: Any = {
+        "dynamic_dims_sizes": [[*x.shape] for x in once],
+        "dynamic_dims_strides": [[*x.stride()] for x in once],
+    }
     check: Callable[..., bool] = TensorGuards(*once, **layouts).check
     if len(once) == len(tensors):
         return check
@@ -49,19 +52,19 @@ def looked_at() -> bool:
     """Return whether anything looks on that the dispatcher must ask."""
     return (
         compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-        or (dispatch_modes() > 0 and not all_see_through())
+        or (modes() > 0 and not see_through())
     )  # fmt: skip
 
 
-def all_see_through() -> bool:
+def see_through() -> bool:
     """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are.
 
     Here torch.utils.flop_counter is told of our formulas, and its counters among the modes, which have copied what was
     known before: importing it imports Triton, which importing fasttfm must not.
     """
-    modes = _get_current_dispatch_mode_stack()
+    stack = _get_current_dispatch_mode_stack()
     if counter := sys.modules.get("torch.utils.flop_counter"):
         counter.flop_registry.update(formulas)
-        for mode in modes:
+        for mode in stack:
             getattr(getattr(mode, "counter", None), "flop_registry", {}).update(formulas)
-    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
+    return all(getattr(mode, "sees_through_operators", False) for mode in stack)

@@ -25,24 +25,16 @@ from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.batching import batching_rule
-from fasttfm.functional.derivative import Gradients, Rule, by_reference
+from fasttfm.functional.derivative import Gradients, by_reference, direct, traced, transformable
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import (
-    all_see_through,
-    any_autocast,
-    compiling,
-    dispatch_modes,
-    formulas,
-    looked_at,
-    transformed,
-)
+from fasttfm.functional.onlookers import any_autocast, compiling, formulas, looked_at, modes, see_through, transformed
 from fasttfm.functional.plan import (
     MOST_PLANS,
     Plan,
     Plans,
     empties,
     finder,
-    matcher,
+    holds,
     unshared,
     without_autocast,
     without_views,
@@ -65,6 +57,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 # Looked up once: each is asked in every call.
 _autocast_enabled = torch.is_autocast_enabled
+_set_autocast = torch.set_autocast_enabled
 _current_gpu = torch.cuda.current_device
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
@@ -132,9 +125,9 @@ class Operator(Generic[Fields]):
     ) -> None:
         self.name, self.count = name, returns.count("Tensor")
         self._kind = kind = cast(Any, call)
-        self._layout = layout = layout_of(kind)
+        self.layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
-        self._decide, self._varies, self._cast, self._visible = decide, varies, autocast, visible
+        self._decide, self._varies, self.cast, self.visible = decide, varies, autocast, visible
         self._check = None if backward is derivative is None else functools.partial(layout.check, name)
         self.plans = Plans()
         checked, products = self._check is not None, autocast is not None
@@ -145,14 +138,15 @@ class Operator(Generic[Fields]):
             backward = _of_first_tensors(layout.count, derivative.count)
         elif backward is None:
             backward, differentiable = by_reference(name, layout, reference), self.count
-        self.rule = rule = Rule(name, layout, save, saved or kind, backward, differentiable, derivative)
+        self.save, self.saved, self.backward = save, saved or kind, backward
+        self.differentiable, self.derivative = differentiable, derivative
         self._register(returns, fake, rows)
         formulas[getattr(_operators, name)] = lambda *args, **_: flops(layout.build(args))
-        self.call: Callable[Fields, Any] = self._call(rule.direct(visible))
+        self.call: Callable[Fields, Any] = self._call(direct(self))
 
     def _register(self, returns: str, fake: Callable[[Any], Any], rows: Sequence[str]) -> None:
         """Tells the dispatcher what computes, what has no numbers, and what differentiates and maps over samples."""
-        name, layout, qualified = self.name, self._layout, f"{NAMESPACE}::{self.name}"
+        name, layout, qualified = self.name, self.layout, f"{NAMESPACE}::{self.name}"
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = self._transformed = getattr(_operators, name).default
         for key in _DEVICES:
@@ -161,7 +155,7 @@ class Operator(Generic[Fields]):
         def without_numbers(*args: Any) -> Any:
             if self._check is not None:  # a meta tensor among others leads here, whoever calls
                 self._check(args)
-            return unshared(fake(self._settled(layout.build(args))), args[layout.positions[0]])
+            return unshared(fake(self.settled(layout.build(args))), args[layout.positions[0]])
 
         def once_more(*args: Any) -> Any:
             return (self._transformed if transformed() else self.dispatched)(*args)
@@ -170,21 +164,21 @@ class Operator(Generic[Fields]):
         rule = batching_rule(qualified, once_more, layout, rows)
         torch.library.register_vmap(qualified, rule, lib=_library)
         if not any(field.type == Overwritten for field in layout.fields):
-            setup, backward = self.rule.traced(self._settled)
+            setup, backward = traced(self)
             torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
-            self._transformed = self.rule.transformable(self.dispatched, setup, backward, rule)
+            self._transformed = transformable(name, self.dispatched, setup, backward, rule)
 
     def _compute(self, *args: Any) -> Any:
         """The outputs of a call that came by the dispatcher."""
-        first = args[self._layout.positions[0]]
+        first = args[self.layout.positions[0]]
         elsewhere = first.is_cuda and first.get_device() != torch.cuda.current_device()
         with without_autocast(first.device.type), torch.cuda.device(first.get_device() if elsewhere else -1):
             found, tensors, key = self._find(args, "dispatched")
             if found is None:
                 self._check_all(args)  # torch.ops takes what it is given
-                found = self._make(self._layout.build(args), tensors, key, direct=False)
-            call = self._layout.build(args if found.route is None else (*args[:-1], found.route))
-            outputs = found.compute(call)  # type: ignore[misc]
+                found = self._make(self.layout.build(args), tensors, key, direct=False)
+            call = self.layout.build(args if found.route is None else (*args[:-1], found.route))
+            outputs = found.compute(call)
         return unshared(outputs, first)
 
     def _make(self, call: Any, tensors: tuple = (), key: tuple | None = None, *, direct: bool) -> Plan:
@@ -192,16 +186,20 @@ class Operator(Generic[Fields]):
         if direct and self._prefers is not None:
             call = _new(self._kind, (*call[:-1], self._prefers(call)))
         native = self._native(call, True) if key is not None and direct and self._native is not None else None
-        first = self._layout.tensors(call)[0]
+        first = self.layout.tensors(call)[0]
         made = Plan(native=native)
         state = None if self._varies is None or native else self._varies(call)
         made.gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
         if native is None:
-            call = self._settled(call)
+            call = self.settled(call)
             made.compute, made.route = self._plan(call), None if self._decide is None else call[-1]
+        made.wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return self._kept(made, tensors, key, state)
+
+    def _kept(self, made: Plan, tensors: tuple, key: tuple | None, state: Callable[..., Any] | None = None) -> Plan:
+        """The plan, kept for calls of tensors like these while their state is the same, if it has a key."""
         if key is not None:
-            made.wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-            made.matches = matcher(tensors, state)
+            made.matches = holds(tensors, state)
             self.plans.add(key, made, MOST_PLANS)
         return made
 
@@ -227,14 +225,14 @@ class Operator(Generic[Fields]):
 
     def _call(self, differentiate: Callable[..., Any]) -> Any:
         """The call of this operator; a closure, which costs half of what a method that asks self would."""
-        kind, seen, find, first, layout = self._kind, self._seen, self._find, self._first, self._layout
+        kind, seen, find, first, layout = self._kind, self._seen, self._find, self._first, self.layout
         fields_of = layout.flat if layout.nested else None
-        tensors_of, visible = layout.tensors, self._visible
+        tensors_of, visible = layout.tensors, self.visible
 
         def call_directly(*fields: Any) -> Any:
             if (
                 _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-                or (dispatch_modes() and not all_see_through())
+                or (modes() and not see_through())
             ):  # fmt: skip  # what find() does not see
                 return seen(flat(fields))
             plan, tensors, key = find(fields if fields_of is None else fields_of(_new(kind, fields)))
@@ -259,30 +257,36 @@ class Operator(Generic[Fields]):
         if looked_at():
             return by_dispatcher
         if any_autocast():
-            return Plan(native=self._under_autocast)
+            of_device = key is not None and casts(tensors[0])  # else tensors are alike without autocast too
+            return self._kept(Plan(native=self._under_autocast), tensors, key if of_device else None)
         if key is None or any(x.is_neg() for x in tensors):
             return by_dispatcher
         values = flat(fields)
         self._check_all(values)
         first, device = tensors[0], tensors[0].device
-        if not first.is_cpu and not (first.is_cuda and first.get_device() == _current_gpu()):
+        here = first.is_cpu or (first.is_cuda and first.get_device() == _current_gpu())
+        if not here or any(x.device != device for x in tensors):
             return by_dispatcher  # which makes the tensors' GPU current
-        if any(x.device != device for x in tensors):
-            return by_dispatcher
-        return self._make(self._layout.build(values), tensors, key, direct=True)
+        return self._make(self.layout.build(values), tensors, key, direct=True)
 
     def _under_autocast(self, call: Any) -> Any:
         """The outputs of the call with what autocast makes of its tensors, without autocast."""
+        enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
         call = self._lowered(call)
-        with without_autocast("cpu"), without_autocast("cuda"):
+        for device in enabled:  # without_autocast() costs a dozen calls more
+            _set_autocast(device, False)
+        try:
             return self._seen(flat(call)) if any_autocast() else self.call(*call)  # type: ignore[call-arg]
+        finally:
+            for device in enabled:
+                _set_autocast(device, True)
 
     def _lowered(self, call: Any) -> Any:
         """The call as autocast passes it on, where that is on for the device of its first tensor."""
-        first = self._layout.tensors(call)[0]
-        if self._cast is None or not casts(first):
+        first = self.layout.tensors(call)[0]
+        if self.cast is None or not casts(first):
             return call
-        return self._cast(call, torch.get_autocast_dtype(first.device.type))
+        return self.cast(call, torch.get_autocast_dtype(first.device.type))
 
     def _check_all(self, values: tuple) -> None:
         if self._checks is not None:
@@ -297,7 +301,7 @@ class Operator(Generic[Fields]):
             args = (*args[:-1], self._prefers(self._kind(*args)))
         if self._native is not None and (native := self._native(self._kind(*args), False)) is not None:
             return native(self._kind(*args))
-        if self._cast is not None and any_autocast() and not self._layout.nested:
+        if self.cast is not None and any_autocast() and not self.layout.nested:
             args = tuple(self._lowered(self._kind(*args)))
         if not compiling() and _decomposed.get():
             outputs = self._compute(*args[:-1], "torch" if isinstance(args[-1], str) else args[-1])
@@ -307,9 +311,9 @@ class Operator(Generic[Fields]):
             outputs = self._transformed(*args)
         else:
             outputs = self.dispatched(*args)
-        return outputs if self._visible is None else outputs[: self._visible]
+        return outputs if self.visible is None else outputs[: self.visible]
 
-    def _settled(self, call: Any) -> Any:
+    def settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
         return call if self._decide is None else _new(self._kind, (*call[:-1], self._decide(call)))
 
@@ -319,7 +323,7 @@ class Operator(Generic[Fields]):
 
 
 def _of_first_tensors(count: int, found: int) -> Callable[..., Any]:
-    """Rule.backward of an operator of so many tensors, of which the derivative gives the gradients of the first."""
+    """The backward of an operator of so many tensors, of which the derivative gives the gradients of the first."""
     rest = (None,) * (count - found)
 
     def backward(derive: Callable[..., Any], saved: Any, wanted: Any, grad: Tensor, *_: Any) -> Any:
@@ -341,20 +345,20 @@ class Inner:
     def __init__(self, operator: Operator) -> None:
         self._operator, self._kind = operator, operator._kind
         self._plan: Any = None
-        self.backward: Any = operator.rule.derivative and operator.rule.derivative.planned()
+        self.backward: Any = operator.derivative and operator.derivative.planned()
         """The outputs of the operator's derivative for a call with these fields: gradients, then what was saved."""
 
     def __call__(self, *fields: Any) -> tuple[Any, Any]:
         """All outputs of the operator's call with these fields, and the record that it saves for the backward pass.
         Raises for wrong arguments, once."""
-        plan, rule = self._plan, self._operator.rule
+        plan, operator = self._plan, self._operator
         if plan is None:
-            self._operator._check_all(flat(fields))
+            operator._check_all(flat(fields))
             with torch.enable_grad():
-                plan = self._plan = self._operator._make(_new(self._kind, fields), direct=True)
+                plan = self._plan = operator._make(_new(self._kind, fields), direct=True)
         call = _new(self._kind, fields if plan.route is None else (*fields[:-1], plan.route))
         outputs = plan.compute(call)
-        return outputs, _new(rule.saved, rule.save(call, outputs))
+        return outputs, _new(operator.saved, operator.save(call, outputs))
 
 
 _every: list[Operator] = []

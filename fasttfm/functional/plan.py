@@ -51,7 +51,7 @@ class Plans(dict[Any, tuple]):
 class Plan:
     """Everything that was decided for calls of one signature."""
 
-    compute: Callable[[Any], Any] | None = None
+    compute: Any = None
     """The outputs of a call."""
     route: str | None = None
     """Last field of a call, if it has one."""
@@ -61,9 +61,9 @@ class Plan:
     """The one that must be current, where there are several."""
     wanted: bool = False
     """Whether a tensor wants a gradient."""
-    matches: Callable[..., bool] | None = None
+    matches: Any = None
     """Of the tensors of another call: whether the plan is for it, as alike() tells."""
-    reader: Callable[[tuple], Callable[[tuple], tuple] | None] | None = None
+    reader: Any = None
     """Of the types of the gradients: a function that reads the tensors among them and what is saved."""
     dense: list[bool] | None = None
     """Of what is saved, which tensors were contiguous."""
@@ -71,7 +71,7 @@ class Plan:
     """What computes the backward pass, by which gradients there are and which are wanted."""
 
 
-def matcher(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
+def holds(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
     """alike(), while the state of such tensors is what it is now."""
     like = alike(tensors)
     if state is None:
@@ -162,9 +162,11 @@ def finder(
         try:
             first = tensors[0]
             rest = reduce(or_, map(_address, tensors)) % 16  # which raises where there is no memory
-            key = (way, types, numbers_of(values), first.shape, rest and tuple([x.data_ptr() % 16 for x in tensors]),
-                   _grad_enabled(), backends.current, choices.version, on_this_thread.kept is None,
-                   on_this_thread.batch_invariant)  # fmt: skip
+            key: tuple = (
+                way, types, numbers_of(values), first.shape, rest and tuple([x.data_ptr() % 16 for x in tensors]),
+                _grad_enabled(), backends.current, choices.version, on_this_thread.kept is None,
+                on_this_thread.batch_invariant,
+            )  # fmt: skip
             if products and first.dtype is torch.float32 and not first.is_cpu:
                 key = (*key, torch.backends.cuda.matmul.fp32_precision)
             for plan in plans[key]:

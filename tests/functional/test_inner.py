@@ -53,12 +53,12 @@ def test_outputs_and_gradients_are_those_of_the_operator(name, route):
         gradients = [torch.randn_like(x) for x in expected]
         expected_gradients = torch.autograd.grad(expected, wanted, gradients)
         inner, planned = Inner(of), len(of.plans)
-        given = (*gradients, *[None] * (of.rule.differentiable - len(gradients)))
+        given = (*gradients, *[None] * (of.differentiable - len(gradients)))
         with torch.no_grad():
             for _ in range(2):  # planned, then computed
                 outputs, saved = inner(*fields, route)
-                results = [x for x in of.rule.backward(inner.backward, saved, no_mask, *given) if x is not None]
-                assert type(saved) is of.rule.saved
+                results = [x for x in of.backward(inner.backward, saved, no_mask, *given) if x is not None]
+                assert type(saved) is of.saved
                 assert all(map(torch.equal, outputs, expected))
                 assert len(results) == len(wanted)
                 assert all(map(torch.equal, results, expected_gradients))

@@ -157,12 +157,12 @@ def test_autocast_is_on_again_after_an_error():
         assert torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("operator", [each for each in _every if each._cast], ids=lambda each: each.name)
+@pytest.mark.parametrize("operator", [each for each in _every if each.cast], ids=lambda each: each.name)
 def test_float32_products_of_other_units_are_another_plan(operator):
     """Of every operator with products, whatever tensor comes last. Meta tensors stand for a GPU's."""
     whole = torch.empty(4, dtype=torch.int64, device="meta")
     real, numbers = whole.float(), {bool: True, str: "relu", torch.dtype: torch.float32}
-    kinds = [(type_.dtypes, field.type) for type_, field in zip(operator._layout.types, operator._layout.fields)]
+    kinds = [(type_.dtypes, field.type) for type_, field in zip(operator.layout.types, operator.layout.fields)]
     fields = [numbers.get(type_, 1) if k is None else whole if k is WHOLE else real for k, type_ in kinds]
     signatures = []
     for precision in ("tf32", torch.backends.cuda.matmul.fp32_precision):

@@ -358,15 +358,16 @@ def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
     find = finder(layout, Plans(), (), checked=True, products=True)
     x, seed = torch.empty(3, device="meta", requires_grad=True), torch.empty(1, dtype=torch.int64, device="meta")
     keys, planned = set(), []
-    of_gradients = SimpleNamespace(
-        _cast=True, call=len, planned=lambda: planned.append(0) or (lambda grad, saved: grad)
-    )
+    of_gradients = SimpleNamespace(cast=True, call=len, planned=lambda: planned.append(0) or (lambda grad, saved: grad))
 
     def backward(derive, saved, wanted, grad):
         return derive(grad, saved), None
 
-    rule = derivative.Rule("product", layout, lambda call, _: call, Product, backward, 1, of_gradients)
-    apply, plan = rule.direct(None), Plan(lambda call: call.x * 2.0)
+    product = SimpleNamespace(
+        name="product", layout=layout, save=lambda call, _: call, saved=Product, backward=backward, differentiable=1,
+        derivative=of_gradients, visible=None,
+    )  # fmt: skip
+    apply, plan = derivative.direct(product), Plan(lambda call: call.x * 2.0)
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         for precision in ("ieee", "tf32", "ieee"):
