@@ -81,6 +81,7 @@ class Launch:
 
     def execute(self, orders: tuple[Order, ...] = ORDERS) -> list[Fault]:
         """Runs every program in each order on the memory as it is now; leaves what the last one does."""
+        orders = orders if self.asynchronous else orders[: len(ORDERS) - 1]
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
         before = [buffer.bytes.copy() for buffer in self.known] if len(orders) > 1 else []
         first: list[np.ndarray] = []

@@ -35,8 +35,9 @@ class Order:
 
 
 EARLY = Order()
-ORDERS = (EARLY, Order(copies=True, first=-1), Order(products=True, first=0))
-"""The two ends of what a device may do, for copies and for products."""
+ORDERS = (EARLY, Order(copies=True, first=-1), Order(products=True, first=0), Order(products=True, first=-1))
+"""The ends of what a device may do, for copies and for products; the last, for launches with asynchronous products: a
+producer behind its consumers overwrites what their products have still to read."""
 
 
 class Warps:
