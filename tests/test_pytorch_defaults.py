@@ -13,7 +13,7 @@ from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.coverage import cross_attention
 
 ROOT = Path(__file__).parents[1]
-ROOMS = "fasttfm", "pretraining/src"
+ROOMS = "fasttfm", "kernels", "pretraining/src"
 VALUES = {"empty", "zeros", "ones", "rand", "randn", "linspace", "eye"}
 INTEGERS = {"full", "arange", "tensor", "as_tensor", "randint", "randperm"}
 
