@@ -1,4 +1,4 @@
 """The pre-trained family: GPT and Llama, BERT, ALBERT and ELECTRA, from plain text to a fine-tuned model.
 
-It has the same rooms inside as fasttfm, whose command line finds it by the entry point in pyproject.toml.
+Its packages mirror those of fasttfm, whose command line finds it through the entry point in pyproject.toml.
 """

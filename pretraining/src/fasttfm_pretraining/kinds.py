@@ -1,4 +1,4 @@
-"""The kinds of model of this package, and the commands that take them: what the entry point of fasttfm names."""
+"""Kinds of model and their commands: the target of fasttfm's entry point."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,16 +12,16 @@ from fasttfm_pretraining.config.task_student import TaskStudentConfig
 
 
 class Kind(NamedTuple):
-    """A kind of model: the sections of its configuration, its command, and where its body is."""
+    """A kind of model: its configuration sections, command and body prefix."""
 
     model: type
     """The section `model` of its configuration."""
     data: type
     """The section `data`."""
     command: str
-    """The command that takes such a model, as it stands after `fasttfm`."""
+    """Name of its command, after `fasttfm`."""
     body: str | None = "body."
-    """The prefix of the weights that fine-tuning starts from; None where a kind cannot be fine-tuned."""
+    """Prefix of the weights that fine-tuning starts from; None if it cannot be fine-tuned."""
 
     @property
     def sections(self) -> dict[str, type]:
@@ -48,23 +48,23 @@ KINDS = {
     "gpt-choices": Kind(GPTClassifierConfig, TaskConfig, "finetune predict"),
     "gpt-classify": Kind(GPTClassifierConfig, TaskConfig, "finetune predict"),
 }
-"""Kind of model -> what it is made of."""
+"""Kinds of model by name."""
 
 
 COMMANDS = {name: f"fasttfm_pretraining.cli.{name}" for name in ("lm", "mlm", "finetune")}
-"""Command -> its module."""
+"""Module of each command."""
 
 LESS_MEMORY = {
     "finetune": "give a smaller --max-tokens (and a larger --update-freq), or a smaller --row-length",
     "lm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
     "mlm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
 }
-"""Command -> what makes it need less memory."""
+"""Advice to reduce memory, by command."""
 
 PRESETS = Path(__file__).parent / "presets"
 """A folder of presets for each kind, and one for fine-tuning."""
 
 
 def kinds_of(command: str) -> tuple[str, ...]:
-    """The kinds that a command trains and takes."""
+    """Kinds that a command trains and loads."""
     return tuple(name for name, kind in KINDS.items() if kind.command == command)

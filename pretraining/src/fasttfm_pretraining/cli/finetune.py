@@ -60,7 +60,7 @@ def _train(task: str, args: argparse.Namespace) -> int:
 
 
 def _preset_of(body: Path) -> str:
-    """The recipe that a body is fine-tuned by where none is given: an imported one's is its family's."""
+    """Default fine-tuning recipe of a body; an imported one uses the recipe of its family."""
     if (body / LOG_FILE).is_file():
         return "tiny"
     return "gpt" if read_kind(body).startswith("gpt") else "bert"

@@ -36,7 +36,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, Any]:
-    """The model of a folder, args.model where None, on its device; and its tokenizer."""
+    """Load the model of a folder (None: args.model) onto its device, and its tokenizer."""
     from fasttfm.system.machine import pick_device
     from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm_pretraining.models.kinds import read_model
@@ -90,7 +90,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
-    """Examples, and how they become prompts."""
+    """Examples and their prompt settings."""
     parser.add_argument(
         "--examples",
         type=INPUT_FILE,
@@ -102,7 +102,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 
 
 def _questions(args: argparse.Namespace, shots: Sequence[int]) -> tuple[list[Any], list[Any]]:
-    """The examples, and how they are asked with each number of solved ones."""
+    """The examples, and the prompt settings for each number of solved examples."""
     examples = read_examples(args.examples, args.options or [])
     options = field_values(args, _PROMPTING)
     return examples, [Prompting(shots=number, **options) for number in shots]

@@ -63,10 +63,10 @@ PREPARE = Verb(_add_prepare, _prepare, "turn text files into a prepared data dir
 
 
 def train_verb(command: str, widest: str, task: Callable[[str], Any], summary: str, default: str | None = None) -> Verb:
-    """The verb that trains a model of one of a command's kinds, which preset or configuration names.
+    """The `train` verb of a command; the preset or configuration names the kind of model.
 
-    widest: the kind whose flags come first; the others add theirs. task: makes the training.task.Task of a kind.
-    default: the kind where neither preset nor configuration says one.
+    widest: the kind whose flags come first; the other kinds add theirs. task: makes the training.task.Task of a kind.
+    default: the kind if neither preset nor configuration names one.
     """
     return Verb(partial(_add_train, command, widest), partial(_train, command, task, default), summary)
 
@@ -85,7 +85,7 @@ def _add_train(command: str, widest: str, parser: Parser) -> None:
 
 
 def _train(command: str, task: Callable[[str], Any], default: str | None, args: argparse.Namespace) -> int:
-    """Train; UserError for settings of another kind than the run's."""
+    """Train. Raises UserError for settings of another kind than the run's."""
     if lists_presets(args):
         return 0
     kinds = kinds_of(command)
@@ -98,7 +98,7 @@ def _train(command: str, task: Callable[[str], Any], default: str | None, args: 
 
 
 def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str | None) -> str:
-    """The kind of model that the preset is of, or else a configuration file; UserError where none says one."""
+    """Kind of model of the preset or the configuration file. Raises UserError if neither names one."""
     kinds = {name: kind for kind in allowed for name in preset_names(kind)}
     if args.preset is not None:
         if args.preset not in kinds:
@@ -112,7 +112,7 @@ def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str 
 
 
 def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the flags of importing a Hugging Face folder; text: which folders."""
+    """Add the flags for importing a Hugging Face folder. text: the kinds of folders accepted."""
     parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
     add_out(parser, "MODEL", "model directory to write")
     add_check(parser)
@@ -120,7 +120,7 @@ def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
-    """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
+    """Add the flags for exporting to a Hugging Face folder. made_by: commands that make the model."""
     add_model(parser, made_by)
     add_out(parser, "FOLDER", "folder to write")
     add_check(parser)
@@ -128,7 +128,7 @@ def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> Non
 
 
 def export_verb(command: str, made_by: str, write: Callable[..., list[str]]) -> Verb:
-    """The verb that writes a model's Hugging Face folder. write: (model, folder, tokenizer, check) to lines for
+    """The verb that writes a model as a Hugging Face folder. write(model, folder, tokenizer, check) returns lines for
     the user."""
     add_arguments = partial(add_huggingface_export, made_by=made_by)
     return Verb(add_arguments, partial(_export, command, write), "write a model for Hugging Face")

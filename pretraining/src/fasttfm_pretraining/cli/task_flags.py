@@ -15,5 +15,5 @@ def add_task_files(parser: argparse.ArgumentParser, *, with_columns: bool = True
 
 
 def given_columns(args: argparse.Namespace) -> list[str]:
-    """The names that --columns gives, none where there is no such flag."""
+    """Column names from --columns; none if the command has no such flag."""
     return [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]

@@ -1,5 +1,4 @@
-"""Shapes of the encoder-only models: BERT, and by the fields in which they differ from it ALBERT, ELECTRA,
-classifiers and students."""
+"""Shapes of the encoder-only models: BERT, and as variations of it ALBERT, ELECTRA, classifiers and students."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -60,11 +59,11 @@ class BertConfig:
 
     @property
     def embedding_width(self) -> int:
-        """The embeddings' width in force."""
+        """Effective width of the embeddings."""
         return self.d_model if self.embedding_size is None else self.embedding_size
 
     def layer_config(self) -> TransformerConfig:
-        """One layer of it, as models.layers takes it."""
+        """Configuration of one layer, for models.layers."""
         return TransformerConfig(**shared_fields(self, TransformerConfig))
 
 
@@ -174,4 +173,4 @@ class StudentConfig(BertConfig):
 
 
 _WEIGHTS = ("soft_weight", "mlm_weight", "cosine_weight", "embedding_weight", "hidden_weight", "attention_weight")
-"""The fields of a student that say what counts how much."""
+"""Names of the loss weights of a student."""

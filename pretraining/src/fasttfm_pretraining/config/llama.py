@@ -64,7 +64,7 @@ class LlamaConfig:
 
     @property
     def head_width(self) -> int:
-        """The channels of a head in force."""
+        """Effective number of channels of a head."""
         return self.d_model // self.heads if self.head_size is None else self.head_size
 
     @property
@@ -76,5 +76,5 @@ class LlamaConfig:
 
     @property
     def groups(self) -> int:
-        """The heads of keys and values in force."""
+        """Effective number of key and value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads

@@ -10,7 +10,7 @@ from fasttfm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Way in which the next token is drawn."""
+    """How the next token is drawn."""
 
     temperature: Amount = 1.0
     """Divisor of the logits; 0: always take the likeliest token."""

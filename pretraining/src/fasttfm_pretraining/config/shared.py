@@ -1,10 +1,10 @@
-"""Fields that two sections have in common."""
+"""Fields common to two sections."""
 
 import dataclasses
 from typing import Any
 
 
 def shared_fields(config: Any, cls: type) -> dict[str, Any]:
-    """Field -> value of the fields of config that the dataclass cls has too."""
+    """Values of the fields that config shares with the dataclass cls, by name."""
     names = {field.name for field in dataclasses.fields(cls)}
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names}

@@ -1,4 +1,4 @@
-"""Shape of a student of a fine-tuned BERT, and what it learns from it."""
+"""Shape and loss weights of a student of a fine-tuned BERT."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ from fasttfm.config.checks import Amount, Positive
 from fasttfm_pretraining.config.bert import BertClassifierConfig
 
 LAYER_WEIGHTS = ("embedding_weight", "hidden_weight", "attention_weight")
-"""The fields that say how much the teacher's layers count."""
+"""Names of the weights of the layer losses."""
 LOSSES = ("temperature", "soft_weight", *LAYER_WEIGHTS)
-"""The fields that a recipe gives; the others are the student's shape."""
+"""Fields set by a recipe; the others are the student's shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,5 +35,5 @@ class TaskStudentConfig(BertClassifierConfig):
 
     @property
     def learns_layers(self) -> bool:
-        """True if it learns from the teacher's layers."""
+        """Whether any layer loss has a weight."""
         return any(getattr(self, name) for name in LAYER_WEIGHTS)

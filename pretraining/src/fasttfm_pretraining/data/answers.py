@@ -1,7 +1,7 @@
-"""From the scores of starts and ends to answers: the best span of all windows, or none.
+"""Answer extraction: the best span over all windows, or no answer, from start and end scores.
 
-The score of a span is its start's score plus its end's; that of no answer is the first marker's, the lowest of all
-windows. The null score is what no answer has over the best span.
+A span scores the sum of its start and end scores; "no answer" scores that of the first marker, the lowest over all
+windows. The null score is the score of "no answer" minus that of the best span.
 Source: Devlin et al. 2019, sections 4.2 and 4.3.
 """
 
@@ -20,15 +20,15 @@ from fasttfm_pretraining.data.task_inputs import Window
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predictions for every question, by its id."""
+    """Predictions by question id."""
 
     answers: dict[str, str]
-    """The best span's text, even where no answer has the better score."""
+    """Text of the best span, even if "no answer" scores higher."""
     null_scores: dict[str, float]
     """Score of no answer minus that of the best span."""
 
     def texts(self, threshold: float | None) -> dict[str, str]:
-        """The answers, "" where the null score is above threshold; None: every question has an answer."""
+        """Answers by question id, "" if the null score exceeds threshold (None: every question gets an answer)."""
         if threshold is None:
             return self.answers
         return {each: "" if self.null_scores[each] > threshold else text for each, text in self.answers.items()}
@@ -37,7 +37,7 @@ class Predictions:
 def best_span(
     window: Window, starts: np.ndarray, ends: np.ndarray, *, max_answer: int, candidates: int = 20
 ) -> tuple[float, int, int] | None:
-    """(Score, first, last token in the context's part) of the best allowed span of a window, None where it has none.
+    """(score, first, last context token) of the best allowed span of a window; None if it has none.
 
     starts, ends (S,): scores of the row's places. A span ends at or after its start, has at most max_answer tokens, and
     its start is one that this window shows best. candidates: so many of the best starts and of the best ends are looked
@@ -59,7 +59,7 @@ def best_span(
 def predict_answers(
     data: SquadData, windows: Sequence[Window], scores: Iterable[tuple[np.ndarray, np.ndarray]], *, max_answer: int = 30
 ) -> Predictions:
-    """The best answer to every question. scores: of each window, those of starts and of ends, (S,) each."""
+    """Best answer to every question. scores: start and end scores (S,) of each window."""
     best = [(-np.inf, "")] * len(data)
     null = np.full(len(data), np.inf)
     for window, (starts, ends) in zip(windows, scores, strict=True):
@@ -80,12 +80,12 @@ def predict_answers(
 
 
 def write_json(path: Path, values: dict) -> None:
-    """Write an object as the official scripts read it: one JSON text, UTF-8."""
+    """Write an object for the official scripts: one JSON text, UTF-8."""
     replace_file(path, (json.dumps(values, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def read_predictions(path: Path, kind: type = str) -> dict:
-    """Question's id -> text (or null score, with kind float) of a file. UserError for anything else."""
+    """Read a file of question id -> text, or null score with kind float. Raises UserError for anything else."""
     given = read_json_text(path)
     if not isinstance(given, dict):
         raise UserError(f"{path}: holds no object of ids and answers: give what fasttfm finetune predict wrote")

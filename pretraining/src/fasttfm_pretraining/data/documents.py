@@ -89,7 +89,7 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch(TensorBatch):
-    """N sequences, one after the other: T tokens without padding."""
+    """N packed sequences: T tokens without padding."""
 
     tokens: torch.Tensor
     """(1, T) int64: inputs."""
@@ -98,13 +98,13 @@ class TextBatch(TensorBatch):
     lengths: torch.Tensor
     """(N,) int64."""
     longest: int
-    """No sequence has more tokens."""
+    """Length of the longest sequence."""
     rows: int
-    """That the sequences are cut from."""
+    """Number of rows that the sequences are cut from."""
 
     @property
     def source_tokens(self) -> int:
-        """Everything is predicted."""
+        """T: every token is predicted."""
         return 0
 
     @property
@@ -114,7 +114,7 @@ class TextBatch(TensorBatch):
 
     @property
     def cells(self) -> int:
-        """T: nothing is padding."""
+        """T: there is no padding."""
         return self.tokens.numel()
 
     @property
@@ -124,12 +124,12 @@ class TextBatch(TensorBatch):
 
     @property
     def is_even(self) -> bool:
-        """True if all sequences are equally long, so that tokens.view(N, longest) has one a row."""
+        """Whether all sequences have the same length, so that tokens.view(N, longest) has one per row."""
         return len(self.lengths) * self.longest == self.tokens.numel()
 
 
 class RowBatches:
-    """Batches of rows, shuffled anew in every epoch; position (epoch, batch) is all the state there is."""
+    """Batches of rows, reshuffled each epoch. The position (epoch, batch) is the whole state."""
 
     unit = "row"
     skipped = 0
@@ -155,7 +155,7 @@ class RowBatches:
         return min(3, len(self))
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """The numbers of the rows of each batch, drawn from (seed, epoch) alone."""
+        """Row indices of each batch; they depend on (seed, epoch) only."""
         order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
         return np.split(order, range(self.rows_per_batch, self.rows, self.rows_per_batch))
 

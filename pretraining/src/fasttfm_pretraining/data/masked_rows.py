@@ -3,11 +3,10 @@
     one segment   [CLS] tokens [SEP]
     pairs         [CLS] first [SEP] second [SEP]     segments 0 and 1
 
-A document's tokens are cut into spans, one after the other; of a pair, the span is cut in two where a line, or else a
-word, begins. With next-sentence prediction the second part is in half of the rows one of another document (label 1),
-with sentence order the two parts are in half of them exchanged (label 1). A segment is a span of text and not a
-sentence of grammar, as in BERT. What is hidden, where a pair is cut and which of the two it is are drawn from (seed,
-epoch, row) alone, so that a position (epoch, batch) is all the state there is.
+A document's tokens are cut into consecutive spans. A pair is a span cut in two at the start of a line, or else of a
+word. For next-sentence prediction half of the rows take their second part from another document (label 1); for sentence
+order half of the rows swap the two parts (label 1). As in BERT, a segment is a span of text, not a grammatical
+sentence. Masks, cuts and labels depend on (seed, epoch, row) only, so the position (epoch, batch) is the whole state.
 Source: Devlin et al. 2019, section 3.1; Lan et al. 2020, section 3.1 (sentence order).
 """
 
@@ -28,7 +27,7 @@ from fasttfm_pretraining.data.documents import Documents
 from fasttfm_pretraining.data.masking import Masker, MaskingVocabulary
 
 _MULTIPLE = 8
-"""Rows are padded to lengths of so many tokens more."""
+"""Rows are padded to multiples of this length."""
 _SHORTEST = 4
 """Spans with fewer tokens are left out."""
 
@@ -38,17 +37,17 @@ class MaskedBatch(TensorBatch):
     """B rows, padded with 0 on the right, M tokens of which are hidden."""
 
     tokens: Tensor
-    """(B, L) int64: as the model sees them."""
+    """(B, L) int64: the masked rows."""
     segments: Tensor | None
-    """(B, L) int64: 1 in the second segment; None where rows have one."""
+    """(B, L) int64: 1 in the second segment; None for single segments."""
     lengths: Tensor
     """(B,) int64."""
     positions: Tensor
-    """(M,) int64: the hidden tokens, counted over the rows, padding included."""
+    """(M,) int64: flat positions of the masked tokens, padding counted."""
     labels: Tensor
-    """(M,) int64: what stood there."""
+    """(M,) int64: the original tokens there."""
     sentence_labels: Tensor | None
-    """(B,) int64: 0 where the second segment follows the first, 1 where it does not; None where rows have one."""
+    """(B,) int64: 0 if the second segment follows the first, else 1; None for single segments."""
     source_tokens: int
     """Tokens without padding that are not predicted."""
 
@@ -98,7 +97,7 @@ class Spans(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two segments, and 1 where the second does not follow the first."""
+    """Two segments, and label 1 if the second does not follow the first."""
 
     first: np.ndarray
     second: np.ndarray
@@ -137,7 +136,7 @@ class Pairs:
         raise AssertionError("a span has at least two tokens")
 
     def _other(self, row: int, length: int, random: np.random.Generator) -> np.ndarray:
-        """At most `length` tokens of another document; where there is one document, of another span of it."""
+        """At most `length` tokens of another document, or of another span if there is only one document."""
         documents = self.spans.documents
         first, last = np.searchsorted(documents, [documents[row], documents[row] + 1])
         if last - first == len(documents):
@@ -152,7 +151,7 @@ class Pairs:
 
 
 class MaskedBatches:
-    """Batches of rows of like length; position (epoch, batch) is all the state there is."""
+    """Batches of rows of similar length. The position (epoch, batch) is the whole state."""
 
     unit = "row"
 
@@ -168,11 +167,10 @@ class MaskedBatches:
         line: int | None = None,
         together: int = 1,
     ) -> None:
-        """row_length: most tokens of a row. max_tokens: of a batch, padding counted. pairs: nsp, sop or None.
+        """row_length: maximum tokens per row. max_tokens: maximum per batch, padding counted. pairs: nsp, sop or None.
 
-        line: the token of a line break, where pairs are cut first. together: batches of an update, which are of all
-        lengths.
-        Raises ValueError for documents that have not a single row.
+        line: the line-break token, the preferred place to cut pairs. together: batches per update, of mixed lengths.
+        Raises ValueError for documents without a row.
         """
         self.corpus, self.masker, self.max_tokens, self.seed, self.together = corpus, masker, max_tokens, seed, together
         self._markers = 2 if pairs is None else 3
@@ -205,7 +203,7 @@ class MaskedBatches:
         return 1.0 - float(self._lengths.sum() / self._widths.sum())
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """The numbers of the rows of each batch, drawn from (seed, epoch) alone."""
+        """Row indices of each batch; they depend on (seed, epoch) only."""
         random = np.random.default_rng([self.seed, epoch])
         batches = self._split([random.permutation(group) for group in self._groups])
         widths = np.array([self._widths[batch[0]] for batch in batches])
@@ -216,7 +214,7 @@ class MaskedBatches:
         return self._planned
 
     def largest(self) -> np.ndarray:
-        """The rows of a batch with most places."""
+        """The rows of the batch with the most elements."""
         return max(self._planned, key=lambda batch: len(batch) * int(self._widths[batch[0]]))
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> MaskedBatch:

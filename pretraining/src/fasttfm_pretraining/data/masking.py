@@ -1,8 +1,8 @@
-"""Masks tokens of a row, so that a model learns to predict them.
+"""Token masking for masked language models.
 
-15% of the tokens are chosen; of these 80% become [MASK], 10% a random token, 10% stay (BERT); 85% and 15% stay where a
-generator replaces them (ELECTRA). What is chosen are tokens, whole words, or the phrases and entities of a list (ERNIE
-1.0), never markers and padding. Everything is drawn from one numpy generator a row.
+15% of the tokens are selected. Of these, 80% become [MASK], 10% a random token and 10% stay (BERT); for ELECTRA 85%
+become [MASK] and 15% stay. The units are tokens, whole words, or phrases and entities of a list (ERNIE 1.0), never
+markers or padding. Each row draws from its own numpy generator.
 Source: Devlin et al. 2019, section 3.1 and appendix A.1; Clark et al. 2020; Sun et al. 2019 (ERNIE).
 """
 
@@ -19,7 +19,7 @@ from fasttfm.system.files import unreadable
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingVocabulary:
-    """Facts of a vocabulary that masking needs."""
+    """The part of a vocabulary that masking needs."""
 
     size: int
     begin: int
@@ -29,13 +29,13 @@ class MaskingVocabulary:
     mask: int
     """[MASK]."""
     is_special: np.ndarray
-    """(size,) bool: never hidden, and never drawn in the place of a hidden token."""
+    """(size,) bool: tokens that are never masked and never used as random replacements."""
     begins_word: np.ndarray
-    """(size,) bool: whether a piece is the first of a word."""
+    """(size,) bool: pieces that begin a word."""
 
 
 class Shares(NamedTuple):
-    """Shares of what becomes of hidden tokens; the others stay as they are, and are predicted all the same."""
+    """Shares of masked tokens by replacement; the others stay unchanged and are still predicted."""
 
     mask: float = 0.8
     random: float = 0.1
@@ -46,7 +46,7 @@ ELECTRA_SHARES = Shares(0.85, 0.0)
 
 
 class Phrases:
-    """Sequences of tokens that are hidden together."""
+    """Token sequences that are masked together."""
 
     def __init__(self, sequences: Iterable[Sequence[int]] = ()) -> None:
         self._by_first: dict[int, list[tuple[int, ...]]] = {}
@@ -57,7 +57,7 @@ class Phrases:
         return sum(map(len, self._by_first.values()))
 
     def spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Find phrases in tokens, [begin, end), from left to right, the longest first, without overlap."""
+        """Find phrases in tokens as [begin, end): left to right, longest match first, without overlap."""
         spans, begin = [], 0
         while begin < len(tokens):
             for phrase in self._by_first.get(tokens[begin], ()):
@@ -70,9 +70,9 @@ class Phrases:
 
 
 def read_phrases(path: Path, encode: object) -> Phrases:
-    """The phrases of a UTF-8 file, one a line; encode: text to tokens.
+    """Read phrases from a UTF-8 file, one per line. encode: text to tokens.
 
-    Raises UserError for a file that is missing, no UTF-8, or without any phrase of more than one token.
+    Raises UserError for a missing file, invalid UTF-8, or no phrase of more than one token.
     """
     try:
         lines = path.read_bytes().decode("utf-8-sig").splitlines()
@@ -90,18 +90,18 @@ def read_phrases(path: Path, encode: object) -> Phrases:
 
 
 class MaskedRow(NamedTuple):
-    """A row as the model sees it."""
+    """A masked row."""
 
     tokens: np.ndarray
     """(S,) int64."""
     positions: np.ndarray
-    """(M,) int64, ascending: what is hidden."""
+    """(M,) int64, ascending: positions of the masked tokens."""
     labels: np.ndarray
-    """(M,) int64: what stood there."""
+    """(M,) int64: the original tokens there."""
 
 
 class Masker:
-    """Hides tokens of rows."""
+    """Masks tokens of rows."""
 
     def __init__(
         self,
@@ -112,17 +112,17 @@ class Masker:
         whole_words: bool = False,
         phrases: Phrases | None = None,
     ) -> None:
-        """rate: of a row's tokens that may be hidden. Phrases are hidden whole also without whole_words."""
+        """rate: share of a row's maskable tokens. Phrases are masked as a whole, also without whole_words."""
         self.vocabulary, self.rate, self.shares = vocabulary, rate, shares
         self.whole_words, self.phrases = whole_words, phrases
         self._ordinary = np.flatnonzero(~vocabulary.is_special)
 
     def budget(self, candidates: int) -> int:
-        """Return how many of so many tokens are hidden; whole words and phrases may leave a few of them."""
+        """Number of tokens to mask of so many; whole words and phrases may mask slightly fewer."""
         return max(1, round(self.rate * candidates)) if candidates else 0
 
     def __call__(self, tokens: np.ndarray, random: np.random.Generator) -> MaskedRow:
-        """Hide tokens of a row (S,) int64. A row of markers alone stays, and nothing is predicted."""
+        """Mask tokens of a row (S,) int64. A row of markers alone stays unchanged, and nothing is predicted."""
         candidates = np.flatnonzero(~self.vocabulary.is_special[tokens])
         budget = self.budget(len(candidates))
         if not self.whole_words and self.phrases is None:
@@ -140,9 +140,9 @@ class Masker:
     def _whole(
         self, tokens: np.ndarray, candidates: np.ndarray, budget: int, random: np.random.Generator
     ) -> np.ndarray:
-        """Whole words or phrases, in random order, those that the budget no longer holds left out.
+        """Whole words or phrases in random order, skipping those that exceed the remaining budget.
 
-        One unit is hidden in any case, or a row of one long word would teach nothing.
+        At least one unit is masked: a row of one long word would otherwise teach nothing.
         """
         units = self._units(tokens, candidates)
         chosen: list[int] = []
@@ -155,7 +155,7 @@ class Masker:
         return np.array(sorted(chosen), np.int64)
 
     def _units(self, tokens: np.ndarray, candidates: np.ndarray) -> list[list[int]]:
-        """The places of candidates, grouped to what is hidden together."""
+        """Positions of the candidates, grouped into units that are masked together."""
         inside = np.zeros(len(tokens), bool)  # whether a place continues the unit before it
         if self.whole_words:
             inside[candidates] = ~self.vocabulary.begins_word[tokens[candidates]]

@@ -1,4 +1,4 @@
-"""Facts of prepared documents' tokenizer that masking needs: its markers, and where words begin."""
+"""Special tokens and word beginnings of a tokenizer, for masking."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer, ImportedToken
 _WORD_MARKS = ("\u2581", "\u0120", "\u010a")
 """SentencePiece's for a space; GPT-2's for a space and for a line break."""
 _CONTINUES = "##"
-"""WordPiece's, on pieces that begin no word."""
+"""WordPiece's prefix of pieces that continue a word."""
 _SPECIAL = {
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<s>", "</s>", "<mask>", "<|endoftext|>",
 }  # fmt: skip
@@ -17,9 +17,9 @@ _BEGINS = ("[CLS]", "<s>", "<bos>")
 
 
 def masking_vocabulary(tokenizer: TextTokenizer) -> MaskingVocabulary:
-    """Markers and word beginnings of a tokenizer. Raises ValueError for one that has no token to hide with.
+    """Special tokens and word beginnings of a tokenizer. Raises ValueError if it has no mask token.
 
-    In a vocabulary of ours the start and the end of a sentence are [CLS] and [SEP]; in another tool's they are by name.
+    Our vocabularies use start and end of sentence as [CLS] and [SEP]; those of other tools are looked up by name.
     """
     if tokenizer.mask is None:
         raise ValueError("the vocabulary has no piece that stands for a hidden token")

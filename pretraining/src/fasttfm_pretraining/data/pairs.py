@@ -1,4 +1,4 @@
-"""Sentences, or pairs of them, with a label: CSV, TSV or JSON lines with a header."""
+"""Labelled sentences or sentence pairs: CSV, TSV or JSON lines with a header."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class LabelledText:
     first: str
     second: str | None
     label: str | None
-    """None in a file without labels."""
+    """None if the file has no labels."""
 
 
 def read_pairs(path: Path | str, columns: Sequence[str] = ()) -> list[LabelledText]:
-    """The rows of a file: the column named label is the label, the one or two others are the texts.
+    """Read the rows of a file: column `label` is the label, the one or two other columns are the texts.
 
-    columns: of the texts, one or two, where the file has more than these. Raises UserError with the line.
+    columns: the one or two text columns if the file has more. Raises UserError with the line.
     """
     path = Path(path)
     rows = read_table(path, columns)
@@ -41,7 +41,7 @@ def read_pairs(path: Path | str, columns: Sequence[str] = ()) -> list[LabelledTe
 
 
 def label_names(examples: Sequence[LabelledText], path: Path | str) -> list[str]:
-    """The labels that occur: numbers by value, names by alphabet. UserError where one is missing or all are equal."""
+    """Distinct labels: numbers by value, names alphabetically. Raises UserError if one is missing or all are equal."""
     for number, example in enumerate(examples, start=1):
         if example.label is None:
             raise UserError(f"{path}: row {number:,} has no {LABEL}: give a column of that name")
@@ -55,7 +55,7 @@ def label_names(examples: Sequence[LabelledText], path: Path | str) -> list[str]
 
 
 def label_numbers(examples: Sequence[LabelledText], names: Sequence[str], path: Path | str) -> list[int]:
-    """The place of each example's label in names. UserError for one that is not there."""
+    """Index of each example's label in names. Raises UserError for an unknown label."""
     class_of = {name: number for number, name in enumerate(names)}
     numbers = []
     for row, example in enumerate(examples, start=1):

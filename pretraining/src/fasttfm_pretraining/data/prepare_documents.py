@@ -1,7 +1,7 @@
-"""From text files to prepared documents: check, train a vocabulary, hold a part out, write.
+"""Preparation of documents from text files: checks, vocabulary training, held-out part, output.
 
-The text is read once, into a copy beside the result: it may be a pipe, and what is hashed is what is used. The copy is
-then streamed, so that memory holds a few thousand lines whatever the size of the text.
+The text is read once, into a copy beside the result: it may be a pipe, and the hash is that of the bytes used. The copy
+is then streamed, so memory holds a few thousand lines whatever the size of the text.
 """
 
 import hashlib
@@ -40,12 +40,12 @@ def prepare_documents(
     threads: int = 1,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Write the prepared directory `out`; `say` gets progress, a line each.
+    """Write the prepared directory `out`. `say` receives lines of progress.
 
-    texts: plain or packed files in UTF-8. valid_texts: what is held out; none: the end of each text. model: a
-    SentencePiece model, or a tokenizer.json, to take; None: it is trained.
-    Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
-    an `out` that holds anything else; `out` then stays as it was.
+    texts: plain or compressed UTF-8 files. valid_texts: the held-out texts; none: the end of each text. model: an
+    existing SentencePiece model or tokenizer.json; None: one is trained.
+    Does nothing if `out` already holds this result. Raises UserError for unusable text or options, and for an `out`
+    with other content, which is left unchanged.
     """
     for path in [*texts, *valid_texts]:
         if path.resolve().parent == out.resolve():
@@ -84,7 +84,7 @@ def prepare_documents(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some lines of the copy of a file."""
+    """A range of lines in the copy of a file."""
 
     copy: Path
     begin: int
@@ -133,7 +133,7 @@ def _copied(
 
 
 def _line_after(copy: Path, offset: int) -> int:
-    """Find the beginning of the line that begins after a byte, but not at the start; the end where none does."""
+    """Offset of the first line that begins after a byte, or the end of the file."""
     with copy.open("rb") as file:
         file.seek(offset)
         file.readline()
@@ -158,7 +158,7 @@ def _trained(parts: Sequence[_Part], options: DocumentOptions) -> TextTokenizer:
 def _write_split(
     folder: Path, name: str, parts: Sequence[_Part], tokenizer: TextTokenizer, separator: str | None, threads: int
 ) -> dict[str, int]:
-    """Write the tokens and bounds of one split; how many documents, tokens and bytes of text it has."""
+    """Write the tokens and offsets of one split. Returns its numbers of documents, tokens and bytes of text."""
     writer, begin, text_bytes = IdsWriter(folder, name, id_dtype(len(tokenizer))), 0, 0
     for part in parts:
         for chunk, is_last in _chunks(part.lines(), separator):
@@ -175,7 +175,7 @@ def _write_split(
 
 
 def _chunks(lines: Iterator[str], separator: str | None) -> Iterator[tuple[list[str], bool]]:
-    """Lines of a document, some at a time, and whether it ends with them; the lines that separate are gone."""
+    """Yields chunks of a document's lines, without separators, and whether the document ends with the chunk."""
     chunk: list[str] = []
     for line in lines:
         if separator is not None and line == separator:

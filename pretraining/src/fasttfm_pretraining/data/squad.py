@@ -1,4 +1,4 @@
-"""Questions whose answer is a passage of a text: the official JSON of SQuAD 1.1 and 2.0, plain or packed.
+"""Extractive question answering data: the official JSON of SQuAD 1.1 and 2.0, plain or compressed.
 
 A file holds articles, an article paragraphs, a paragraph its text (the context) and questions; an answer is its text
 and the character of the context where it begins. In 2.0 a question may be impossible: the context has no answer.
@@ -34,7 +34,7 @@ class Question:
     text: str
     context: str
     answers: tuple[Answer, ...]
-    """All that annotators gave, the first is trained on; none where the context has no answer."""
+    """All annotated answers, of which the first is the training target; empty if the context has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class SquadData:
 
 
 def read_squad(path: Path | str, *, answered: bool = True) -> SquadData:
-    """The questions of a file in the official form. answered: whether its answers are needed; else they are not read.
+    """Read the questions of a file in the official form. answered: whether to read the answers.
 
-    Raises UserError, with the line and column of broken JSON or with article, paragraph and question, for what is
-    missing, of a wrong type, or an answer that its context does not have where it is said to begin.
+    Raises UserError for broken JSON (with line and column), missing values, wrong types, and answers that do not occur
+    at their offset (with article, paragraph and question).
     """
     path = Path(path)
     content = read_json_text(path)
@@ -74,9 +74,7 @@ def read_squad(path: Path | str, *, answered: bool = True) -> SquadData:
 
 
 def read_json_text(path: Path) -> Any:
-    """Return the content of a JSON file, plain or packed. Raises UserError with the line and column where it is broken.
-
-    Also as TextFile does.
+    """Read a JSON file, plain or compressed. Raises UserError as TextFile does, with line and column for broken JSON.
     """
     try:
         return parse_json("\n".join(TextFile(path)))

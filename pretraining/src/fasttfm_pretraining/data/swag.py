@@ -1,4 +1,4 @@
-"""Choosing how a scene goes on: the official CSV of SWAG.
+"""Multiple-choice data: the official CSV of SWAG.
 
 Each line has a first sentence (sent1), how the second one begins (sent2), four endings (ending0 ... ending3) and, in
 training and validation files, the number of the right one (label). Other columns are not read.
@@ -16,16 +16,16 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A context and its possible continuations."""
+    """A context and its candidate continuations."""
 
     context: str
     choices: tuple[str, ...]
     label: int | None
-    """The number of the right choice, from 0; None in a test file."""
+    """Index of the right choice; None in a test file."""
 
 
 def read_swag(path: Path | str, *, answered: bool = True) -> list[Choices]:
-    """The lines of a file in the official form, each choice the begun sentence with an ending.
+    """Read a file in the official form; each choice is sent2 with one ending.
 
     answered: False does not read labels. Raises UserError with the line for a missing column or value and for a label
     other than 0 to 3.

@@ -1,4 +1,4 @@
-"""Tables with a header: CSV, TSV and JSON lines, plain or packed, each row with its place in the file."""
+"""Tables with a header: CSV, TSV and JSON lines, plain or compressed; rows know their line."""
 
 import csv
 import json
@@ -27,10 +27,10 @@ class Row:
 
 
 def read_table(path: Path, needed: Sequence[str] = ()) -> list[Row]:
-    """All rows of a file whose name says its form: .csv, .tsv (no quotes) or .jsonl (an object a line).
+    """Read all rows of a file by its extension: .csv, .tsv (no quotes) or .jsonl (one object per line).
 
-    needed: columns that every row must have. Raises UserError with the line for a row that has more or fewer fields
-    than the header, for what is not a JSON object, and for a file without rows.
+    needed: columns that every row must have. Raises UserError with the line for a row with more or fewer fields than
+    the header, a line that is not a JSON object, and a file without rows.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _PACKED:

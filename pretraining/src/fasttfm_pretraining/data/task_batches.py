@@ -1,7 +1,7 @@
-"""Batches of a task's examples: rows of like length together, a bounded padded size, an order that needs no state.
+"""Batches of task examples: rows of similar length, bounded padded size, stateless order.
 
-An example is one row (a text, a pair, a window) or several (the choices of a question) and what is right of it.
-Examples are padded to a few sizes chosen for the data, as pairs for translation are, so that an epoch has few shapes.
+An example is one row (a text, a pair, a window) or several (the choices of a question), with a label. Examples are
+padded to a few lengths chosen for the data, as translation pairs are, so that an epoch has few shapes.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from fasttfm_pretraining.data.task_inputs import Row
 
 @dataclass(frozen=True, slots=True)
 class TaskBatch(TensorBatch):
-    """B examples of C rows each, padded with 0 on the right; R = B * C, the rows of an example are neighbours."""
+    """B examples of C rows each, padded with 0 on the right; R = B * C, the rows of an example are adjacent."""
 
     tokens: Tensor
     """(R, S) int64."""
     segments: Tensor
-    """(R, S) int64: 1 from the second text on, else 0."""
+    """(R, S) int64: 0 in the first text, 1 in the second."""
     lengths: Tensor
     """(R,) int64."""
     labels: Tensor
-    """(B,) int64; or (B, 2): the places of an answer's first and last token."""
+    """(B,) int64; or (B, 2): positions of an answer's first and last token."""
     source_tokens: int
     """Tokens without padding."""
 
@@ -48,16 +48,16 @@ class TaskBatch(TensorBatch):
 
     @property
     def cells(self) -> int:
-        """Places of the padded rows, and of the labels."""
+        """Elements of the padded rows and of the labels."""
         return self.tokens.numel() + len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Examples that a task consists of."""
+    """The examples of a task."""
 
     rows: Sequence[Sequence[Row]]
-    """Of each example its rows, equally many of all."""
+    """Rows of each example, the same number for all."""
     labels: np.ndarray
     """(N,) or (N, 2) int64."""
 
@@ -96,14 +96,14 @@ class Examples:
 class TaskBatches(PlannedBatches):
     """The training batches of examples.
 
-    max_tokens: the largest padded tokens of a batch; examples that alone exceed it are left out, `skipped` counts them.
-    Raises ValueError where none is left.
+    max_tokens: maximum padded tokens of a batch; longer single examples are left out and counted in `skipped`.
+    Raises ValueError if none is left.
     """
 
     unit = "example"
 
     def __init__(self, examples: Examples, max_tokens: int, seed: int = 0, *, together: int = 1) -> None:
-        """together: batches of an update, which are of all lengths."""
+        """together: batches per update, of mixed lengths."""
         self.examples, self.max_tokens = examples, max_tokens
         lengths, budget = examples.lengths, max_tokens // examples.choices
         kept = lengths <= budget
@@ -130,12 +130,12 @@ class TaskBatches(PlannedBatches):
         return 1.0 - real / float(padded)
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> TaskBatch:
-        """The tensors of one element of epoch(), which are the same in every epoch."""
+        """Tensors of one element of epoch(); they are the same in every epoch."""
         return self.examples.batch(indices, int(self.padded_to(indices[0])[0]))
 
 
 def evaluation_batches(examples: Examples, max_tokens: int) -> list[tuple[np.ndarray, TaskBatch]]:
-    """All examples, each with its place, in batches of like length: for validation and prediction."""
+    """All examples with their indices, in batches of similar length, for validation and prediction."""
     groups = length_batches(examples.lengths, max_tokens // examples.choices)
     return [
         (np.array(group), examples.batch(group, round_length(int(examples.lengths[group].max())))) for group in groups

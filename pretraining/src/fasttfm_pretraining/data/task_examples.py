@@ -1,4 +1,4 @@
-"""From the files of a task to rows of tokens: questions with contexts, contexts with choices, texts with a label."""
+"""Token rows of task files: questions with contexts, contexts with choices, labelled texts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,20 +12,20 @@ from fasttfm_pretraining.data.task_batches import Examples
 from fasttfm_pretraining.data.task_inputs import Markers, Window, join, question_windows
 
 NO_LABEL = 0
-"""Stands for a label that a file does not give; nothing is then scored by it."""
+"""Placeholder for a missing label; it is not scored."""
 
 
 def answer_examples(
     data: SquadData, tokenizer: Any, markers: Markers, *, max_length: int, doc_stride: int
 ) -> tuple[list[Window], Examples]:
-    """The windows of all questions, and the examples made of them, one row and two labels each."""
+    """The windows of all questions, and their examples of one row and two labels each."""
     windows = question_windows(data.questions, tokenizer, markers, max_length=max_length, doc_stride=doc_stride)
     labels = np.array([window.answer for window in windows], np.int64).reshape(-1, 2)
     return windows, Examples([[window.row] for window in windows], labels)
 
 
 def choice_examples(given: Sequence[Choices], tokenizer: Any, markers: Markers, *, max_length: int) -> Examples:
-    """A row for every choice: the context, then the choice."""
+    """One row per choice: the context, then the choice."""
     rows = []
     for example in given:
         context = tokenizer.encode(example.context)
@@ -36,7 +36,7 @@ def choice_examples(given: Sequence[Choices], tokenizer: Any, markers: Markers, 
 def class_examples(
     given: Sequence[LabelledText], labels: Sequence[int] | None, tokenizer: Any, markers: Markers, *, max_length: int
 ) -> Examples:
-    """A row for every text or pair. labels: the place of each label; None: not known."""
+    """One row per text or pair. labels: index of each label; None: unknown."""
     rows = []
     for example in given:
         second = None if example.second is None else tokenizer.encode(example.second)

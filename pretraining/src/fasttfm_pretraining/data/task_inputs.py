@@ -1,4 +1,4 @@
-"""Inputs of a model for a task's texts: tokens between markers, and windows over contexts that are too long.
+"""Model inputs of task texts: tokens between markers, and overlapping windows over long contexts.
 
 BERT joins a pair as [CLS] first [SEP] second [SEP], GPT-1 as start first delimiter second extract; a single text leaves
 out the middle marker. In both the task's head reads one place: BERT's the first, GPT's the last.
@@ -18,7 +18,7 @@ _LONGEST_QUESTION = 64
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The ids around texts."""
+    """Marker tokens around texts."""
 
     begin: int
     """[CLS], or GPT's start."""
@@ -27,7 +27,7 @@ class Markers:
     end: int
     """[SEP], or GPT's extract."""
     separators: int = 1
-    """How many of `between` stand between two texts: RoBERTa's 2."""
+    """Number of `between` tokens between two texts; 2 for RoBERTa."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Row:
     tokens: np.ndarray
     """(S,) int64, markers included."""
     second: int
-    """Where the second text begins, and with it segment 1; S where there is none."""
+    """Start of the second text and of segment 1; S if there is none."""
 
 
 def join(markers: Markers, first: Sequence[int], second: Sequence[int] | None, max_length: int) -> Row:
-    """One row of at most max_length tokens: of texts that are too long, the longer loses its end, token by token."""
+    """One row of at most max_length tokens; the longer text is truncated token by token."""
     parts = [list(first), list(second or ())]
     extra = len(parts[0]) + len(parts[1]) + (2 if second is None else 2 + markers.separators) - max_length
     for _ in range(max(extra, 0)):
@@ -58,23 +58,23 @@ class Window:
     """A question with a part of its context."""
 
     question: int
-    """The question's place in the data."""
+    """Index of the question."""
     row: Row
     spans: np.ndarray
-    """(context tokens here, 2) int64: where each begins and ends in the context, in characters."""
+    """(context tokens here, 2) int64: character span of each token in the context."""
     best: np.ndarray
-    """(context tokens here,) bool: whether no other window shows the token with more context around it."""
+    """(context tokens here,) bool: whether this window shows the token with maximum context."""
     answer: tuple[int, int]
-    """Places in the row of the first and last token of the answer; (0, 0), the first marker, where it has none here."""
+    """Positions of the answer's first and last token; (0, 0), the first marker, if it is not in this window."""
 
     @property
     def first(self) -> int:
-        """The place in the row where the context begins."""
+        """Position in the row where the context begins."""
         return self.row.second
 
 
 def answer_tokens(spans: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """The first and the last token that have a character of [start, end); spans (tokens, 2) in characters."""
+    """First and last token that overlap characters [start, end). spans (tokens, 2): character spans."""
     first = int(np.argmax(spans[:, 1] > start))
     while first and spans[first - 1, 0] == spans[first - 1, 1] == spans[first, 0]:
         first -= 1  # the other bytes of a character that is spelt in bytes
@@ -84,10 +84,9 @@ def answer_tokens(spans: np.ndarray, start: int, end: int) -> tuple[int, int]:
 def question_windows(
     questions: Sequence[Question], tokenizer: Any, markers: Markers, *, max_length: int, doc_stride: int
 ) -> list[Window]:
-    """Every question with its context, in windows that overlap by all but doc_stride tokens where it is long.
+    """Windows of every question over its context; consecutive windows start doc_stride tokens apart.
 
-    max_length: tokens of a row. A question of more than 64 tokens loses its end. An answer that a window does not hold
-    whole is none of that window's.
+    max_length: tokens of a row. Questions are truncated to 64 tokens. A window without the whole answer has no answer.
     """
     windows = []
     contexts: dict[str, tuple[list[int], np.ndarray]] = {}
@@ -121,7 +120,7 @@ def _window_begins(tokens: int, width: int, stride: int) -> list[int]:
 
 
 def _owners(tokens: int, width: int, begins: list[int]) -> np.ndarray:
-    """(tokens,): the window that shows each token with the most context on its shorter side (longer windows first)."""
+    """(tokens,): maximum-context window of each token (most context on its shorter side; ties: longer windows)."""
     best, owner = np.full(tokens, -np.inf), np.zeros(tokens, np.int64)
     for number, begin in enumerate(begins):
         end = min(begin + width, tokens)

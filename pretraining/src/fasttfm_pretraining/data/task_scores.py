@@ -13,9 +13,9 @@ from fasttfm_pretraining.data.tables import read_table
 def score_file(
     predictions: Path, file: Path, null_scores: Path | None = None, threshold: float | None = None
 ) -> dict[str, float]:
-    """Name -> number. file: SQuAD's JSON, SWAG's CSV, or labelled texts, told by its name and columns.
+    """Scores by name. file: SQuAD's JSON, SWAG's CSV, or labelled texts, detected by name and columns.
 
-    Raises UserError for files that do not fit.
+    Raises UserError if the files do not match.
     """
     given = read_predictions(predictions)
     suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() not in (".gz", ".xz", ".bz2")]

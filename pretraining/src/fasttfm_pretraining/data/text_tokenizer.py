@@ -1,6 +1,6 @@
-"""Tokenizers of running text, which keep its line breaks: SentencePiece, bytes, or another tool's tokenizer.json.
+"""Tokenizers of running text that keep line breaks: SentencePiece, bytes, or a tokenizer.json of another tool.
 
-Each knows a token that ends a document (`end`), and may know one that stands for a hidden token (`mask`).
+Each has an end-of-document token (`end`) and may have a mask token (`mask`).
 """
 
 import itertools
@@ -25,7 +25,7 @@ _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "[SEP]", "</s>", "<eos>", "<unk>")
 """GPT-1's vocabulary has no other than the last."""
 _NEVER = -1e4
-"""The score of a piece that no text is cut into."""
+"""Score of a piece that is never produced by tokenization."""
 _MASKS = ("[MASK]", MASK_PIECE)
 
 
@@ -33,14 +33,14 @@ class TextTokenizer(ABC):
     """Text to tokens and back."""
 
     file: str
-    """What save() writes into a folder."""
+    """File name that save() writes."""
     end: int
-    """The token after a document."""
+    """The end-of-document token."""
     mask: int | None
-    """What stands for a hidden token; None where the vocabulary has no such piece."""
+    """The mask token; None if the vocabulary has none."""
 
     begin: int
-    """The token before the first of a document: `end`, but for another tool's vocabulary that has one of its own."""
+    """The start-of-document token: `end`, unless another tool's vocabulary has its own."""
     separators: int = 1
     """Tokens between the two texts of a pair."""
 
@@ -54,9 +54,9 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text, and of each where its characters begin and end, spaces before it included.
+        """Tokens of a text and their character spans, preceding spaces included.
 
-        A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins.
+        A character spelled in bytes belongs to the last of them; the other bytes have empty spans at its start.
         """
 
     @abstractmethod
@@ -65,29 +65,29 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; special tokens vanish."""
+        """The text without special tokens."""
 
     @abstractmethod
     def pieces(self) -> list[str]:
-        """Every token as it is written in the vocabulary."""
+        """All tokens as written in the vocabulary."""
 
     def textless(self, size: int) -> list[int]:
-        """The tokens below `size` that have no text: of a vocabulary with gaps, or padded to `size`."""
+        """Tokens below `size` without text: gaps in the vocabulary, or padding up to `size`."""
         pieces = self.pieces()
         return [number for number in range(size) if number >= len(pieces) or not pieces[number]]
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the file that load_text_tokenizer() reads."""
+        """Write the file for load_text_tokenizer()."""
 
 
 class PieceTokenizer(TextTokenizer):
-    """A SentencePiece model, whose piece for a line break joins the lines that it cuts one by one."""
+    """A SentencePiece model; lines are tokenized one by one and joined by its line-break piece."""
 
     file = PIECES_FILE
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ValueError for a model that cannot write a line break."""
+        """Raises ValueError for a model without a line-break piece."""
         self.tokenizer = tokenizer
         newline = tokenizer.piece_id(NEWLINE) or tokenizer.piece_id("<0x0A>")
         if newline is None:
@@ -131,7 +131,7 @@ class PieceTokenizer(TextTokenizer):
 
 
 class ByteTokenizer(TextTokenizer):
-    """A token a byte of UTF-8: 256, after padding 0, unknown 1, start 2, end 3 and mask 4."""
+    """One token per UTF-8 byte: 256, after padding 0, unknown 1, start 2, end 3 and mask 4."""
 
     file = BYTES_FILE
     begin: int = EOS
@@ -169,7 +169,7 @@ class ImportedTokenizer(TextTokenizer):
     file = TOKENIZER_FILE
 
     def __init__(self, content: str) -> None:
-        """content: of the file. Raises ValueError where it is none, or has no token that can end a document."""
+        """content: of the file. Raises ValueError for other content, or without an end-of-document token."""
         self.content = content
         import tokenizers  # type: ignore[import-untyped, unused-ignore]
 
@@ -188,7 +188,7 @@ class ImportedTokenizer(TextTokenizer):
         self.separators = 2 if isinstance(joins, dict) and joins.get("type") == "RobertaProcessing" else 1
 
     def _first(self, pieces: Sequence[str]) -> int | None:
-        """The token of the first of these pieces that the vocabulary has."""
+        """Token of the first of these pieces in the vocabulary."""
         tokens = map(self._tokenizer.token_to_id, pieces)
         return next((token for token in tokens if token is not None), None)
 
@@ -203,7 +203,7 @@ class ImportedTokenizer(TextTokenizer):
         return list(encoding.ids), list(encoding.offsets)
 
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """The tokens of each line, cut as one text: a run of line breaks may be one token of GPT-2's."""
+        """Tokens of each line, tokenized as one text: GPT-2 may encode several line breaks as one token."""
         return [self.encode("".join(line + NEWLINE for line in lines))]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -230,7 +230,7 @@ def _without_special_pieces(content: str) -> str:
 
 
 def train_text_tokenizer(lines: Iterable[str], vocab_size: int) -> PieceTokenizer:
-    """A SentencePiece BPE model with byte fallback that gives back every space and line break of a text."""
+    """Train a SentencePiece BPE model with byte fallback that preserves all spaces and line breaks."""
     tokenizer = train_tokenizer(
         lines, vocab_size=vocab_size, symbols=[NEWLINE], controls=[MASK_PIECE], keep_spaces=True
     )
@@ -238,7 +238,7 @@ def train_text_tokenizer(lines: Iterable[str], vocab_size: int) -> PieceTokenize
 
 
 def load_text_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer of a data or model directory; UserError where there is none, or it is damaged."""
+    """Load the tokenizer of a data or model directory. Raises UserError if it is missing or damaged."""
     settled(folder)
     if (folder / BYTES_FILE).is_file():
         if read_json(folder / BYTES_FILE) != {"first_byte": _FIRST_BYTE}:
@@ -250,7 +250,7 @@ def load_text_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def load_pieces(path: Path) -> PieceTokenizer:
-    """A SentencePiece model's file; UserError where it is none that can be used."""
+    """Load a SentencePiece model file. Raises UserError if it is unusable."""
     try:
         return PieceTokenizer(Tokenizer.load(path))
     except ValueError as error:
@@ -258,7 +258,7 @@ def load_pieces(path: Path) -> PieceTokenizer:
 
 
 def load_tokenizer_file(path: Path) -> ImportedTokenizer:
-    """A tokenizer.json; UserError where it is none that can be used, or `tokenizers` is not installed."""
+    """Load a tokenizer.json. Raises UserError if it is unusable or `tokenizers` is not installed."""
     try:
         content = decoded(path.read_bytes())
         parse_json(content, dict)

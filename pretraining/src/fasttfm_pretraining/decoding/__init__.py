@@ -1,1 +1,1 @@
-"""Trained models at work: continuations, prompts, answers, attention in a text."""
+"""Inference: continuations, prompts, answers, attention maps of a text."""

@@ -1,7 +1,7 @@
-"""Going on with a text: a language model's prompt is read once, then each new token costs one position.
+"""Text continuation with a key/value cache: the prompt is processed once, then one position per new token.
 
-A text that outgrows the model's learned positions slides: its last half context is read anew, from position 0 on, and
-what stands before it is forgotten.
+Text longer than the model's learned positions slides: its last half context is processed again from position 0, and
+earlier tokens are dropped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ def continue_ids(
     end: int | None,
     never: Sequence[int] = (),
 ) -> list[list[int]]:
-    """`samples` continuations of a prompt (at least one token), each of at most `most` tokens, without `end`.
+    """Sample `samples` continuations of a prompt (at least one token), each of at most `most` tokens, without `end`.
 
-    A text is over when it draws `end`; tokens of `never` are not drawn. What it draws follows from the seed and its
-    number. Of a prompt that is longer than the model's positions the end is read. Raises UserError for probabilities
-    that are not numbers.
+    A continuation ends at `end`; tokens in `never` are excluded. Draws depend on the seed and the continuation's index.
+    Prompts longer than the model's positions keep their end. Raises UserError for NaN probabilities.
     """
     positions = model.config.max_length
     half = max(1, positions // 2)
@@ -80,10 +79,10 @@ def continue_ids(
 def generate(
     model: LanguageModel, tokenizer: TextTokenizer, prompt: str, most: int, samples: int, sampling: Sampling
 ) -> list[str]:
-    """Texts that begin with a prompt, which may be empty, and go on for at most `most` tokens.
+    """Sample texts that begin with a prompt (may be empty) and continue for at most `most` tokens.
 
-    The model reads the token that stands before a document, as it does in training: a prompt begins a text.
-    Warns where that may outgrow the model's positions. Raises UserError as continue_ids(), and for numbers below 1.
+    The start-of-document token is prepended, as in training. Warns if the text may exceed the model's positions.
+    Raises UserError as continue_ids(), and for numbers below 1.
     """
     for flag, number in (("--tokens", most), ("--samples", samples)):
         if number < 1:

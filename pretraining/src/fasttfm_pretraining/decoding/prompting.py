@@ -1,4 +1,4 @@
-"""Questions answered by a language model as it is: of given options the likeliest goes on with the prompt.
+"""Zero-shot and few-shot evaluation: the likeliest option after the prompt is the answer.
 
 Without solved examples before the question it is zero-shot, with one one-shot, with several few-shot (Brown et al.
 2020, section 2). The template tells the task: `{text} TL;DR: {answer}` asks for a summary (Radford et al. 2019, section
@@ -32,14 +32,14 @@ class Example:
     """A question with its options."""
 
     fields: dict[str, str]
-    """What a template's braces name."""
+    """Fields for the template's braces."""
     options: list[str]
     answer: str
-    """The right option."""
+    """Index of the right option."""
 
 
 def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
-    """The examples of a JSON file; options: for those that bring none. UserError, with the place, for wrong ones."""
+    """Read examples from a JSON file. options: default options. Raises UserError with the position for malformed ones."""
     examples = []
     for number, given in enumerate(read_json(path, list), start=1):
         where = f"{path}: example {number}"
@@ -60,7 +60,7 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
 
 
 def _text(name: str, value: Any, where: str) -> str:
-    """Return what a template writes for a field."""
+    """Text of a field in a template."""
     if isinstance(value, dict | list):
         raise UserError(f"{where}: {name} is {told(value)}, it must be a text or a number")
     return str(value)
@@ -68,7 +68,7 @@ def _text(name: str, value: Any, where: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompting:
-    """Settings of how prompts are written and options compared."""
+    """Prompt template and comparison of options."""
 
     template: str = "{text} {answer}"
     """How to write an example, with its fields in braces; text after {answer} is ignored."""
@@ -95,7 +95,7 @@ class Prompting:
         check_flags(self)
 
     def write(self, example: Example, answer: str = "") -> str:
-        """An example up to its answer, and the answer."""
+        """Text of an example before its answer, and the answer."""
         written = []
         for text, name, _, _ in string.Formatter().parse(self.template):
             written.append(text)
@@ -110,7 +110,7 @@ class Prompting:
         return "".join(written) + answer
 
     def prompt(self, examples: Sequence[Example], number: int) -> str:
-        """Write what stands before the options of an example: solved ones, drawn from the others, and its question."""
+        """Build the prompt of an example: solved examples drawn from the others, then its question."""
         others = [index for index in range(len(examples)) if index != number]
         if self.shots > len(others):
             raise UserError(f"--shots {self.shots}: there are {len(others)} other examples: give at most so many")
@@ -119,7 +119,7 @@ class Prompting:
         return _BETWEEN.join([*solved, self.write(examples[number])])
 
     def answers(self, model: LanguageModel, tokenizer: TextTokenizer, examples: Sequence[Example]) -> list[str]:
-        """The likeliest option of each example."""
+        """Predict the likeliest option of each example."""
         chosen = []
         for number, example in enumerate(examples):
             scores = option_scores(model, tokenizer, self.prompt(examples, number), example.options)
@@ -130,9 +130,9 @@ class Prompting:
 
 
 def option_scores(model: Any, tokenizer: TextTokenizer, prompt: str, options: Sequence[str]) -> list[float]:
-    """ln p(option | prompt) of each option; of a prompt that is too long the beginning is left out.
+    """ln p(option | prompt) of each option; long prompts lose their beginning.
 
-    Raises UserError for an option that the model has too few positions for.
+    Raises UserError for an option longer than the model's positions.
     """
     from fasttfm.search.batches import inference  # and torch, which the command's flags do without
 

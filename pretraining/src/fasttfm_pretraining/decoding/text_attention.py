@@ -1,4 +1,4 @@
-"""Attention inside an encoder-only model that reads a text."""
+"""Attention weights of an encoder-only model on a text."""
 
 import torch
 
@@ -10,9 +10,9 @@ from fasttfm_pretraining.models.bert import Bert
 
 
 def attention_of_text(body: Bert, tokenizer: TextTokenizer, text: str) -> Attention:
-    """The weights of every layer and head on [CLS] text [SEP].
+    """Attention weights of every layer and head on [CLS] text [SEP].
 
-    Raises UserError where the text is empty, or has more tokens than a picture can show or the model has positions.
+    Raises UserError for an empty text, or more tokens than a picture can show or the model has positions.
     """
     vocabulary, ids = masking_vocabulary(tokenizer), tokenizer.encode(text)
     if not ids or not text.strip():

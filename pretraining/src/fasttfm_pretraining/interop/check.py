@@ -1,7 +1,7 @@
-"""An import or an export proves itself: transformers scores three texts as the model here does.
+"""Check of an import or export: transformers and this model must score three texts alike.
 
-The texts are tokens in a fixed random order. Compared are the logits, or the hidden states of a body whose heads are
-not those of the folder.
+The texts are tokens in a fixed random order. Logits are compared, or hidden states if the heads differ from the
+folder's.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from fasttfm_pretraining.models.language_model import LanguageModel
 
 _TEXTS, _TOKENS = 3, 12
 _TOLERANCE = 1e-3
-"""Of the largest score: sums of float32 in another order, over some dozens of layers."""
+"""Tolerance relative to the largest score: float32 sums in another order over dozens of layers."""
 
 Scores = Callable[[Tensor], Mapping[str, Tensor]]
 """Tokens (B, L) to scores, by the names that transformers' outputs have."""

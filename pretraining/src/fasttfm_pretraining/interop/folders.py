@@ -1,4 +1,4 @@
-"""Model directories made from the folders of the family, and folders of language models written."""
+"""Model directories from Hugging Face folders, and writing of language model folders."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

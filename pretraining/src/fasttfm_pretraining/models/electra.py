@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): a generator fills masked positions in, a discriminator tells which tokens are replaced.
+"""ELECTRA (Clark et al. 2020): a generator fills masked positions, a discriminator detects replaced tokens.
 
     x^mask --generator--> logits (M, V) --sampled--> x^corrupt --discriminator--> logit of "replaced" (B, L)
     loss = masked language modelling of the generator + 50 * binary cross entropy of the discriminator over all tokens
@@ -23,7 +23,7 @@ from fasttfm_pretraining.models.bert import Bert, MaskedHead, inputs
 
 
 class ReplacedHead(nn.Module):
-    """Hidden states to one logit each: above 0 where the token is taken for a replaced one."""
+    """Hidden states to one logit each; above 0 predicts a replaced token."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -43,15 +43,15 @@ class Detection(NamedTuple):
     masked: Tensor
     """(M, V): the generator's logits at the masked positions."""
     tokens: Tensor
-    """(B, L), or packed (1, T): what the discriminator saw, sampled tokens in the place of the masked ones."""
+    """(B, L), or packed (1, T): the discriminator's input, with sampled tokens at the masked positions."""
     is_replaced: Tensor
-    """Of the same shape, bool: where that is another token than the original."""
+    """Of the same shape, bool: replaced tokens."""
     replaced: Tensor
-    """Of the same shape: the discriminator's logits of being replaced."""
+    """Of the same shape: the discriminator's logits."""
 
 
 class Electra(Model):
-    """Generator and discriminator; sampling draws from torch's generator, so that torch.manual_seed decides it."""
+    """Generator and discriminator. Sampling uses torch's global generator (torch.manual_seed)."""
 
     def __init__(self, config: ElectraConfig) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Electra(Model):
         return Detection(masked, seen, is_replaced.view_as(tokens), replaced)
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """The loss of a data.masking.MaskedBatch, and the generator's alone without gradient, 0-d sums.
+        """Loss of a data.masking.MaskedBatch, and the generator's loss without gradient; 0-d sums.
 
         The first is, over the number of masked tokens, the generator's mean loss of these plus discriminator_weight
         times the discriminator's mean loss of all tokens.

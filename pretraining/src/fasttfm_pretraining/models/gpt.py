@@ -53,7 +53,7 @@ class GPT(LanguageModel):
                 nn.init.normal_(last.weight, std=self.config.branch_std)
 
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
-        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
+        """Last layer's output (B, L, d) for tokens (B, L) that follow the cached ones."""
         first, columns = self.places(tokens, lengths, cache)
         seed = F.draw_seed(tokens.device) if self.training else None
         positions = self.positions.weight if columns is None else self.positions(columns)
@@ -63,7 +63,7 @@ class GPT(LanguageModel):
 
     @torch.no_grad()
     def attention_weights(self, tokens: Tensor) -> list[Tensor]:
-        """Every layer's weights of tokens (B, L), (B, H, L, L), without dropout; row i looks at columns 0 to i."""
+        """Attention weights (B, H, L, L) of every layer for tokens (B, L), without dropout; row i attends to columns 0 to i."""
         mode = self.training
         self.eval()
         with recorded_weights(layer.self_attn for layer in self.decoder.layers) as weights:

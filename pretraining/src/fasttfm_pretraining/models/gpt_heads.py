@@ -24,7 +24,7 @@ MARKERS = 3
 
 
 class GPTClassifier(TaskModel):
-    """A GPT with a score for each class, or for each of the choices of an example."""
+    """A GPT with a score per class, or per choice of an example."""
 
     def __init__(self, config: GPTClassifierConfig) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class GPTClassifier(TaskModel):
 
 
 def next_tokens(batch: Any) -> Tensor:
-    """Return the token that follows each, (R, S) int64; IGNORED after the last and at padding."""
+    """Next token of each position, (R, S) int64; IGNORED after the last and at padding."""
     targets = torch.full_like(batch.tokens, IGNORED)
     targets[:, :-1] = batch.tokens[:, 1:]
     positions = torch.arange(batch.tokens.shape[1], device=targets.device)

@@ -1,4 +1,4 @@
-"""Pre-trained bodies with the head of a task, as they are fine-tuned.
+"""Pre-trained bodies with task heads, for fine-tuning.
 
     answers      scores of start and end = hidden W, (R, S, 2), softmax over the tokens of a row      4.2
     classes      dropout(pooled) W, (B, labels)                                                       4.1
@@ -23,7 +23,7 @@ from fasttfm_pretraining.models.bert import Bert
 def choice_loss(scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Cross entropy over each row of scores, and that without smoothing and gradient; 0-d float32 sums.
 
-    scores (B, C), -inf for what may not be chosen and has no part in smoothing either; labels (B,) int64.
+    scores (B, C), -inf for excluded entries, which smoothing skips; labels (B,) int64.
     """
     log_probabilities = torch.log_softmax(scores.float(), dim=-1)
     right = log_probabilities.gather(1, labels[:, None]).squeeze(1)  # (B,)
@@ -36,7 +36,7 @@ def choice_loss(scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) ->
 
 
 def hidden_states(body: Bert, batch: Any, packed: bool) -> tuple[Tensor, Lengths]:
-    """Hidden states of a TaskBatch, (R, S, d), or packed (1, T, d), and the lengths they go by."""
+    """Hidden states of a TaskBatch, (R, S, d), or packed (1, T, d), and their lengths or packing."""
     if not packed:
         lengths = None if batch.source_tokens == batch.tokens.numel() else batch.lengths
         return body(batch.tokens, batch.segments, lengths), lengths
@@ -46,7 +46,7 @@ def hidden_states(body: Bert, batch: Any, packed: bool) -> tuple[Tensor, Lengths
 
 
 class TaskModel(Model):
-    """A body with the head of a task; forward() gives the scores of a data.task_batches.TaskBatch."""
+    """Base of a body with a task head; forward() returns the scores of a data.task_batches.TaskBatch."""
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """loss_of() the scores of a batch. packed: the layers see no padding."""
@@ -58,7 +58,7 @@ class TaskModel(Model):
 
 
 class Answerer(TaskModel):
-    """A body with two scores a token: that an answer begins there, and that it ends there."""
+    """A body with two scores per token: start and end of the answer."""
 
     def __init__(self, config: BertConfig) -> None:
         """config: without pooler, which no score reads. Raises ValueError for one with it."""
@@ -80,7 +80,7 @@ class Answerer(TaskModel):
         return scores.masked_fill(padding[..., None], -torch.inf).permute(2, 0, 1)
 
     def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The mean of both places' cross entropies, summed over rows, and that without smoothing; 0-d.
+        """Mean cross entropy of start and end, summed over rows, and that without smoothing; 0-d.
 
         labels (R, 2): the first and the last token of the answer.
         """
@@ -90,7 +90,7 @@ class Answerer(TaskModel):
 
 
 class Classifier(TaskModel):
-    """A body with a score for each class, or for each of the choices of an example."""
+    """A body with a score per class, or per choice of an example."""
 
     def __init__(self, config: BertClassifierConfig) -> None:
         """Raises ValueError for a config without pooler."""

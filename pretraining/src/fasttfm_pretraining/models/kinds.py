@@ -1,4 +1,4 @@
-"""The class of each kind of model, and models read from the directories of `fasttfm lm` and `fasttfm mlm`."""
+"""Model classes by kind, and loading from the directories of `fasttfm lm` and `fasttfm mlm`."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ CLASSES: dict[str, Any] = {
     "albert": BertPretraining,
     "electra": Electra,
 }
-"""Kind of model -> its class, which makes a model from its configuration alone."""
+"""Class of each kind; its constructor takes the configuration alone."""
 
 
 def read_model(command: str, folder: Path, checkpoint: str = "best") -> Any:
-    """The model of a directory that a command, lm or mlm, trained or imported, in float32 and evaluation mode.
+    """Load a model directory of `fasttfm lm` or `fasttfm mlm`, in float32 and evaluation mode.
 
     checkpoint: best, last, average, an update's number, or a path. Hugging Face's folders are read by
-    pretraining.interop. Raises UserError naming what is missing, damaged or of another kind of model.
+    pretraining.interop. Raises UserError for missing or damaged files, or another kind of model.
     """
     kind, kinds = read_kind(folder), kinds_of(command)
     if kind not in kinds:
@@ -39,6 +39,6 @@ def read_model(command: str, folder: Path, checkpoint: str = "best") -> Any:
 
 
 def read_body(folder: Path, checkpoint: str = "best") -> Bert:
-    """Read the part of a directory to fine-tune: the body without heads of pre-training; ELECTRA's discriminator."""
+    """Load the part of a directory to fine-tune: the body without pre-training heads; ELECTRA's discriminator."""
     model = read_model("mlm", folder, checkpoint)
     return model.discriminator if isinstance(model, Electra) else model.body

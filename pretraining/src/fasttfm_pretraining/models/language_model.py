@@ -1,4 +1,4 @@
-"""Base of language models: from hidden states to the next token, to its loss, and one step of a text."""
+"""Base class of language models: logits, loss, and incremental decoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LanguageModel(Model):
     """p(token | the tokens before it)."""
 
     kind: ClassVar[str]
-    """Its name in fasttfm_pretraining.kinds, which is also the folder of its presets and its module in interop."""
+    """Name in fasttfm_pretraining.kinds; also its folder of presets and its module in interop."""
     config: Any
     """Has vocab_size, and max_length, the most tokens of a sequence."""
     embedding: nn.Embedding
@@ -40,7 +40,7 @@ class LanguageModel(Model):
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Self:
-        """The model of a preset (presets/KIND/NAME.yaml) with a vocabulary and any fields changed."""
+        """Build the model of a preset (presets/KIND/NAME.yaml) with a vocabulary size and changed fields."""
         fields = {**preset_section(name, "model", cls.kind), "vocab_size": vocab_size, **changes}
         return cls(sections_of(cls.kind)["model"](**fields))
 
@@ -56,16 +56,16 @@ class LanguageModel(Model):
         return with_weights(lambda: cls(config.model), weights, saved).eval()
 
     def share_table(self) -> None:
-        """Make the embedding's table that of the output, now and after loading."""
+        """Tie the output table to the embedding, now and after loading."""
         _share_table(self)
         self.register_load_state_dict_post_hook(_share_table)
 
     @abstractmethod
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
-        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
+        """Last layer's output (B, L, d) for tokens (B, L) that follow the cached ones."""
 
     def places(self, tokens: Tensor, lengths: Lengths, cache: DecoderCache | None) -> tuple[int, Tensor | None]:
-        """The position of the first of tokens, and the position of each where they are packed (T,).
+        """Position of the first token, and of every token if packed (T,).
 
         Raises ValueError for more than config.max_length positions.
         """
@@ -82,8 +82,8 @@ class LanguageModel(Model):
         """Logits (B, L, V) for the token after each of tokens (B, L) int64.
 
         lengths (B,): tokens before padding; None where nothing is padded; or a Packing, and then tokens are (1, T).
-        targets, of tokens' shape, IGNORED where there is none: what batch_loss() asks for by calling the model, so that
-        whoever wraps it (FSDP) takes part; then the two losses come back. Raises ValueError for more than
+        targets: of tokens' shape, IGNORED for none. batch_loss() calls the model with them, so that wrappers such as
+        FSDP take part; then returns the two losses. Raises ValueError for more than
         config.max_length positions.
         """
         hidden = self.hidden(tokens, lengths)
@@ -96,7 +96,7 @@ class LanguageModel(Model):
     ) -> tuple[Tensor, Tensor]:
         """(label-smoothed loss, loss without smoothing and without gradient), sums over all targets, 0-d each.
 
-        No sequence sees another. packed has no meaning: nothing is padded.
+        Sequences do not attend to one another. packed is ignored: there is no padding.
         """
         tokens, targets, lengths = batch.tokens, batch.targets, None
         if batch.is_even:
@@ -107,14 +107,14 @@ class LanguageModel(Model):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Logits (R, V) float32 for the token after tokens (R, n), which come after those that the cache has seen."""
+        """Logits (R, V) float32 for the token after tokens (R, n), which follow the cached ones."""
         return apply_linear(self.output, self.hidden(tokens, cache=cache)[:, -1]).float()
 
     @torch.no_grad()
     def log_probabilities(self, sequences: list[list[int]], scored: list[int]) -> Tensor:
         """ln p of the last `scored[i]` tokens of each sequence given those before them, (N,) float32.
 
-        A sequence has at least one token more than are scored.
+        Each sequence has at least one token before the scored ones.
         """
         device = self.embedding.weight.device
         longest = max(map(len, sequences)) - 1
@@ -130,5 +130,5 @@ class LanguageModel(Model):
 
 
 def _share_table(model: LanguageModel, _: Any = None) -> None:
-    """Makes the shared table one parameter again, which load_state_dict(assign=True) does not."""
+    """Re-tie the shared table, which load_state_dict(assign=True) separates."""
     model.output.weight = model.embedding.weight

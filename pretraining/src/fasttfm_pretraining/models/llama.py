@@ -27,7 +27,7 @@ from fasttfm_pretraining.models.language_model import LanguageModel
 
 
 class Turns(NamedTuple):
-    """Places of the tokens that a layer is given."""
+    """Positions of a layer's input tokens."""
 
     cos: Tensor  # (P, D / 2)
     sin: Tensor  # (P, D / 2)
@@ -35,7 +35,7 @@ class Turns(NamedTuple):
 
 
 class LlamaLayer(nn.Module):
-    """Self-attention, then feed-forward, each after its norm and added to what it was given."""
+    """Self-attention, then feed-forward; each normalizes its input and adds to it."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class LlamaLayer(nn.Module):
         seed: LayerSeed = NO_SEED,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, L, d), or packed (1, T, d), to the same; cache: x is the new positions after those that it keeps.
+        """x (B, L, d), or packed (1, T, d); returns the same shape. cache: x continues the cached positions.
 
-        seed: of the stack, whose layers all take it; this one has no dropouts.
+        seed: unused, as this layer has no dropout; all layers of a stack accept it.
         """
         y = self.norm1(x)
         q, k, v = (
@@ -116,7 +116,7 @@ class Llama(LanguageModel):
         reset_parameters(self, config.init_std)
 
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
-        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
+        """Last layer's output (B, L, d) for tokens (B, L) that follow the cached ones."""
         first, columns = self.places(tokens, lengths, cache)
         if columns is None:
             columns = torch.arange(first, first + tokens.shape[1], device=tokens.device)

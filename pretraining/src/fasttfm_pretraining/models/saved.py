@@ -1,4 +1,4 @@
-"""A model directory of any kind: its configuration and the weights of one of its checkpoints, read; or written."""
+"""Model directories of any kind: reading a configuration and the weights of a checkpoint; writing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +16,9 @@ from fasttfm.system.parsing import write_yaml
 
 
 def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConfig, dict[str, Tensor], Path]:
-    """Configuration, weights, and the checkpoint that these are of: best, last, average, an update's number, or a path.
+    """Read configuration, weights, and which checkpoint they are: best, last, average, an update's number, or a path.
 
-    Raises UserError naming what is missing, damaged, or of another kind of model.
+    Raises UserError for missing or damaged files, or another kind of model.
     """
     with reading(folder):
         config = build(read_config(folder, kind))
@@ -33,7 +33,7 @@ def write_run(
     description: Mapping[str, Any] | None = None,
     card: str = "",
 ) -> None:
-    """Write a model directory without checkpoints, all of it or nothing.
+    """Write a model directory without checkpoints, atomically.
 
     tokenizer: a TextTokenizer. description: of the data that it was trained on. card: README.md.
     """

@@ -1,6 +1,6 @@
-"""A BERT that learns from another one: DistilBERT's and TinyBERT's losses over models.distillation.
+"""A BERT student with DistilBERT's and TinyBERT's losses, from models.distillation.
 
-The teacher is not part of the module: neither its weights nor its gradients are anybody's business but its own.
+The teacher is not a submodule, so it has no part in state dict, optimizer or gradients.
 """
 
 from typing import Any
@@ -24,21 +24,20 @@ from fasttfm_pretraining.models.distillation import (
 
 
 class Student(BertPretraining):
-    """A BERT with the head of masked language modelling, and the maps by which it is compared with its teacher."""
+    """A BERT with a masked-language-modelling head and learned maps to the teacher's widths."""
 
     config: StudentConfig
 
     def __init__(self, config: StudentConfig, teacher: BertPretraining) -> None:
-        """teacher: is set to eval and keeps its weights."""
+        """teacher: frozen and set to eval mode."""
         super().__init__(config)
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, or it would be saved and trained
         add_maps(self, config, teacher.config.d_model)
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """The weighted losses of a data.masking.MaskedBatch, and the plain one of its hidden tokens, 0-d sums.
+        """Weighted loss of a data.masking.MaskedBatch, and the plain loss of its masked tokens; 0-d sums.
 
-        Losses that are of all tokens count as if they were of the hidden ones. packed has no meaning: attention is
-        compared in padded rows.
+        Losses over all tokens are rescaled to the masked tokens. packed is ignored: attention is compared in padded rows.
         """
         config, teacher = self.config, self._teacher[0].to(batch.tokens.device)
         tokens, segments, lengths, positions = inputs(batch, packed=False)
@@ -63,7 +62,7 @@ class Student(BertPretraining):
 
     @torch.no_grad()
     def copy_layers(self) -> bool:
-        """Begin with the teacher's embeddings, head and every k-th layer, where the widths are equal; whether they are.
+        """Initialize from the teacher's embeddings, head and every k-th layer. Returns whether the widths are equal.
 
         Source: Sanh et al. 2019, section 3 ("taking one layer out of two").
         """
@@ -85,7 +84,7 @@ class Student(BertPretraining):
 
 
 def add_maps(student: Any, config: Any, width: int) -> None:
-    """Give a student hidden_map and embedding_map, from its width to the teacher's, each where it has a weight."""
+    """Add hidden_map and embedding_map, from the student's width to the teacher's, if their losses have a weight."""
     for name in ("hidden", "embedding"):
         made = None
         if getattr(config, f"{name}_weight"):
@@ -97,9 +96,9 @@ def add_maps(student: Any, config: Any, width: int) -> None:
 def layer_losses(
     student: Any, teacher_layers: int, mine: Trace, taught: Trace, real: Tensor, lengths: Tensor
 ) -> Tensor:
-    """The mean losses of embeddings, hidden states and attention over the real tokens, weighted by student.config, 0-d.
+    """Mean losses of embeddings, hidden states and attention over the real tokens, weighted by student.config; 0-d.
 
-    mine, taught: of B rows of L tokens through student and teacher. real (B L,) bool, lengths (B,) int64.
+    mine, taught: traces of B rows of L tokens through student and teacher. real (B L,) bool, lengths (B,) int64.
     """
     config, tokens = student.config, real.sum()
     total = torch.zeros((), dtype=torch.float32, device=real.device)

@@ -1,4 +1,4 @@
-"""A student of a fine-tuned BERT, on the data of its task: TinyBERT's second stage (Jiao et al. 2020, section 3.2).
+"""A student of a fine-tuned BERT on task data: TinyBERT's second stage (Jiao et al. 2020, section 3.2).
 
 layers        embeddings, hidden states and attention scores, as models.student.Student     first
 prediction    T^2 KL(softmax(z_teacher / T) || softmax(z_student / T)) of the task's scores  then
@@ -17,14 +17,14 @@ from fasttfm_pretraining.models.heads import Answerer, Classifier, TaskModel
 from fasttfm_pretraining.models.student import add_maps, layer_losses
 
 _NEVER = -1e9
-"""The score of what may not be chosen: unlike -inf it differs from itself by 0."""
+"""Score of excluded entries; unlike -inf, its difference from itself is 0."""
 
 
 class TaskStudent(TaskModel):
-    """A model with the teacher's kind of head, and the maps by which their layers are compared."""
+    """A model with the teacher's kind of head and learned maps to the teacher's widths."""
 
     def __init__(self, config: TaskStudentConfig, teacher: Answerer | Classifier) -> None:
-        """teacher: is set to eval and keeps its weights."""
+        """teacher: frozen and set to eval mode."""
         super().__init__()
         self.config = config
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, or it would be saved and trained
@@ -35,22 +35,22 @@ class TaskStudent(TaskModel):
 
     @property
     def body(self) -> Bert:
-        """The student's, without its head."""
+        """The student's body."""
         return self.student.body
 
     def forward(self, batch: Any, packed: bool = False) -> Tensor:
-        """The student's scores, as models.heads has them."""
+        """The student's scores, as in models.heads."""
         return self.student(batch, packed)
 
     def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The cross entropy of the right answers, by which the student is validated."""
+        """Cross entropy of the labels, for validation."""
         return self.student.loss_of(scores, labels, label_smoothing)
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """The weighted losses of a data.task_batches.TaskBatch, and that of its labels, 0-d sums over examples.
+        """Weighted loss of a data.task_batches.TaskBatch, and the loss of its labels; 0-d sums over examples.
 
-        The second is that of the layers where nothing but them is learned: the head knows nothing then. Labels and
-        label_smoothing have no part in the first, packed no meaning: attention is compared in padded rows.
+        If only layers are learned, the second is the layer loss: the head is untrained. Labels and label_smoothing do not
+        affect the first; packed is ignored: attention is compared in padded rows.
         """
         config, teacher = self.config, self._teacher[0].to(batch.tokens.device)
         stacks = [model.body.encoder.layers if config.learns_layers else () for model in (self, teacher)]
@@ -70,7 +70,7 @@ class TaskStudent(TaskModel):
 def prediction_loss(scores: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """soft_target_loss() of a task's scores, summed over examples, 0-d; of answers the mean of starts and ends.
 
-    scores, teacher (B, C), or (2, R, S) of answers: -inf in both for what may not be chosen.
+    scores, teacher (B, C), or (2, R, S) of answers: -inf in both for excluded entries.
     """
     mine, theirs = (each.masked_fill(each == -torch.inf, _NEVER).flatten(0, -2) for each in (scores, teacher))
     return soft_target_loss(mine, theirs, temperature) / (len(scores) if scores.dim() == 3 else 1)

@@ -20,16 +20,16 @@ from fasttfm_pretraining.models.student import Student
 from fasttfm_pretraining.training.masked_modelling import MaskedModelling
 
 STUDENT = "student"
-"""The folder in a model directory that holds the student alone."""
+"""Subfolder of a model directory that holds the student."""
 _OF_THE_DATA = ("vocab_size", "pad_id")
 _NONE = ("pooler", "sentence_head")
 
 
 class Distillation(MaskedModelling):
-    """The hidden tokens of each row, and what a teacher says of them."""
+    """Masked language modelling with a teacher."""
 
     def __init__(self, teacher: Path) -> None:
-        """teacher: a model directory of a BERT. Raises UserError for another one."""
+        """teacher: a BERT model directory. Raises UserError for any other."""
         super().__init__("student")
         kind = read_kind(teacher)
         if kind != "bert":
@@ -41,7 +41,7 @@ class Distillation(MaskedModelling):
         self.path, self.teacher = teacher, model
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
-        """Build the student: what nobody gives is as the teacher has it, with half its layers."""
+        """Configuration of the student; unset fields are the teacher's, with half its layers."""
         refuse_another_vocabulary(data, self.path)
         given, source = values["model"], f"{self.path}'s config.yaml"
         if values["data"].setdefault("objective", "mlm") != "mlm":
@@ -60,7 +60,7 @@ class Distillation(MaskedModelling):
         return Student(config, self.teacher)
 
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
-        """With the teacher's own layers where the widths are equal; else fresh."""
+        """Initialize from the teacher's layers if the widths are equal."""
         model.copy_layers()
 
     def _check(self, config: RunConfig) -> None:
@@ -84,14 +84,14 @@ class Distillation(MaskedModelling):
 
 
 def refuse_flags(config: RunConfig) -> None:
-    """UserError for settings under which layers cannot be watched."""
+    """Raise UserError for settings under which layer outputs cannot be captured."""
     for name in ("checkpoint_activations", "shard"):
         if getattr(config.training, name):
             raise UserError(f"--{name.replace('_', '-')}: a student needs what its layers say: leave it out")
 
 
 def write_student(model_dir: Path) -> Path:
-    """Write the best student of a run as a BERT of its own, MODEL/student, and return where it is."""
+    """Write the best student of a run as a BERT model directory, MODEL/student. Returns its path."""
     config, weights, _ = read_run(model_dir, "student", "best")
     run = dataclasses.replace(config, kind="bert", model=BertConfig(**shared_fields(config.model, BertConfig)))
     student = {name: each for name, each in weights.items() if name.startswith(("body.", "masked."))}

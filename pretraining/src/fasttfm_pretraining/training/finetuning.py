@@ -1,7 +1,7 @@
 """Fine-tuning of a pre-trained model for answers, choices or classes: fasttfm finetune.
 
-The body, its shape and its vocabulary are those of a model directory of pre-training (or of another fine-tuning); the
-head is fresh. Adam, schedule, workers, checkpoints and resuming are the trainer's.
+Body, shape and vocabulary come from a model directory of pre-training or another fine-tuning; the head is initialized
+anew. Adam, schedule, workers, checkpoints and resuming are the trainer's.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _WARMUP = 0.1
 
 
 class Split(NamedTuple):
-    """The examples of a file, and what their outputs are judged by."""
+    """The examples of a file, and what scoring their outputs needs."""
 
     examples: Examples
     squad: SquadData | None = None
@@ -53,7 +53,7 @@ class Split(NamedTuple):
 
 
 class TaskFiles:
-    """Training and validation file of a task with a model's vocabulary, in the place of a prepared directory."""
+    """Training and validation files of a task, tokenized with a model's vocabulary; stands in for a prepared directory."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class TaskFiles:
         columns: Sequence[str] = (),
         labels: Sequence[str] | None = None,
     ) -> None:
-        """task: one of TASKS. body: a model directory. columns, labels: of the texts, for task classify; without labels
-        they are those of the training file.
+        """task: one of TASKS. body: a model directory. columns, labels: for task classify; labels default to those of
+        the training file.
 
-        Raises UserError, with the place, for a file that is not of the task's form.
+        Raises UserError, with the line, for a malformed file.
         """
         self.task, self.body = task, body
         self.kind = kind_of_task(task, body)
@@ -76,7 +76,7 @@ class TaskFiles:
         self.given = {"train": read_task(task, train, columns), "valid": read_task(task, valid, columns)}
         self.files = {"train": train, "valid": valid}
         self.labels = [str(number) for number in range(len(ENDINGS))] if task == "choices" else []
-        """What the model's scores are of."""
+        """Labels of the model's scores."""
         if task == "classify":
             self.labels = list(labels or label_names(self.given["train"], train))
             for name, path in self.files.items():
@@ -99,7 +99,7 @@ class TaskFiles:
         self._splits: dict[tuple[str, int, int], Split] = {}
 
     def split(self, name: str, row_length: int, doc_stride: int) -> Split:
-        """The examples of `train` or `valid`, made once."""
+        """The examples of `train` or `valid`, cached."""
         key = name, row_length, doc_stride
         if key not in self._splits:
             labels = label_numbers(self.given[name], self.labels, self.files[name]) if self.task == "classify" else None
@@ -110,7 +110,7 @@ class TaskFiles:
 
 
 def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: bool = True) -> Any:
-    """Read a task's examples; UserError with the place of what is wrong. answered: False reads no answers."""
+    """Read a task's examples. answered: whether to read answers. Raises UserError with the line."""
     if task == "squad":
         return read_squad(path, answered=answered)
     return read_swag(path, answered=answered) if task == "choices" else read_pairs(path, columns)
@@ -119,7 +119,7 @@ def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: b
 def make_split(
     kind: str, given: Any, labels: Sequence[int] | None, tokenizer: TextTokenizer, *, row_length: int, doc_stride: int
 ) -> Split:
-    """The rows of what read_task() gave, for a model of a kind. labels: their places, of kinds that classify."""
+    """Rows of the result of read_task() for a kind of model. labels: label indices, for classifiers."""
     markers = markers_of(kind, tokenizer)
     if kind == "squad":
         windows, examples = answer_examples(given, tokenizer, markers, max_length=row_length, doc_stride=doc_stride)
@@ -130,7 +130,7 @@ def make_split(
 
 
 def markers_of(kind: str, tokenizer: TextTokenizer) -> Markers:
-    """[CLS] and [SEP] of a vocabulary; of a GPT the three tokens behind it."""
+    """[CLS] and [SEP] of a vocabulary; for a GPT three new tokens after its end."""
     if kind in _GPT:
         return Markers(*(len(tokenizer) + number for number in range(MARKERS)))
     vocabulary = masking_vocabulary(tokenizer)
@@ -138,7 +138,7 @@ def markers_of(kind: str, tokenizer: TextTokenizer) -> Markers:
 
 
 def kind_of_task(task: str, body: Path) -> str:
-    """The kind of model that fine-tuning a body for a task makes; UserError where it cannot."""
+    """Kind of model that results from fine-tuning a body for a task. Raises UserError if unsupported."""
     kind = read_kind(body)
     bodies = [name for name, each in KINDS.items() if each.body is not None]
     if kind not in bodies:
@@ -159,11 +159,11 @@ class FineTuning(Task):
         self.files, self.kind = files, files.kind
 
     def open(self, data_dir: Path) -> TaskFiles:
-        """The files, whatever the directory."""
+        """The task's files; the directory is ignored."""
         return self.files
 
     def build(self, values: Values, data: TaskFiles) -> RunConfig:
-        """The body's shape is that of its directory; epochs become updates, a tenth of them warm-up."""
+        """Takes the body's shape from its directory; converts epochs to updates, a tenth of them warm-up."""
         for name, value in body_fields(data.body, data.kind, len(data.labels)).items():
             values.put(name, value, f"{data.body}'s config.yaml")
         is_told = "warmup_updates" in values["training"]
@@ -181,11 +181,11 @@ class FineTuning(Task):
         return dataclasses.replace(config, training=training)
 
     def model(self, config: Any) -> nn.Module:
-        """Body and head with fresh weights."""
+        """Body and head, freshly initialized."""
         return task_model(self.kind, config)
 
     def batches(self, config: Any, data: TaskFiles) -> TaskBatches:
-        """Examples of like length together."""
+        """Batches of examples of similar length."""
         split = data.split("train", config.data.row_length, config.data.doc_stride)
         try:
             return TaskBatches(
@@ -205,7 +205,7 @@ class FineTuning(Task):
         return TaskValidator(split.examples, judge, max_tokens=config.data.max_tokens, **settings)
 
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
-        """Put the weights of a pre-trained body into the model; the head, and a pooler that it lacks, stay fresh."""
+        """Load the weights of a pre-trained body; the head, and a missing pooler, keep their initial values."""
         checkpoint = resolve_checkpoint(init_from)
         check_vocabulary(checkpoint, model_dir)
         begin = KINDS[read_kind(init_from)].body or ""
@@ -225,14 +225,14 @@ class FineTuning(Task):
 
 
 def task_model(kind: str, config: Any) -> nn.Module:
-    """The model of a kind with fresh weights."""
+    """A freshly initialized model of a kind."""
     if kind == "squad":
         return Answerer(config)
     return GPTClassifier(config) if kind in _GPT else Classifier(config)
 
 
 def body_fields(body: Path, task: str, labels: int) -> dict[str, Any]:
-    """The fields of a model for a task (a kind) that a body's directory decides. labels: of what is classified."""
+    """Configuration fields of a task model (a kind) taken from the body's directory. labels: class labels."""
     kind = read_kind(body)
     values = read_config(body, kind)["model"]
     if kind == "electra":

@@ -26,7 +26,7 @@ class TextScore(Score):
     """Results of one validation of a language model, per token."""
 
     bits_per_byte: float
-    """Of all tokens together, over the bytes of the text: comparable between vocabularies."""
+    """Per byte of text: comparable between vocabularies."""
 
     def __str__(self) -> str:
         bits = f"{self.bits_per_byte:.3f} bits per byte"
@@ -34,7 +34,7 @@ class TextScore(Score):
 
 
 class TextValidator(DividedValidator[list[float]]):
-    """The loss on all rows of given documents, per token and per byte."""
+    """Loss over all rows of documents, per token and per byte."""
 
     def __init__(self, rows: RowBatches, **settings: Any) -> None:
         """settings: as DividedValidator takes them."""
@@ -42,7 +42,7 @@ class TextValidator(DividedValidator[list[float]]):
         self.rows = rows
 
     def part(self, model: Any, rank: int, size: int) -> list[float]:
-        """Sums of loss and nll, and the targets, of a rank's batches."""
+        """Sums of loss and nll and the number of targets over a rank's batches."""
         chosen = self.rows.in_order()[rank::size]
         return self.loss_sums(model, (self.rows.batch(indices).to(self.device) for indices in chosen))
 
@@ -54,7 +54,7 @@ class TextValidator(DividedValidator[list[float]]):
 
 
 def check_row_length(config: Any, remedy: str = "") -> None:
-    """UserError for rows that a model has too few positions for; remedy: what else may be done."""
+    """Raise UserError for rows longer than the model's positions. remedy: ends the message."""
     if config.data.row_length > config.model.max_length:
         raise UserError(
             f"--row-length {config.data.row_length}: the model has {config.model.max_length} positions: give at most "
@@ -63,7 +63,7 @@ def check_row_length(config: Any, remedy: str = "") -> None:
 
 
 class LanguageModelling(Task):
-    """The next token of each row, of the models of a kind."""
+    """Next-token prediction with the models of a kind."""
 
     def __init__(self, kind: str = "gpt") -> None:
         """kind: a key of pretraining.kinds.KINDS whose section `data` is a DocumentsConfig."""
@@ -74,7 +74,7 @@ class LanguageModelling(Task):
         return PreparedDocuments.open(data_dir)
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
-        """The size of the vocabulary is that of the data."""
+        """Takes the vocabulary size from the data."""
         config = build(values, {"vocab_size": len(data.tokenizer)})
         check_row_length(config, ", or a larger --max-length")
         return config
@@ -84,18 +84,18 @@ class LanguageModelling(Task):
         return CLASSES[self.kind](config)
 
     def batches(self, config: Any, data: PreparedDocuments) -> TrainingBatches:
-        """Full rows, shuffled in every epoch."""
+        """Full rows, reshuffled each epoch."""
         sizes = config.data
         return RowBatches(data.train, sizes.row_length, sizes.max_tokens, config.training.seed)
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> DividedValidator[Any]:
-        """The loss on all rows of what was held out."""
+        """Loss over all held-out rows."""
         rows = RowBatches(data.valid, config.data.row_length, config.data.max_tokens)
         return TextValidator(rows, **settings_of(config.training, device))
 
 
 _BATCH_TOKENS = 4096
-"""Of a batch that is evaluated, where a row has fewer."""
+"""Tokens per evaluation batch, if a row has fewer."""
 
 
 def evaluate(
@@ -107,10 +107,10 @@ def evaluate(
     text: Path | None = None,
     row_length: int | None = None,
 ) -> TextScore:
-    """The score on the held-out part of prepared documents, or on a text as a single document.
+    """Score on the held-out part of prepared documents, or on a text as a single document.
 
-    row_length: tokens that see one another; None: as in training. Raises UserError for data of another vocabulary, an
-    empty text, and rows that the model has too few positions for.
+    row_length: context length; None: as in training. Raises UserError for another vocabulary, an empty text, and rows
+    longer than the model's positions.
     """
     length = row_length
     if length is None:

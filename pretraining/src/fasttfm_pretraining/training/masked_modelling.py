@@ -23,27 +23,27 @@ from fasttfm_pretraining.training.language_modelling import LanguageModelling
 
 _PAIRS = {"mlm+nsp": "nsp", "mlm+sop": "sop"}
 _OBJECTIVES = {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}
-"""Of each kind, where nobody says."""
+"""Default objective of each kind."""
 _NAMES = ("loss", "nll", "masked", "sentences", "tokens", "replaced", "noticed")
-"""What batch_scores() of a model may hold."""
+"""Keys of a model's batch_scores()."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedScore(Score):
-    """Results of one validation, per hidden token; nll is of ELECTRA that of its generator; shares are in [0, 1]."""
+    """Results of one validation, per masked token. For ELECTRA nll is the generator's; accuracies are in [0, 1]."""
 
     masked_accuracy: float
-    """Hidden tokens whose likeliest is the right one."""
+    """Accuracy on masked tokens."""
     sentence_accuracy: float | None = None
-    """Pairs told right, of next sentence or sentence order; half of them are by guessing."""
+    """Accuracy on sentence pairs (next sentence or sentence order); chance is 0.5."""
     detection_accuracy: float | None = None
-    """Tokens that ELECTRA's discriminator tells right; about nine in ten are originals."""
+    """Accuracy of ELECTRA's discriminator; about nine in ten tokens are originals."""
     noticed: float | None = None
-    """Replaced tokens that it notices."""
+    """Recall on replaced tokens."""
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Higher is better: by all that is minimised."""
+        """Higher is better: the negative of the minimized losses."""
         return (0.0, -self.loss)
 
     def __str__(self) -> str:
@@ -59,15 +59,15 @@ class MaskedScore(Score):
 
 
 class MaskedValidator(DividedValidator[list[float]]):
-    """Sums what a model tells right over held-out rows, always with the same hidden tokens and pairs."""
+    """Accumulates losses and accuracies over held-out rows, with fixed masks and pairs."""
 
     def __init__(self, batches: MaskedBatches, **settings: Any) -> None:
-        """batches: of held-out text; what they draw is that of epoch 0. settings: as DividedValidator takes them."""
+        """batches: held-out text, masked as in epoch 0. settings: as in DividedValidator."""
         super().__init__(**settings)
         self.batches, self.order = batches, batches.in_order()
 
     def part(self, model: Any, rank: int, size: int) -> list[float]:
-        """The sums of a rank's batches; then its hidden tokens, its rows that are pairs, and its tokens."""
+        """Sums over a rank's batches, then its numbers of masked tokens, pairs and tokens."""
         totals = torch.zeros(len(_NAMES), dtype=torch.float64, device=self.device)
         hidden = rows = tokens = 0
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -97,7 +97,7 @@ class MaskedValidator(DividedValidator[list[float]]):
 
 
 class MaskedModelling(LanguageModelling):
-    """The hidden tokens of each row, and what the objective asks besides; of a bert, albert or electra."""
+    """Masked language modelling with BERT, ALBERT or ELECTRA, and the objective's further losses."""
 
     def open(self, data_dir: Path) -> PreparedDocuments:
         """A directory of fasttfm mlm prepare, or of fasttfm lm prepare."""
@@ -110,7 +110,7 @@ class MaskedModelling(LanguageModelling):
         return data
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
-        """The size of the vocabulary is that of the data, and the head of pairs is as the objective says."""
+        """Takes the vocabulary size from the data and the pair head from the objective."""
         objective = values["data"].setdefault("objective", _OBJECTIVES[self.kind])
         if (objective == "electra") != (self.kind == "electra"):
             presets = "electra-small or electra-tiny" if objective == "electra" else "bert-tiny or albert-tiny"
@@ -126,13 +126,13 @@ class MaskedModelling(LanguageModelling):
         return config
 
     def batches(self, config: Any, data: PreparedDocuments) -> MaskedBatches:
-        """Rows of like length, masked anew in every epoch."""
+        """Batches of rows of similar length, masked anew each epoch."""
         return masked_batches(
             config.data, data.train, data.tokenizer, config.training.seed, config.training.update_freq
         )
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> MaskedValidator:
-        """Losses and accuracies on what was held out, always masked alike."""
+        """Losses and accuracies on the held-out rows, with fixed masks."""
         batches = masked_batches(config.data, data.valid, data.tokenizer)
         return MaskedValidator(batches, **settings_of(config.training, device))
 
@@ -140,9 +140,9 @@ class MaskedModelling(LanguageModelling):
 def masked_batches(
     config: MaskingConfig, documents: Documents, tokenizer: TextTokenizer, seed: int = 0, together: int = 1
 ) -> MaskedBatches:
-    """The batches that a configuration asks for, `together` of them an update.
+    """Batches for a configuration; `together` of them make an update.
 
-    UserError for documents or phrases that give none.
+    Raises UserError if documents or phrases yield none.
     """
     vocabulary = masking_vocabulary(tokenizer)
     masker = Masker(
@@ -168,9 +168,9 @@ def masked_batches(
 
 
 def evaluate(model_dir: Path, data_dir: Path, checkpoint: str, device: torch.device) -> MaskedScore:
-    """The score of a model directory on the held-out part of prepared documents, with rows and masks of its training.
+    """Score of a model directory on the held-out part of prepared documents, with the rows and masks of its training.
 
-    Raises UserError where either cannot be read, or the documents are of another vocabulary.
+    Raises UserError if either cannot be read or the vocabularies differ.
     """
     model = read_model("mlm", model_dir, checkpoint)
     kind = read_kind(model_dir)

@@ -33,7 +33,7 @@ KIND = "task-student"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerScore(Score):
-    """Results of one validation where only layers are learned: their losses, per example."""
+    """Results of one validation when only layers are distilled: layer losses per example."""
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -41,7 +41,7 @@ class LayerScore(Score):
         return 0.0, -self.loss
 
     def record(self) -> dict[str, Any]:
-        """The numbers of a line of the log by name."""
+        """The values of a log line by name."""
         return {"loss": self.loss, "nll": self.nll}
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class LayerScore(Score):
 
 
 class LayerValidator(DividedValidator[list[float]]):
-    """Validates what a student's layers have learned, whose head knows nothing."""
+    """Validates a student's layers while its head is untrained."""
 
     def __init__(self, examples: Examples, max_tokens: int, **settings: Any) -> None:
         """settings: as DividedValidator takes them."""
@@ -68,14 +68,14 @@ class LayerValidator(DividedValidator[list[float]]):
 
 
 class TaskDistillation(FineTuning):
-    """The examples of a fine-tuned teacher's task, and what it says of them."""
+    """Task distillation: a task's examples with a fine-tuned teacher."""
 
     def __init__(
         self, teacher: FineTuned, student: Path, train: Path, valid: Path, columns: Sequence[str] = ()
     ) -> None:
-        """student: a model directory whose body, shape and vocabulary it begins with.
+        """student: model directory of the initial body, shape and vocabulary.
 
-        Raises UserError for a teacher that is a GPT, a student of another vocabulary, and data of another task.
+        Raises UserError for a GPT teacher, a student with another vocabulary, and data of another task.
         """
         if teacher.kind != teacher.task:
             raise UserError(f"{teacher.path}: is a GPT: a teacher is a BERT, ALBERT or ELECTRA")
@@ -97,7 +97,7 @@ class TaskDistillation(FineTuning):
         self.kind, self.teacher = KIND, teacher
 
     def build(self, values: Values, data: TaskFiles) -> RunConfig:
-        """The configuration; UserError also for a student that cannot learn from the teacher."""
+        """Also raises UserError for a student that cannot learn from the teacher."""
         config = super().build(values, data)
         model, shape = config.model, self.teacher.model.config
         if model.learns_layers:
@@ -120,7 +120,7 @@ class TaskDistillation(FineTuning):
         return TaskStudent(config, self.teacher.model)
 
     def validator(self, config: Any, data: TaskFiles, device: torch.device) -> DividedValidator[Any]:
-        """Return the validator of the task, or that of the layers where nothing else is learned."""
+        """The validator of the task, or of the layers if only these are learned."""
         if config.model.soft_weight:
             return super().validator(config, data, device)
         split = data.split("valid", config.data.row_length, config.data.doc_stride)
@@ -128,7 +128,7 @@ class TaskDistillation(FineTuning):
 
     @torch.no_grad()
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
-        """With a student's body and, where it has them, the maps to its teacher's width."""
+        """Load a student's body and, if present, its maps to the teacher's width."""
         super().initialise(model, init_from, model_dir)
         given = read_weights(resolve_checkpoint(init_from))
         for name in ("hidden_map", "embedding_map"):
@@ -138,9 +138,9 @@ class TaskDistillation(FineTuning):
 
 
 def write_task_student(model_dir: Path, task: str) -> Path | None:
-    """Write the best student of a run as a fine-tuned model of its own, MODEL/student, and return where it is.
+    """Write the best student of a run as a fine-tuned model directory, MODEL/student. Returns its path.
 
-    None where only layers were learned, so that its head knows nothing.
+    None if only layers were learned: the head is untrained.
     """
     config, weights, _ = read_run(model_dir, KIND, "best")
     if not config.model.soft_weight:

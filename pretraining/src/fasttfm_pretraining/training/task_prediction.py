@@ -1,4 +1,4 @@
-"""A fine-tuned model of a directory, asked."""
+"""Predictions of a fine-tuned model directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fasttfm_pretraining.training.task_validation import answers_of, chosen_labe
 
 @dataclass(frozen=True, slots=True)
 class FineTuned:
-    """A model with its head, its vocabulary and what it was trained for."""
+    """A fine-tuned model with its vocabulary and task."""
 
     path: Path
     kind: str
@@ -37,14 +37,14 @@ class FineTuned:
     labels: list[str]
     columns: list[str]
     abstains: bool
-    """Whether it was trained on questions without an answer, so that it may give none."""
+    """Whether it may abstain: it was trained on unanswerable questions."""
     default_threshold: float
-    """Of a model that was not trained here."""
+    """Default threshold of models trained elsewhere."""
     device: torch.device
 
     @classmethod
     def load(cls, path: Path, checkpoint: str = "best", device: torch.device | None = None) -> FineTuned:
-        """The model of a directory of fasttfm finetune. UserError for another one, or a damaged one."""
+        """Load a directory of fasttfm finetune. Raises UserError for any other, or a damaged one."""
         kind = read_kind(path)
         if kind.removeprefix("gpt-") not in TASKS:
             raise UserError(
@@ -66,21 +66,21 @@ class FineTuned:
         return self.kind.removeprefix("gpt-")
 
     def answers_to(self, file: Path, max_tokens: int | None = None) -> tuple[SquadData, Predictions]:
-        """The questions of a file and the answers to them; right answers in the file are not looked at."""
+        """Questions of a file and the predicted answers; gold answers in the file are ignored."""
         data = read_task("squad", file, answered=False)
         split = self._split(data)
         scored = self._scored(split.examples, max_tokens)
         return data, answers_of(data, split.windows, scored, self.config.data.max_answer)
 
     def labels_of(self, file: Path, max_tokens: int | None = None) -> list[str]:
-        """The label of each row of a file, whose own labels are not looked at."""
+        """Predicted label of each row of a file; labels in the file are ignored."""
         given = read_task(self.task, file, self.columns, answered=False)
         split = self._split(given)
         chosen = chosen_labels(self._scored(split.examples, max_tokens), len(split.examples))
         return [self.labels[each] for each in chosen]
 
     def threshold(self) -> float:
-        """The null score above which the training's best validation took questions for impossible, or the default."""
+        """Null-score threshold of the best validation during training, or the default."""
         found = threshold_of_training(self.path)
         return self.default_threshold if found is None else found
 
@@ -101,7 +101,7 @@ class FineTuned:
 
 
 def threshold_of_training(model_dir: Path) -> float | None:
-    """The threshold of the best validation in a run's log; None where there is none."""
+    """Threshold of the best validation in a run's log, or None."""
     validations = [
         record
         for record in read_log(model_dir)

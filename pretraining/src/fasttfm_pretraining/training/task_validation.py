@@ -19,18 +19,18 @@ from fasttfm_pretraining.data.task_inputs import Window
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskScore(Score):
-    """Results of one validation, per example; its outputs are a line an example: what the model says."""
+    """Results of one validation, per example; `outputs` has one line of prediction per example."""
 
     numbers: dict[str, float]
-    """Name -> value, in percent except of threshold; the first is what decides which checkpoint is best."""
+    """Metrics by name, in percent except threshold; the first one selects the best checkpoint."""
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Higher is better: the first number, and of equal ones the lower loss."""
+        """Higher is better: the first metric, then the lower loss."""
         return next(iter(self.numbers.values())), -self.nll
 
     def record(self) -> dict[str, Any]:
-        """The numbers of a line of the log by name."""
+        """The values of a log line by name."""
         return {"loss": self.loss, "nll": self.nll, **self.numbers}
 
     def __str__(self) -> str:
@@ -39,14 +39,14 @@ class TaskScore(Score):
 
 
 Scored = list[tuple[np.ndarray, torch.Tensor]]
-"""The scores of batches of examples, each with the numbers of its examples."""
+"""Scores of batches, each with the indices of its examples."""
 
 Judge = Callable[[Scored], tuple[dict[str, float], list[str]]]
-"""From the scores of all examples to the numbers and the lines of a TaskScore."""
+"""Computes metrics and output lines of a TaskScore from the scores of all examples."""
 
 
 class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
-    """Validates on given examples. Draws no random numbers."""
+    """Validates on fixed examples. Draws no random numbers."""
 
     def __init__(self, examples: Examples, judge: Judge, *, max_tokens: int, **settings: Any) -> None:
         """settings: as DividedValidator takes them."""
@@ -71,7 +71,7 @@ class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
 
 
 def answer_judge(data: SquadData, windows: list[Window], max_answer: int) -> Judge:
-    """F1 and exact match; of data with impossible questions at the thresholds that are best on these very data."""
+    """F1 and exact match; with unanswerable questions, at the thresholds that are best on these data."""
 
     def judge(scored: Scored) -> tuple[dict[str, float], list[str]]:
         predictions = answers_of(data, windows, scored, max_answer)
@@ -90,7 +90,7 @@ def answer_judge(data: SquadData, windows: list[Window], max_answer: int) -> Jud
 
 
 def label_judge(labels: np.ndarray, names: Sequence[str]) -> Judge:
-    """Accuracy; labels (N,) are places in names."""
+    """Accuracy. labels (N,): indices into names."""
 
     def judge(scored: Scored) -> tuple[dict[str, float], list[str]]:
         chosen = chosen_labels(scored, len(labels))
@@ -100,7 +100,7 @@ def label_judge(labels: np.ndarray, names: Sequence[str]) -> Judge:
 
 
 def chosen_labels(scored: Scored, count: int) -> np.ndarray:
-    """(count,) int64: the label with the highest score of each example, by its place."""
+    """(count,) int64: highest-scoring label of each example."""
     chosen = np.zeros(count, np.int64)
     for numbers, scores in scored:
         chosen[numbers] = scores.argmax(dim=-1).numpy()
@@ -110,7 +110,7 @@ def chosen_labels(scored: Scored, count: int) -> np.ndarray:
 def score_examples(
     model: Any, batches: Iterable[tuple[np.ndarray, TaskBatch]], device: torch.device
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-    """(Their indices, their scores, their labels) of the examples of one batch after the other.
+    """Yields (indices, scores, labels) of the examples of each batch.
 
     batches: of evaluation_batches(), with a model in evaluation mode (decoding.batches.evaluating). Scores are float32
     on the CPU: (2, B, S) of a models.heads.Answerer, (B, C) of a classifier.
@@ -120,7 +120,7 @@ def score_examples(
 
 
 def answers_of(data: SquadData, windows: list[Window], scored: Scored, max_answer: int) -> Predictions:
-    """The answers to all questions, from the scores of all their windows in any order."""
+    """Answers to all questions from the scores of their windows, in any order."""
     by_window: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(windows)
     for indices, scores in scored:
         for row, index in enumerate(indices):
