@@ -39,7 +39,7 @@ class Example:
 
 
 def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
-    """Read examples from a JSON file. options: default options. Raises UserError with the position for malformed ones."""
+    """Read examples from a JSON file. options: default options. Raises UserError with the position of a bad one."""
     examples = []
     for number, given in enumerate(read_json(path, list), start=1):
         where = f"{path}: example {number}"

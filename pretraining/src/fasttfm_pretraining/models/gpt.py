@@ -63,7 +63,7 @@ class GPT(LanguageModel):
 
     @torch.no_grad()
     def attention_weights(self, tokens: Tensor) -> list[Tensor]:
-        """Attention weights (B, H, L, L) of every layer for tokens (B, L), without dropout; row i attends to columns 0 to i."""
+        """Attention weights (B, H, L, L) of every layer for tokens (B, L), causal, without dropout."""
         mode = self.training
         self.eval()
         with recorded_weights(layer.self_attn for layer in self.decoder.layers) as weights:

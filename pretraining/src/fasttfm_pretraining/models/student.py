@@ -37,7 +37,7 @@ class Student(BertPretraining):
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """Weighted loss of a data.masking.MaskedBatch, and the plain loss of its masked tokens; 0-d sums.
 
-        Losses over all tokens are rescaled to the masked tokens. packed is ignored: attention is compared in padded rows.
+        Losses over all tokens are rescaled to the masked tokens. packed is ignored: attention losses use padded rows.
         """
         config, teacher = self.config, self._teacher[0].to(batch.tokens.device)
         tokens, segments, lengths, positions = inputs(batch, packed=False)

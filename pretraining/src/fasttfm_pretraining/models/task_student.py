@@ -49,8 +49,8 @@ class TaskStudent(TaskModel):
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """Weighted loss of a data.task_batches.TaskBatch, and the loss of its labels; 0-d sums over examples.
 
-        If only layers are learned, the second is the layer loss: the head is untrained. Labels and label_smoothing do not
-        affect the first; packed is ignored: attention is compared in padded rows.
+        If only layers are learned, the second is the layer loss: the head is untrained. Labels and label_smoothing do
+        not affect the first; packed is ignored: attention losses use padded rows.
         """
         config, teacher = self.config, self._teacher[0].to(batch.tokens.device)
         stacks = [model.body.encoder.layers if config.learns_layers else () for model in (self, teacher)]

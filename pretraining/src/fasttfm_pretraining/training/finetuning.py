@@ -53,7 +53,7 @@ class Split(NamedTuple):
 
 
 class TaskFiles:
-    """Training and validation files of a task, tokenized with a model's vocabulary; stands in for a prepared directory."""
+    """Training and validation files of a task, tokenized with a model's vocabulary, instead of a prepared directory."""
 
     def __init__(
         self,
