@@ -1,9 +1,9 @@
 """BERT, ALBERT and ELECTRA as Hugging Face's transformers saves them: config.json and weights, read and written;
 RoBERTa and DistilBERT are read as the BERTs that they are (bert_relatives.py).
 
-https://huggingface.co/docs/transformers/model_doc/bert, albert and electra. Heads are read where the folder has them:
-of BertForPreTraining and AlbertForPreTraining both, of a masked language model one, of the bare body none. Of ELECTRA,
-generator and discriminator are two folders. No code in the files is run.
+https://huggingface.co/docs/transformers/model_doc/bert, albert and electra. Heads present in the
+folder are read: both of BertForPreTraining and AlbertForPreTraining, one of a masked language model, none of a bare
+body. ELECTRA's generator and discriminator are two folders. No code in the files is run.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ _OTHER_FIELDS = {
     *("num_memory_blocks", "gap_size", "down_scale_factor", "directionality", "pooler_fc_size"),
     *("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 }
-"""Fields that are read by themselves, or that published models have and that change nothing."""
+"""Fields that are read elsewhere, or that published models have but that have no effect."""
 _TABLES = {
     "embeddings.word": "embeddings.word_embeddings",
     "embeddings.position": "embeddings.position_embeddings",
@@ -82,17 +82,17 @@ _ALBERT_LAYER: Table = {
 
 
 class _Family(NamedTuple):
-    """Names of the parameters in one of the three."""
+    """Parameter names of one family."""
 
     prefix: str
     projection: str
     pooler: str
     layer: str
-    """The prefix of a layer, with its number to be put in."""
+    """Prefix of a layer, with a placeholder for its number."""
     names: Table
-    """Our parts of a layer -> theirs."""
+    """Their names of a layer's parts, by ours."""
     masked: tuple[str, str, str, str]
-    """The head of masked tokens: transform, norm, the table of the logits, their bias."""
+    """The masked-token head: transform, norm, table of the logits, their bias."""
     sentence: str
 
 
@@ -115,14 +115,14 @@ _FAMILIES = {
     ),
 }  # fmt: skip
 POSITIONS = r".*\.position_ids"
-"""Numbers of positions, which are computed."""
+"""Position ids, which are computed."""
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
 
 def read_body(folder: Path) -> Bert:
-    """The body of a BERT, an ALBERT or an ELECTRA (either part), in float32, without heads.
+    """Read the body of a BERT, an ALBERT or either part of an ELECTRA, in float32, without heads.
 
-    Raises UserError for what is missing, cut off or of another architecture.
+    Raises UserError for missing or truncated files, or another architecture.
     """
     family, config, weights = read_family(folder)
     config = dataclasses.replace(config, sentence_head=False, pooler=_has(weights, family, family.pooler))
@@ -132,9 +132,9 @@ def read_body(folder: Path) -> Bert:
 
 
 def read_pretraining(folder: Path) -> BertPretraining:
-    """The body and heads of a BERT or an ALBERT; a head that the folder has not begins with fresh weights.
+    """Read body and heads of a BERT or an ALBERT; heads missing from the folder are initialized.
 
-    Raises UserError as read_body(), and for a body without pooler, which no sentence pair can be told from.
+    Raises UserError as read_body(), and for a body without pooler, which the sentence-pair head needs.
     """
     family, config, weights = read_family(folder)
     if family is _FAMILIES["electra"]:
@@ -157,10 +157,10 @@ def read_pretraining(folder: Path) -> BertPretraining:
 
 
 def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
-    """Both parts of an ELECTRA, from the folders of ElectraForPreTraining and ElectraForMaskedLM.
+    """Read both parts of an ELECTRA, from the folders of ElectraForPreTraining and ElectraForMaskedLM.
 
-    The embeddings are the discriminator's. Without a generator it begins with fresh weights, a quarter as wide. Raises
-    UserError where the generator is not a smaller one of the same kind, or has other embeddings.
+    The embeddings are the discriminator's. Without a folder the generator is initialized, a quarter as wide. Raises
+    UserError if the generator is not a smaller model of the same kind, or has other embeddings.
     """
     family, config, weights = read_family(discriminator)
     fields = dataclasses.asdict(config) | {"pooler": False, "sentence_head": False}
@@ -190,7 +190,7 @@ def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
 def _electra_config(
     config: BertConfig, small: BertConfig, fields: dict[str, Any], discriminator: Path, generator: Path
 ) -> ElectraConfig:
-    """The configuration of both parts; UserError where they do not belong together."""
+    """Configuration of both parts. Raises UserError if they do not match."""
     try:
         whole = ElectraConfig(**fields, generator_size=small.d_model / config.d_model)
     except ValueError as error:
@@ -206,30 +206,30 @@ def _electra_config(
 def write(
     model: Bert | BertPretraining | Electra, folder: Path, *, vocabulary: Mapping[str, int | None] | None = None
 ) -> None:
-    """Write what transformers' from_pretrained() loads: BertModel, BertForPreTraining (or BertForMaskedLM where there
-    is not a sentence head) and ALBERT's; of ELECTRA discriminator/ and generator/.
+    """Write a folder for transformers' from_pretrained(): BertModel, BertForPreTraining (BertForMaskedLM without a
+    sentence head) and ALBERT's; for ELECTRA the folders discriminator/ and generator/.
 
-    vocabulary: config.json's fields of special tokens, such as {"pad_token_id": 0}. Raises UserError for a model that
-    transformers has not: ALBERT that shares a part of its layers.
+    vocabulary: config.json's special-token fields, such as {"pad_token_id": 0}. Raises UserError for a model without
+    an equivalent in transformers: an ALBERT that shares only parts of its layers.
     """
     for name, part in parts(model).items():
         write_part(part, folder / name, vocabulary)
 
 
 class TransformersModel(NamedTuple):
-    """A model of transformers."""
+    """A model class of transformers."""
 
     kind: str
-    """Of _FAMILIES."""
+    """A key of _FAMILIES."""
     body: Bert
     head: MaskedHead | ReplacedHead | None = None
     sentence: nn.Linear | None = None
     task_head: tuple[str, nn.Module, Table] | None = None
-    """How the class of a fine-tuned model ends there, the model here, and what its head's modules are called."""
+    """Class name suffix in transformers, our class, and the names of the head's modules, by task."""
 
     @property
     def architecture(self) -> str:
-        """Its class there."""
+        """Its class in transformers."""
         name = self.kind.capitalize()
         if self.task_head is not None:
             return f"{name}{self.task_head[0]}"
@@ -240,7 +240,7 @@ class TransformersModel(NamedTuple):
 
 
 def parts(model: Bert | BertPretraining | Electra) -> dict[str, TransformersModel]:
-    """The models that transformers has for one of ours, by their folders in its own."""
+    """Equivalent models in transformers, by subfolder."""
     if isinstance(model, Electra):  # ElectraForPreTraining, and the generator as ElectraForMaskedLM
         return {
             "discriminator": TransformersModel("electra", model.discriminator, model.replaced),
@@ -255,7 +255,7 @@ def parts(model: Bert | BertPretraining | Electra) -> dict[str, TransformersMode
 
 
 def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
-    """Return the names of a folder's parts, its body's configuration, and its weights, which fit that."""
+    """Read a folder's parameter names, body configuration, and matching weights."""
     path = folder / "config.json"
     given, weights = read_config(folder, *_FAMILIES, *RELATIVES), dict(read_tensors(folder))
     if given["model_type"] in RELATIVES:
@@ -281,7 +281,7 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
 
 
 def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
-    """Our configuration for Hugging Face's; UserError for what we have not."""
+    """Our configuration for Hugging Face's. Raises UserError for unsupported fields."""
     allowed: dict[str, tuple[Any, ...]] = {
         "is_decoder": (None, False),
         "add_cross_attention": (None, False),
@@ -314,7 +314,7 @@ def _has(weights: Mapping[str, Tensor], family: _Family, name: str) -> bool:
 
 @torch.no_grad()
 def fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) -> None:
-    """Put another tool's tensors into these parameters of a module."""
+    """Copy another tool's tensors into parameters of a module."""
     for name, tensor in weights.ours(names, _shapes(module)).items():
         module.get_parameter(name).copy_(tensor)
 
@@ -324,7 +324,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 def body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:
-    """The parameters of a body; those of a shared layer once."""
+    """Parameter names of a body; those of a shared layer once."""
     yield from parameters(_TABLES, "", family.prefix, kinds=("weight",))
     modules = {"embeddings.norm": "embeddings.LayerNorm"}
     if body.pooler is not None:
@@ -346,7 +346,7 @@ def _masked_parameters(family: _Family) -> Iterator[Parameter]:
 
 
 def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, Any] | None = None) -> None:
-    """Write one of parts(), as write() does."""
+    """Write one part, as write() does."""
     kind, body, head, sentence, task_head = part
     config, family = body.config, _FAMILIES[kind]
     if kind == "albert" and config.share not in ("all", "none"):
@@ -373,7 +373,7 @@ def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, A
 
 
 def special_tokens(tokenizer: TextTokenizer) -> dict[str, int | None]:
-    """config.json's numbers of special tokens."""
+    """config.json's special-token ids."""
     vocabulary = masking_vocabulary(tokenizer)
     return {
         "bos_token_id": None,
@@ -385,7 +385,7 @@ def special_tokens(tokenizer: TextTokenizer) -> dict[str, int | None]:
 
 
 def _kind(body: Bert) -> str:
-    """Name the model of theirs that computes what a body does."""
+    """Model type in transformers that computes the same as a body."""
     if isinstance(body.config, AlbertConfig):
         return "albert"
     return "bert" if body.embedding_projection is None else "electra"

@@ -1,4 +1,4 @@
-"""Model directories made of Hugging Face's BERT, ALBERT and ELECTRA folders, with their tokenizer, and back."""
+"""Conversion between model directories and Hugging Face's BERT, ALBERT and ELECTRA folders, tokenizers included."""
 
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ _TASK_HEADS = ("ForQuestionAnswering", "ForSequenceClassification", "ForMultiple
 def import_folder(
     folder: Path, out: Path, generator: Path | None = None, *, check: bool = False
 ) -> tuple[BertPretraining | Electra, list[str]]:
-    """Make a model directory of a folder, with its tokenizer; returns the model, and what was left out or assumed.
+    """Convert a folder and its tokenizer to a model directory. Returns the model, and notes on omissions and assumptions.
 
-    generator: of an ELECTRA, the folder of ElectraForMaskedLM; without it the generator begins with fresh weights,
-    which fine-tuning does not need. check: whether transformers, where it is installed, must score as the model does.
-    Raises UserError where something is missing or does not fit.
+    generator: for ELECTRA, the folder of ElectraForMaskedLM; None: the generator is initialized (fine-tuning does not
+    use it). check: compare scores with transformers, if installed. Raises UserError for missing or mismatched files.
     """
     given = read_json(folder / "config.json")
     kind, architectures = given.get("model_type"), given.get("architectures")
@@ -53,9 +52,9 @@ def import_folder(
 def export_folder(
     model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer, *, check: bool = False
 ) -> list[str]:
-    """Write what transformers loads, with the tokenizer; of an ELECTRA two folders. Returns lines for the user.
+    """Write a folder for transformers, with the tokenizer; two folders for ELECTRA. Returns lines for the user.
 
-    check: as of import_folder().
+    check: as in import_folder().
     """
     with exporting(out) as (fresh, told):
         for name, part in bert.parts(model).items():  # the same is told of both parts of an ELECTRA

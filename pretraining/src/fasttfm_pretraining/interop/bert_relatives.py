@@ -1,7 +1,7 @@
-"""RoBERTa and DistilBERT as what they are: BERTs with other names, fewer embeddings and no sentence pairs.
+"""RoBERTa and DistilBERT read as BERTs: other parameter names, fewer embeddings, no sentence-pair head.
 
-RoBERTa counts positions from the padding token's number on, and has one kind of segment; DistilBERT has none. Here both
-have two kinds that are equal, so that pairs cost nothing and fine-tuning may part them.
+RoBERTa's positions start after the padding token's id, and it has one segment type; DistilBERT has none. Here both have
+two equal segment types, so pairs work unchanged and fine-tuning may separate them.
 Source: Liu et al. 2019 (RoBERTa), Sanh et al. 2019 (DistilBERT).
 """
 
@@ -56,9 +56,9 @@ _DISTILBERT_FIELDS = {
 
 
 def as_bert(given: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], dict]:
-    """config.json and weights of one of RELATIVES as those of the BERT that computes the same.
+    """Convert config.json and weights of one of RELATIVES to those of an equivalent BERT.
 
-    Raises UserError for fields that are missing or of another size than the weights.
+    Raises UserError for missing fields, or sizes that differ from the weights.
     """
     convert: Callable[..., tuple[dict[str, Any], dict]]
     convert = _from_roberta if given["model_type"] == "roberta" else _from_distilbert

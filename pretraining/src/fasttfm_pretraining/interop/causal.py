@@ -1,4 +1,4 @@
-"""GPT and Llama between Hugging Face's folders and model directories, with their tokenizers."""
+"""Conversion between model directories and Hugging Face's GPT and Llama folders, tokenizers included."""
 
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,11 @@ _LONGEST_ROW = 2048
 
 
 def import_folder(folder: Path, out: Path, *, check: bool = False) -> list[str]:
-    """Make a model directory of a Hugging Face folder; returns what was left out or assumed.
+    """Convert a Hugging Face folder to a model directory. Returns notes on omissions and assumptions.
 
-    check: whether transformers, where it is installed, must score as the model does.
+    check: compare scores with transformers, if installed.
 
-    Raises UserError for what is missing, cut off or of another architecture.
+    Raises UserError for missing or truncated files, or another architecture.
     """
     module = llama if read_json(folder / "config.json").get("model_type") == "llama" else gpt
     with warnings_as_lines() as told:
@@ -39,9 +39,9 @@ def import_folder(folder: Path, out: Path, *, check: bool = False) -> list[str]:
 
 
 def export_folder(model: GPT | Llama, out: Path, tokenizer: TextTokenizer, *, check: bool = False) -> list[str]:
-    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+    """Write a folder for AutoModelForCausalLM and AutoTokenizer. Returns lines for the user.
 
-    check: as of import_folder().
+    check: as in import_folder().
     """
     compare = partial(check_language_model, model) if check else None
     if isinstance(model, Llama):

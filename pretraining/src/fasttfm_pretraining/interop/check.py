@@ -25,18 +25,18 @@ _TOLERANCE = 1e-3
 """Tolerance relative to the largest score: float32 sums in another order over dozens of layers."""
 
 Scores = Callable[[Tensor], Mapping[str, Tensor]]
-"""Tokens (B, L) to scores, by the names that transformers' outputs have."""
+"""Maps tokens (B, L) to scores by output name of transformers."""
 
 
 def check_language_model(model: LanguageModel, folder: Path) -> list[str]:
-    """Compare a GPT or Llama with the folder that it is read from or written to, as check() does."""
+    """Compare a GPT or Llama with its Hugging Face folder, as check() does."""
     return check(folder, "AutoModelForCausalLM", lambda tokens: {"logits": model(tokens)}, model)
 
 
 def check_part(part: TransformersModel, folder: Path) -> list[str]:
     """Compare one of bert.parts(), or a model with its head, with a folder, as check() does.
 
-    Of a folder whose class has another head, such as one of a task that was left out, the hidden states count.
+    If the folder's class has another head, such as that of a task, hidden states are compared.
     """
     architectures = read_json(folder / "config.json").get("architectures") or [""]
     sides = {"ForPreTraining": "AutoModelForPreTraining", "ForMaskedLM": "AutoModelForMaskedLM"}
@@ -72,10 +72,10 @@ def _scores(part: TransformersModel, kind: str, tokens: Tensor) -> dict[str, Ten
 
 
 def check(folder: Path, kind: str, scores: Scores, model: Any) -> list[str]:
-    """Score three texts by transformers' class for a folder, and here; returns lines for the user.
+    """Compare the scores of three texts with transformers. Returns lines for the user.
 
-    kind: the class, such as AutoModel. model: has the configuration, and computes scores(). UserError where
-    transformers cannot load the folder, or scores otherwise.
+    kind: the class, such as AutoModel. model: computes scores(). Raises UserError if transformers cannot load the
+    folder or its scores differ.
     """
     if find_spec("transformers") is None:
         return ["not compared with transformers, which is not installed"]

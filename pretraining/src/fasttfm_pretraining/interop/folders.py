@@ -20,7 +20,7 @@ from fasttfm_pretraining.interop.tokenizer_files import write_text_tokenizer
 from fasttfm_pretraining.models.saved import write_run
 
 Compare = Callable[[Path], list[str]]
-"""Compares a model with a folder of it, and returns lines for the user or raises UserError."""
+"""Compares a model with a folder; returns lines for the user or raises UserError."""
 
 
 def write_causal(
@@ -30,10 +30,10 @@ def write_causal(
     tokenizer: TextTokenizer | None,
     compare: Compare | None = None,
 ) -> list[str]:
-    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+    """Write a folder for AutoModelForCausalLM and AutoTokenizer. Returns lines for the user.
 
-    fields: config.json, without the numbers of special tokens. Raises UserError where the folder holds other files, or
-    nothing can be written.
+    fields: config.json, without special-token ids. Raises UserError if the folder holds other files or cannot be
+    written.
     """
     begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
     with exporting(folder) as (fresh, told):
@@ -53,14 +53,13 @@ def write_imported(
     told: Sequence[str],
     description: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Make a directory of `fasttfm lm`, `mlm` or `finetune` of what was read from a folder.
+    """Write a directory of `fasttfm lm`, `mlm` or `finetune` from a model read from a folder.
 
-    data: its section of that name; told: what was left out or assumed, for the model card; description: of the data of
-    a task, as fine-tuning leaves it.
+    data: its `data` section. told: notes on omissions and assumptions, for the model card. description: of a task's
+    data, as fine-tuning writes it.
 
-    Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
-    are left out. Returns all that was left out, for the user. Raises UserError where the tokenizer has more tokens than
-    the model.
+    Vocabulary rows after the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text and are
+    dropped. Returns notes on all omissions. Raises UserError if the tokenizer has more tokens than the model.
     """
     told = list(told)
     if len(tokenizer) > model.config.vocab_size:
@@ -79,7 +78,7 @@ def write_imported(
 
 
 def cut_vocabulary(model: Any, size: int, source: Path) -> Any:
-    """A model of the same class, with the first `size` rows of its vocabulary."""
+    """A copy of a model with the first `size` rows of its vocabulary."""
     config = dataclasses.replace(model.config, vocab_size=size)
     with torch.device("meta"):
         wanted = model_weights(type(model)(config))

@@ -33,13 +33,13 @@ from fasttfm_pretraining.models.gpt import GPT
 
 
 class _Family(NamedTuple):
-    """Names of the parts in one of the two."""
+    """Parameter names of one of the two."""
 
     embedding: str
     positions: str
     norm: str
     activation: str
-    """The field of config.json."""
+    """Field of config.json."""
 
 
 _FAMILIES = {
@@ -72,13 +72,13 @@ _OTHER_FIELDS = {
     *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
     *("n_ctx", "n_special", "predict_special_tokens"),
 }
-"""Fields that are read by themselves, or that change no logit of a language model."""
+"""Fields that are read elsewhere, or that do not affect the logits."""
 
 
 def read(folder: Path) -> GPT:
-    """The model of a folder of GPT2LMHeadModel or OpenAIGPTLMHeadModel, or of one with more heads, in float32.
+    """Read a folder of GPT2LMHeadModel or OpenAIGPTLMHeadModel, or of a class with more heads, in float32.
 
-    Raises UserError for what is missing, cut off or of another architecture.
+    Raises UserError for missing or truncated files, or another architecture.
     """
     path = folder / "config.json"
     given = read_config(folder, *_FAMILIES)
@@ -98,9 +98,9 @@ def read(folder: Path) -> GPT:
 def write(
     model: GPT, folder: Path, tokenizer: TextTokenizer | None = None, compare: Compare | None = None
 ) -> list[str]:
-    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+    """Write a folder for AutoModelForCausalLM and AutoTokenizer. Returns lines for the user.
 
-    Raises UserError where the folder holds other files, or nothing can be written.
+    Raises UserError if the folder holds other files or cannot be written.
     """
     config = model.config
     kind = "gpt2" if config.norm_first else "openai-gpt"
@@ -134,12 +134,12 @@ def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:
 
 
 def _transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Theirs for ours, and ours for theirs."""
+    """Parameter names: theirs by ours, and ours by theirs."""
     return {name: each.mT if name.endswith(_TRANSPOSED) and each.dim() > 1 else each for name, each in weights.items()}
 
 
 def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
-    """Our configuration for Hugging Face's; UserError for what we have not."""
+    """Our configuration for Hugging Face's. Raises UserError for unsupported fields."""
     allowed = {
         "add_cross_attention": (None, False),
         "scale_attn_weights": (None, True),

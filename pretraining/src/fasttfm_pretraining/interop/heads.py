@@ -1,8 +1,8 @@
-"""BERTs with the trained head of a task, from Hugging Face's folders and back: fasttfm finetune import and export.
+"""Fine-tuned BERTs to and from Hugging Face's folders: fasttfm finetune import and export.
 
-    squad      ...ForQuestionAnswering           qa_outputs, two scores a token: of every family
+    squad      ...ForQuestionAnswering           qa_outputs, two scores per token: every family
     classify   ...ForSequenceClassification      a pooler with tanh and a linear layer: BERT, ALBERT, RoBERTa
-    choices    ...ForMultipleChoice              the same with one score a row
+    choices    ...ForMultipleChoice              the same with one score per row
 
 A head of another shape (ELECTRA's and DistilBERT's classifiers) is refused by name.
 """
@@ -35,26 +35,26 @@ _HEADS: dict[str, dict[str, str | tuple[str, ...]]] = {
     "choices": {"classifier": "classifier"},
 }
 _POOLED = ("bert", "albert", "roberta")
-"""The types of model whose classifiers are a pooler with tanh and a linear layer."""
+"""Model types whose classifier is a pooler with tanh and a linear layer."""
 
 
 class Trained(NamedTuple):
-    """A model with its head, and what it answers with."""
+    """A fine-tuned model and its task."""
 
     task: str
     """squad, classify or choices."""
     model: Answerer | Classifier
     labels: list[str]
     abstains: bool = False
-    """Whether it may answer that there is no answer."""
+    """Whether it may abstain."""
     threshold: float = 0.0
-    """The null score above which it does."""
+    """Null-score threshold above which it abstains."""
 
 
 def read(folder: Path) -> Trained:
-    """The model of a folder, in float32.
+    """Read the model of a folder, in float32.
 
-    Raises UserError for a head that is not one of the three, of another shape, or that weights have besides it.
+    Raises UserError for a head that is not one of the three, has another shape, or comes with further weights.
     """
     path = folder / "config.json"
     given = read_json(path)
@@ -83,7 +83,7 @@ def read(folder: Path) -> Trained:
 
 
 def _labels(given: Mapping[str, Any], path: Path) -> list[str]:
-    """The classes by their numbers; UserError for a regression, and for classes of which several may hold."""
+    """Class labels by index. Raises UserError for regression and multi-label models."""
     problem = field(given, "problem_type", str, str(path), "single_label_classification")
     names = field(given, "id2label", dict, str(path), {"0": "LABEL_0", "1": "LABEL_1"})
     if problem != "single_label_classification" or len(names) < 2:
@@ -96,10 +96,10 @@ def _labels(given: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def import_folder(folder: Path, out: Path, *, abstains: bool = False, check: bool = False) -> tuple[Trained, list[str]]:
-    """Make a model directory of a folder, with its tokenizer. abstains: it was trained on SQuAD 2.0. check: whether
-    transformers, where it is installed, must score as the model does.
+    """Convert a folder and its tokenizer to a model directory. abstains: it was trained on SQuAD 2.0. check: compare
+    scores with transformers, if installed.
 
-    Returns the model, and what was left out or assumed. Raises UserError as read(), and where something is missing.
+    Returns the model, and notes on omissions and assumptions. Raises UserError as read(), and for missing files.
     """
     with warnings_as_lines() as told:
         trained, tokenizer = read(folder), read_tokenizer(folder)
@@ -120,10 +120,10 @@ def import_folder(folder: Path, out: Path, *, abstains: bool = False, check: boo
 def export_folder(
     trained: Trained, out: Path, tokenizer: TextTokenizer, *, check: bool = False
 ) -> tuple[str, list[str]]:
-    """Write what transformers' AutoModelFor... loads, with the tokenizer; returns the class, and lines for the user.
-    check: as of import_folder(). UserError as write_part().
+    """Write a folder for transformers' AutoModelFor..., with the tokenizer. Returns the class, and lines for the user.
+    check: as in import_folder(). Raises UserError as write_part().
 
-    An ELECTRA with a classifier goes out as the ALBERT of unshared layers that computes the same.
+    An ELECTRA with a classifier is written as an equivalent ALBERT with unshared layers.
     """
     task, _, labels, abstains, threshold = trained
     names = {str(number): name for number, name in enumerate(labels)}
@@ -142,13 +142,13 @@ def export_folder(
 
 
 def _part(trained: Trained) -> bert.TransformersModel:
-    """The model of theirs that a model with its head is."""
+    """Model class in transformers of a fine-tuned model."""
     task, model, *_ = trained
     return bert.TransformersModel(_kind(model.body, task), model.body, task_head=(_TASKS[task], model, _HEADS[task]))
 
 
 def _kind(body: Bert, task: str) -> str:
-    """Name the model of theirs that computes what a body does."""
+    """Model type in transformers that computes the same as a body."""
     if body.embedding_projection is None and body.config.share == "none":
         return "bert"
     return "electra" if task == "squad" and body.config.share == "none" else "albert"

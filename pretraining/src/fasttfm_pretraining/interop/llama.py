@@ -37,7 +37,7 @@ _LLAMA3 = (
     Field("rotary_trained_length", "original_max_position_embeddings"),
 )
 _SCALINGS: dict[str, tuple[Field, ...]] = {"default": (), "linear": _LLAMA3[:1], "llama3": _LLAMA3}
-"""The fields of each kind of rotary positions."""
+"""Fields of each kind of rotary scaling."""
 FIELDS = (
     Field("vocab_size", "vocab_size"),
     Field("d_model", "hidden_size"),
@@ -54,9 +54,9 @@ FIELDS = (
 
 
 def read(folder: Path) -> Llama:
-    """The model of a folder of LlamaForCausalLM, in float32.
+    """Read a folder of LlamaForCausalLM, in float32.
 
-    Raises UserError for what is missing, cut off or of another architecture.
+    Raises UserError for missing or truncated files, or another architecture.
     """
     path = folder / "config.json"
     config = _config(read_config(folder, "llama"), path)
@@ -72,9 +72,9 @@ def read(folder: Path) -> Llama:
 def write(
     model: Llama, folder: Path, tokenizer: TextTokenizer | None = None, compare: Compare | None = None
 ) -> list[str]:
-    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+    """Write a folder for AutoModelForCausalLM and AutoTokenizer. Returns lines for the user.
 
-    Raises UserError where the folder holds other files, or nothing can be written.
+    Raises UserError if the folder holds other files or cannot be written.
     """
     config = model.config
     kind = "llama3" if config.rotary_trained_length else "linear" if config.rotary_factor != 1 else "default"
@@ -105,7 +105,7 @@ def _parameters(config: LlamaConfig) -> Iterator[Parameter]:
 
 
 def _config(given: Mapping[str, Any], path: Path) -> LlamaConfig:
-    """Our configuration for Hugging Face's; UserError for what we have not."""
+    """Our configuration for Hugging Face's. Raises UserError for unsupported fields."""
     allowed = {
         "hidden_act": (None, "silu"),
         "attention_bias": (None, False),
@@ -123,7 +123,7 @@ def _config(given: Mapping[str, Any], path: Path) -> LlamaConfig:
 
 
 def _rotary(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of the rotary positions, from rope_parameters or what older files have."""
+    """Rotary settings, from rope_parameters or the fields of older files."""
     rotary: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         for key, value in (field(given, name, dict, str(path), None) or {}).items():

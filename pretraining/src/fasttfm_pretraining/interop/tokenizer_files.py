@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, written, or read: its tokenizer.json, or one made of the files of older ones.
+"""Tokenizer of a Hugging Face folder: written; or read from tokenizer.json or the older formats.
 
 vocab.txt                  word pieces: BERT, ELECTRA, DistilBERT
 vocab.json + merges.txt    byte-level BPE: GPT-2, RoBERTa; GPT-1's BPE over lower-cased words, by config.json
@@ -28,10 +28,10 @@ _SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer.json of a folder, or what an export of ours has left there; else one made of the older files, whose
-    word pieces are lower-cased where tokenizer_config.json does not say otherwise.
+    """Read the tokenizer.json of a folder, or the tokenizer of our own export; else convert the older files, whose word
+    pieces are lower-cased unless tokenizer_config.json says otherwise.
 
-    Raises UserError where there is none, one is damaged, or `tokenizers` is not installed.
+    Raises UserError if there is none, it is damaged, or `tokenizers` is not installed.
     """
     if any((folder / name).is_file() for name in (TOKENIZER_FILE, PIECES_FILE, BYTES_FILE)):
         return load_text_tokenizer(folder)
@@ -63,7 +63,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _word_pieces(path: Path, settings: dict[str, Any], where: str) -> Any:
-    """BERT's, as tokenizer_config.json says."""
+    """BERT's, with the settings of tokenizer_config.json."""
     from tokenizers import BertWordPieceTokenizer  # type: ignore[import-untyped, unused-ignore]
 
     return BertWordPieceTokenizer(
@@ -75,7 +75,7 @@ def _word_pieces(path: Path, settings: dict[str, Any], where: str) -> Any:
 
 
 def _add_tokens(made: Any, path: Path) -> None:
-    """The tokens of added_tokens.json, if there is one, at its numbers; UserError where others would be theirs."""
+    """Tokens of added_tokens.json, if present, with their ids. Raises UserError if the ids would differ."""
     if not path.is_file():
         return
     for piece, number in sorted(read_json(path).items(), key=lambda entry: str(entry[1]).zfill(12)):
@@ -115,9 +115,9 @@ def _first_bpe(folder: Path) -> Any:
 
 
 def tell_other_tokens(path: Path, given: Mapping[str, Any], tokenizer: TextTokenizer, *, begins: bool = False) -> None:
-    """Warn of special tokens that a file's settings number otherwise than the tokenizer, whose numbers hold.
+    """Warn of special-token ids in the settings that differ from the tokenizer's, which are used.
 
-    begins: whether texts begin with a token of their own, as language models' do.
+    begins: whether texts have a start token, as for language models.
     """
     ours = {"eos_token_id": tokenizer.end, "sep_token_id": tokenizer.end, "mask_token_id": tokenizer.mask}
     for name, number in (ours | ({"bos_token_id": tokenizer.begin} if begins else {})).items():
@@ -127,7 +127,7 @@ def tell_other_tokens(path: Path, given: Mapping[str, Any], tokenizer: TextToken
 
 
 def write_text_tokenizer(tokenizer: TextTokenizer, folder: Path, frame: Frame = "none") -> list[str]:
-    """Write what read_tokenizer() and AutoTokenizer read, which gives our ids, into a directory; lines for the user."""
+    """Write a tokenizer with our ids for read_tokenizer() and AutoTokenizer. Returns lines for the user."""
     tokenizer.save(folder)
     if isinstance(tokenizer, PieceTokenizer):
         return write_tokenizer(tokenizer.tokenizer, folder, frame)
@@ -146,6 +146,6 @@ def _of_bytes(tokenizer: ByteTokenizer) -> dict[str, Any]:
 
 
 def _shown(byte: int) -> str:
-    """The character that GPT-2's files have for a byte: itself where it shows, else one from 256 on, in their order."""
+    """GPT-2's character for each byte: itself if printable, else the next one from 256 on."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte) if byte in shown else chr(256 + sum(each not in shown for each in range(byte)))
