@@ -22,7 +22,7 @@ _TASK_HEADS = ("ForQuestionAnswering", "ForSequenceClassification", "ForMultiple
 def import_folder(
     folder: Path, out: Path, generator: Path | None = None, *, check: bool = False
 ) -> tuple[BertPretraining | Electra, list[str]]:
-    """Convert a folder and its tokenizer to a model directory. Returns the model and notes on omissions and assumptions.
+    """Convert a folder and its tokenizer to a model directory. Returns the model and notes on omissions.
 
     generator: for ELECTRA, the folder of ElectraForMaskedLM; None: the generator is initialized (fine-tuning does not
     use it). check: compare scores with transformers, if installed. Raises UserError for missing or mismatched files.
