@@ -1,4 +1,4 @@
-"""Executes the PTX of Triton kernels on a CPU, with checks that neither the interpreter nor a device makes."""
+"""Executes the PTX of Triton kernels on a CPU, with checks that neither the interpreter nor a device performs."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ _HOMES = {"CHIPS": "chips", "Machine": "machine", "executed": "machine"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: pytest loads the plugin of this package in suites that never ask for it."""
+    """Imported lazily: pytest loads this package's plugin even in suites that do not use it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"ptx_check.{_HOMES.get(name, 'faults')}"), name)

@@ -1,11 +1,11 @@
-"""ptx-check SCRIPT: runs a Python script whose launches of Triton kernels are executed from their PTX on a CPU.
+"""ptx-check SCRIPT: runs a Python script and executes its Triton kernel launches from their PTX on a CPU.
 
     ptx-check train_step.py --chips sm_80,sm_90 --report faults.sarif
     ptx-check --machine-code train_step.py          an assembler's machine code too, held against the PTX (sm_90)
     ptx-check --table                               which instructions each chip has
     ptx-check ledger my_file.py --chips sm_90       what its kernels' machine code asks of the chip's units
 
-Exit status 1 where a kernel does something wrong, after which the script goes on, or the script fails.
+Exit status 1 if a kernel has a fault (the script continues after it) or the script fails.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Bytes of a tensor that nobody wrote yet: kept from its allocation on, by PyTorch's operators and by kernels.
+"""Uninitialized bytes of tensors, tracked from allocation through PyTorch operators and kernels.
 
-Inside Allocations torch.empty and its like mark what they allocate; an operator that writes a tensor, or a view of one,
-takes the marks from its elements, and so does Tensor.numpy(), behind whose back anything may be written. What is
-marked holds POISON besides, a NaN, so that results which nobody computed are seen, and bytes that differ from it are
-taken for written. Marks go with their storage.
+Inside Allocations, torch.empty and similar functions mark the memory they allocate. Operators that write a tensor or a
+view clear the marks of its elements, and so does Tensor.numpy(), since later writes through it are invisible. Marked
+bytes are filled with POISON, a NaN, so that uncomputed results are visible; bytes that differ from it count as written.
+Marks live as long as their storage.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", 
 
 
 class Marks:
-    """Marks of the bytes of storages, until somebody writes them."""
+    """Marks of uninitialized bytes, by storage."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
-        """Address of a storage -> the storage, and its bytes' marks."""
+        """Storage and marks, by address of the storage."""
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
     def put(self, storage: torch.UntypedStorage, marks: np.ndarray) -> None:
-        """Give a storage these marks, or none where there are none."""
+        """Set or clear the marks of a storage."""
         if marks.any():
             self._of[storage.data_ptr()] = StorageWeakRef(storage), marks
         else:
             self._of.pop(storage.data_ptr(), None)
 
     def of(self, storage: torch.UntypedStorage) -> np.ndarray | None:
-        """The marks of this very storage: another may have lain at its address."""
+        """Marks of this storage; an earlier storage at the same address does not count."""
         found = self._of.get(storage.data_ptr())
         if found is None:
             return None
@@ -53,7 +53,7 @@ class Marks:
         return marks
 
     def written(self, tensor: torch.Tensor) -> None:
-        """Somebody wrote the elements of a tensor."""
+        """Clear the marks of a tensor's elements."""
         if not self or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
@@ -67,11 +67,11 @@ class Marks:
 
 
 unwritten = Marks()
-"""0xFF of each byte that nobody wrote."""
+"""0xFF for each uninitialized byte."""
 
 
 def mark(tensor: torch.Tensor) -> None:
-    """Nobody wrote this tensor's storage: fills it with POISON."""
+    """Mark a tensor's storage as uninitialized and fill it with POISON."""
     storage = tensor.untyped_storage()
     if storage.nbytes() and tensor.device.type == "cpu" and tensor.layout == torch.strided:
         raw = bytes_of(storage)
@@ -80,7 +80,7 @@ def mark(tensor: torch.Tensor) -> None:
 
 
 def marks_of(storage: torch.UntypedStorage) -> np.ndarray | None:
-    """The marks of a storage, to be changed in place by who writes it; None where all of it was written."""
+    """Marks of a storage, to be modified in place by writers; None if it is fully initialized."""
     marks = unwritten.of(storage)
     if marks is None:
         return None
@@ -92,8 +92,7 @@ def marks_of(storage: torch.UntypedStorage) -> np.ndarray | None:
 
 
 def elements_of(of_bytes: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
-    """(*shape, bytes of an element): what an array has for each byte of a tensor's storage, as that tensor lies in
-    it."""
+    """(*shape, bytes per element): view of a per-byte array of the storage with the tensor's layout."""
     width, marks = tensor.element_size(), torch.from_numpy(of_bytes)
     elements = marks[: len(marks) // width * width].view(-1, width)
     strides = (*(stride * width for stride in tensor.stride()), 1)
@@ -101,7 +100,7 @@ def elements_of(of_bytes: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(storage: torch.UntypedStorage, word: int = 1) -> np.ndarray:
-    """A storage's memory itself, not a copy, up to the end of a word of so many bytes."""
+    """A storage's memory without a copy, up to the end of a word of so many bytes."""
     raw: Any = (ctypes.c_uint8 * (-(-storage.nbytes() // word) * word)).from_address(storage.data_ptr())
     return np.frombuffer(raw, dtype=np.uint8)
 
@@ -111,10 +110,10 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 class Allocations(TorchDispatchMode):
-    """Inside the block PyTorch's operators keep the marks."""
+    """Inside the block, PyTorch operators update the marks."""
 
     supports_higher_order_operators = True
-    """As torch.library.wrap_triton's, which launches a kernel: the machine keeps the marks of what that writes."""
+    """Operators that launch a kernel, such as torch.library.wrap_triton's: the machine updates their marks."""
 
     def __init__(self, answers: Answers | None = None) -> None:
         super().__init__()
@@ -150,8 +149,7 @@ class Allocations(TorchDispatchMode):
 
 
 def written_by(func, args, kwargs, result) -> Iterator[torch.Tensor]:
-    """The tensors that a call of an operator has written: those given for that, and those that it returns, unless they
-    are views."""
+    """Tensors written by an operator call: mutable arguments, and returned tensors that are not views."""
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
     given = [a for a, s in _by_argument(func, args, kwargs) if s.alias_info is not None and s.alias_info.is_write]
     for value in tree_leaves(given if views else [given, result]):
@@ -160,7 +158,7 @@ def written_by(func, args, kwargs, result) -> Iterator[torch.Tensor]:
 
 
 def _by_argument(func, args, kwargs):
-    """Arguments of a call with their place in the operator's schema."""
+    """Arguments of a call with their schema entries."""
     declared = func._schema.arguments
     yield from zip(args, declared)
     named = {argument.name: argument for argument in declared}

@@ -1,8 +1,8 @@
-"""Expressions of numpy for each instruction that touches registers alone.
+"""numpy expressions for register-only instructions.
 
-meaning(opcode) says the types of the operands, the type of the result and the expression in x0, x1, ...; types are
-Python names of numpy types in the generated code: u16, i32, f32, ... and p for predicates. bf16 and f16 registers are
-their bits, widened by the expression: exact or harmless (see _narrow).
+meaning(opcode) gives the operand types, the result type and the expression in x0, x1, ...; types are names of numpy
+types in the generated code: u16, i32, f32, ... and p for predicates. bf16 and f16 registers hold bits, which the
+expression widens: exact, or rounded harmlessly (see _narrow).
 Source: NVIDIA, "PTX ISA", chapter 9.7.
 """
 
@@ -50,12 +50,12 @@ _PROPERTIES = {
     "normal": "np.isfinite({0}) & (np.abs({0}) >= np.finfo({0}.dtype).smallest_normal)",
     "subnormal": "(np.abs({0}) < np.finfo({0}.dtype).smallest_normal) & ({0} != 0)",
 }
-"""What testp asks."""
+"""Classes that testp tests for."""
 
 
 @functools.cache
 def meaning(opcode: str) -> Meaning | None:
-    """Return the meaning of an opcode; None for one that is none of forms.py."""
+    """Return the meaning of an opcode; None if it is not in forms.py."""
     if opcode not in accepted():
         return None
     base, *words = opcode.split(".")
@@ -347,7 +347,7 @@ def _rounded(destination: str, source: str, modes: set[str]) -> str:
 
 
 def _mask(words: list[str]) -> Meaning | None:
-    """A comparison whose result is a whole register of ones, or of each half its own, and not a predicate."""
+    """A comparison whose result is a register of ones (or a half of it) instead of a predicate."""
     compare, *middle, result, word = words
     if result not in ("u32", "s32") or set(middle) - {"ftz"}:
         return None
@@ -360,7 +360,7 @@ def _mask(words: list[str]) -> Meaning | None:
 
 
 def moved(opcode: str, count: int) -> int:
-    """Return how many of `count` operands an instruction moves the bits of; the others steer it. 0: it computes."""
+    """Number of leading operands, of `count`, whose bits an instruction moves; the rest control it. 0: it computes."""
     base, *words = opcode.split(".")
     if base == "cvt":
         whole = all(word[0] in "sub" and word[1:].isdigit() for word in words)
@@ -371,12 +371,12 @@ def moved(opcode: str, count: int) -> int:
 
 
 def of_three(pair: Meaning) -> Meaning:
-    """The same of three operands, as of two twice."""
+    """The same for three operands, by applying the two-operand form twice."""
     return Meaning((*pair.operands, pair.operands[0]), pair.result, pair.expression.format(pair.expression, "{2}"))
 
 
 def known(opcode: str, location: object) -> Meaning:
-    """meaning(), or Unsupported by name and place."""
+    """meaning(); raises Unsupported with name and line."""
     meant = meaning(opcode)
     if meant is None:
         raise Unsupported(f"opcode {opcode} is not known", location)  # type: ignore[arg-type]

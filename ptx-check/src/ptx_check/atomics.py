@@ -1,8 +1,8 @@
-"""Atomic operations: what they leave and give back, and which programs they order.
+"""Atomic operations: results, and the ordering between programs that they establish.
 
-Threads take turns in their order. An operation that releases tells whoever acquires the same place later that all of
-its program before the last barrier is done, and so is its own thread; each program keeps, of every other, how far it
-has been told (a vector clock). Operations of many threads at once are counters, not locks: they order nothing.
+Threads take turns in order. A release at an address orders everything its program did before the last barrier, and its
+own thread's work, before a later acquire there; each program keeps a vector clock of what it knows of the others.
+Operations by many threads at once are counters, not locks: they order nothing.
 Source: NVIDIA, "PTX ISA", chapter 8 (memory consistency); Lamport 1978; Mattern 1989 (vector clocks).
 """
 
@@ -19,9 +19,9 @@ UFUNCS: dict[str, np.ufunc] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
 _FEW = 32
-"""Threads of a program that may take part in an operation that orders programs."""
+"""Maximum threads of a program in an operation that orders programs."""
 _PROGRAMS = 2048
-"""Beyond so many programs all are taken for ordered: their clocks would not fit."""
+"""With more programs all are assumed to be ordered: their clocks would not fit in memory."""
 
 
 def _sum_of_bf16(a, b):
@@ -48,8 +48,8 @@ _SPECIAL: dict[tuple[str, str], Callable] = {
 
 
 def take_turns(view, positions, operation: str, kind: str, data, compared=None, *, wanted: bool = True):
-    """view[position] becomes operation(view[position], datum), one after the other; returns what each found there, or
-    None where nobody wants it. compared: of cas, what must be found."""
+    """Apply view[position] = operation(view[position], datum) sequentially. Returns the old values, or None if unused.
+    compared: expected values of cas."""
     view, data = view.view(TYPES[kind]), data.view(TYPES[kind])
     if operation in UFUNCS and (operation, kind) not in _SPECIAL and not wanted:
         UFUNCS[operation].at(view, positions, data)
@@ -67,7 +67,7 @@ def take_turns(view, positions, operation: str, kind: str, data, compared=None, 
 
 
 def _turns(positions) -> list:
-    """Lanes that touch places of their own, then those that are second at theirs, and so on."""
+    """Yields the first lane at each address, then the second ones, and so on."""
     if len(positions) == 1:
         return [slice(None)]
     order = np.argsort(positions, kind="stable")
@@ -77,7 +77,7 @@ def _turns(positions) -> list:
 
 
 class Clocks:
-    """Vector clocks of a launch: how much of each program every other has been told of."""
+    """Vector clocks of a launch: how much of each program every other program knows."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
@@ -87,10 +87,10 @@ class Clocks:
         self.too_many = False
         self.tellers = np.full(programs, -1, np.int64)
         self.told: dict[tuple[int, int], np.ndarray] = {}
-        """By place what an acquiring operation there is told."""
+        """Clock that an acquire receives, by address."""
 
     def exchange(self, base: int, positions, programs, threads, stretches, acquires: bool, releases: bool) -> None:
-        """Threads of programs (arrays) touch places of a buffer."""
+        """Update the clocks for accesses by threads of programs (arrays) to positions of a buffer."""
         if not (acquires or releases) or np.bincount(programs - programs.min()).max() > _FEW:
             return
         if self.programs > _PROGRAMS:
@@ -108,7 +108,7 @@ class Clocks:
                 told[program] = max(told[program], stretch + 1)
 
     def ordered(self, program, stretch, thread, later) -> np.ndarray:
-        """Return whether what threads of programs did in a stretch came before what `later` programs do now."""
+        """Whether accesses in an earlier barrier interval happened before what `later` programs do now."""
         if self.known is None:
             return np.full(np.broadcast_shapes(program.shape, later.shape), self.too_many)
         several = (program >= self.programs) | (program < 0)  # an atomic operation of more than one, or nobody
@@ -117,7 +117,7 @@ class Clocks:
         return ~several & ((stretch < known) | ((stretch == known) & (self.tellers[program] == thread)))
 
     def all_told(self, base: int, place: int, program: int) -> bool:
-        """Return whether a program knows of all that atomic operations at a place told."""
+        """Whether a program has acquired everything released at an address."""
         told = self.told.get((base, place))
         return told is not None and self.known is not None and bool(
             np.delete(told <= self.known[program], program).all()

@@ -1,8 +1,8 @@
-"""A kernel's blocks, compiled when they are first run.
+"""A kernel's basic blocks, compiled on first use.
 
-A block has lines that follow marks (undefined.py) for the registers alone that may have any, by what has some in
-threads that run when it begins. An instruction that loads undefined bits hands its variables on to a function of the
-rest of its block, which follows all.
+A block propagates marks (undefined.py) only for registers that may have any, given the marks of running threads at its
+entry. An instruction that loads undefined bits passes its variables to a version of the rest of the block that
+propagates all marks.
 """
 
 import functools
@@ -31,15 +31,15 @@ class Block:
     def __init__(self, name: str, write: Callable[[frozenset[str] | None], Writer], space: dict, codes) -> None:
         self.name, self.write, self.space = name, write, space
         self.text: list[str] | None = write(NONE).body if codes is None else None
-        """Without marks, until it is compiled."""
+        """Version without marks; None until compiled."""
         self.codes: dict[Any, Any] = codes or {}
-        """What is compiled, a version by its registers, what follows a point by that; and names."""
+        """Compiled versions: by marked registers, and by entry point."""
         self.new = False
-        """Whether anything was since it was kept."""
+        """Whether anything was compiled since the last save."""
         self.versions: dict[frozenset[str] | None, Callable] = {}
-        """By the registers that have marks when it begins; None: any."""
+        """Versions by marked registers at entry; None: any."""
         self.rests: dict[tuple[int, int], Callable] = {}
-        """From a point on, with marks."""
+        """Versions with marks that start inside the block."""
 
     def __call__(self, run, registers: list, m) -> Any:
         undefined = run.undefined
@@ -57,7 +57,7 @@ class Block:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the registers that it reads or writes."""
+        """Names of registers read or written."""
         if "names" not in self.codes:
             flows = (results_and_sources(i) for i in self.write(NONE).block.instructions)
             self.codes["names"] = frozenset(r.name for flow in flows for registers in flow for r in registers)
@@ -65,7 +65,7 @@ class Block:
         return self.codes["names"]
 
     def rest(self, point: tuple[int, int], run, registers: list, m, variables: dict[str, Any]) -> Any:
-        """Runs what follows a point, with the variables so far."""
+        """Run the rest of the block from a point, with the current variables."""
         if point not in self.rests and point not in self.codes:
             writer, given = self.write(None), sorted(variables.keys() - _OWN)
             position = writer.points[point]
@@ -93,7 +93,7 @@ class Block:
 
 
 class Translation:
-    """The blocks of a kernel. kernel: reads it, where it is needed."""
+    """The blocks of a kernel. kernel: function that parses it on demand."""
 
     def __init__(self, kernel: Callable[[], Kernel]) -> None:
         self.read = kernel
@@ -101,8 +101,10 @@ class Translation:
         self.space |= {"exact": exact, "anded": undefined.anded, "ored": undefined.ored}
 
     def blocks(self, count: int, crossing: frozenset[str], tables: Mapping[str, torch.Tensor], codes) -> list[Block]:
-        """A function for every block; tables: the kernel's constants; codes: what is compiled already, block by block,
-        or None. Raises Unsupported for an opcode that is not known, with its line."""
+        """A function per block. tables: the kernel's constants. codes: cached code by block, or None.
+
+        Raises Unsupported with the line for an unknown opcode.
+        """
         self.space |= {variable(name): np.full((1, 1), t.data_ptr(), np.uint64) for name, t in tables.items()}
         made = [Block(f"block_{number}", functools.partial(self.write, number), self.space,
                       None if codes is None else codes[number]) for number in range(count)]  # fmt: skip
@@ -111,13 +113,13 @@ class Translation:
 
     @functools.cached_property
     def crossing(self) -> dict[str, int]:
-        """Registers that a block reads before it writes them, and where they lie."""
+        """Registers that a block reads before writing, and their slots."""
         read = set().union(*(uses_of(block)[0] for block in self.read().blocks))
         return {name: position for position, name in enumerate(sorted(read))}
 
     @functools.cached_property
     def context(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
-        """Facts that the writers of all blocks must know."""
+        """Context shared by the code generators of all blocks."""
         kernel = self.read()
         labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
         parameters = {name: (position, kind) for position, (name, kind) in enumerate(kernel.parameters)}

@@ -1,8 +1,8 @@
-"""Bulk copies of tiles (TMA): cp.async.bulk.tensor, and the tensor maps that say what a tile is.
+"""Bulk tile copies (TMA): cp.async.bulk.tensor, and the tensor maps that describe tiles.
 
-One thread issues a copy. What is loaded into shared memory arrives at an mbarrier, which counts its bytes, and is
-unwritten until a thread has waited there; what is stored from shared memory may be overwritten from
-cp.async.bulk.wait_group on. A map has 128 bytes, whose meaning the hardware keeps to itself: here that of _FIELDS.
+One thread issues a copy. Loads into shared memory arrive at an mbarrier, which counts their bytes; the destination
+counts as unwritten until a thread has waited there. The source of a store may be overwritten after
+cp.async.bulk.wait_group. A map has 128 bytes in an undocumented format; here it has the fields in _FIELDS.
 Source: NVIDIA, "PTX ISA", chapter 9.7.9.27 (bulk copies), 9.7.9.28 (tensormap.replace), 5.5 (tensors).
 """
 
@@ -22,20 +22,20 @@ from ptx_check.warpgroup import read_operand
 
 _FIELDS = {"global_address": 0, "rank": 8, "box_dim": 12, "global_dim": 32, "element_stride": 52, "elemtype": 72,
            "interleave_layout": 76, "swizzle_mode": 80, "fill_mode": 84, "global_stride": 88}  # fmt: skip
-"""Where each field of a map begins; of those that are one a dimension the first."""
+"""Offset of each field of a map; the first, for per-dimension fields."""
 LONG = ("global_address", "global_stride")
 """Fields of 8 bytes; the others have 4."""
 SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 9: 8, 10: 2, 11: 4}
-"""Bytes of an element, by the map's number for its type; without those that lose their subnormal numbers."""
+"""Bytes per element, by the map's type number; types that flush subnormals are left out."""
 _SUMMED = {2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64", 10: "bf16"}
-"""Types that elements are summed as."""
+"""Types of reductions."""
 _TF32 = 11
 FILLED = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
-"""What lies outside of a tensor is filled with, where its map asks for no numbers."""
+"""Fill value for out-of-bounds elements if the map asks for NaN."""
 
 
 _OF_HOST = {8: 9, 9: 10, 10: 8}
-"""The host's numbers for types that are others than a map's."""
+"""Host type numbers that differ from those in a map."""
 
 
 def map_of(
@@ -65,50 +65,50 @@ def offset_of(field: str, dimension: int) -> int:
 
 
 class Tile(NamedTuple):
-    """The elements that a copy moves, for the programs that issue it."""
+    """Elements moved by a copy, for the issuing programs."""
 
     size: int
     programs: np.ndarray
     outside: np.ndarray
     """(programs, elements) addresses in global memory, of all programs of the run."""
     taken: np.ndarray
-    """Which of them lie in the tensor."""
+    """Mask of elements inside the tensor."""
     inside: np.ndarray
     """Addresses in shared memory."""
     issuers: np.ndarray
     """(programs, 1)."""
     warp: int
-    """That of the thread that issues."""
+    """The issuing thread."""
     fill: int
     kind: str
-    """The type of sums into the tensor; empty where there are none."""
+    """Type of the reduction into the tensor; empty for a plain copy."""
     rounded: bool
-    """Whether float32 is rounded to tf32 on its way."""
+    """Whether float32 is rounded to tf32."""
 
 
 class Arriving(NamedTuple):
-    """A tile on its way into shared memory."""
+    """A pending load into shared memory."""
 
     issued: int
     tile: Tile
     programs: np.ndarray
     place: np.ndarray
-    """Of each program its mbarrier, and its phase when the copy was issued."""
+    """mbarrier of each program, and its phase when the copy was issued."""
     phase: np.ndarray
     data: np.ndarray
     marks: np.ndarray
 
 
 class BulkCopies:
-    """The copies of a running chunk of programs."""
+    """Bulk copies of a running chunk of programs."""
 
     def __init__(self, run) -> None:
         self.run = run
         self.arriving: list[Arriving] = []
         self.committed: dict[int, np.ndarray] = defaultdict(lambda: np.zeros((run.programs, 1), dtype=np.int64))
-        """Groups of stores, by the first warp of the team that issued them."""
+        """Store groups, by first warp of the issuing team."""
         self.reading: list[tuple] = []
-        """(team, group, instruction, tile) of what may still be read."""
+        """(team, group, instruction, tile) of stores that may still be reading."""
 
     def publish(self, index, destination, source, guard) -> None:
         """tensormap.cp_fenceproxy: a warp copies a map into global memory."""
@@ -123,7 +123,7 @@ class BulkCopies:
     # ------------------------------------------------------------------------------------------------------- tiles
 
     def issuers(self, index, guard) -> Iterator[np.ndarray]:
-        """The threads that issue a copy, warp after warp: one of each."""
+        """The issuing threads, one per warp."""
         run, mask = self.run, self.run.where(guard)
         mask = spread(np.ones((1, 1), dtype=bool) if mask is None else mask, run.shape)
         if (mask.reshape(run.programs, -1, 32).sum(2) > 1).any():
@@ -132,7 +132,7 @@ class BulkCopies:
             yield mask & (run.warp == warp)
 
     def tile(self, index, mask, address, coordinates, inside) -> Tile | None:
-        """The tile that one thread of each of some programs copies."""
+        """Decode the tile that one thread of each program copies."""
         run = self.run
         programs, address, inside, *coordinates = issuing(run, mask, address, inside, *coordinates)
         found = self.map_at(index, address)
@@ -193,7 +193,7 @@ class BulkCopies:
         return found
 
     def slices(self, tile: Tile):
-        """A tile by as many elements as a program has threads: places, addresses, and which count."""
+        """Yields a tile in chunks of one element per thread: positions, addresses, mask."""
         width = self.run.width
         for first in range(0, tile.outside.shape[1], width):
             part = slice(first, first + width)
@@ -203,7 +203,7 @@ class BulkCopies:
     # ------------------------------------------------------------------------------------------------------ copies
 
     def load(self, index, guard, destination, address, coordinates, barrier) -> None:
-        """Tiles from global into shared memory; what lies outside of the tensor is filled."""
+        """Load tiles from global into shared memory; out-of-bounds elements are filled."""
         for mask in self.issuers(index, guard):
             if (tile := self.tile(index, mask, address, coordinates, destination)) is not None:
                 self.load_tile(index, mask, tile, barrier)
@@ -245,7 +245,7 @@ class BulkCopies:
             self.run.races.copying(entry.issued, entry.tile.inside, some, entry.tile.size, *arrival)
 
     def waited(self, programs, place, phase) -> None:
-        """Programs have waited for their mbarriers, which are in these phases: what came by then is there."""
+        """Programs waited for mbarriers in these phases: complete the loads that had arrived."""
         run, left = self.run, []
         at, now = np.full(run.programs, -1), np.zeros(run.programs, dtype=np.int64)
         at[programs], now[programs] = place, phase
@@ -268,8 +268,8 @@ class BulkCopies:
         self.arriving = left
 
     def store(self, index, guard, address, coordinates, source, operation: str) -> None:
-        """Tiles from shared into global memory, without what lies outside of the tensor, in place of what is there or
-        by an atomic operation with it."""
+        """Store tiles from shared into global memory without out-of-bounds elements, as plain stores or atomic
+        reductions."""
         for mask in self.issuers(index, guard):
             if (tile := self.tile(index, mask, address, coordinates, source)) is not None:
                 self.store_tile(index, tile, operation)
@@ -307,12 +307,12 @@ class BulkCopies:
         self.committed[self.run.leader] += self.taking_part(guard)
 
     def taking_part(self, guard) -> np.ndarray:
-        """(programs or 1, 1): those of which some thread runs and passes the guard."""
+        """(programs or 1, 1): programs with a running thread that passes the guard."""
         mask = self.run.where(guard)
         return np.ones((1, 1), dtype=bool) if mask is None else mask.any(1, keepdims=True)
 
     def wait(self, guard, allowed: int) -> None:
-        """All but the `allowed` youngest groups have been read."""
+        """All but the `allowed` youngest groups have finished reading."""
         run, here, left = self.run, self.taking_part(guard), []
         done = self.committed[run.leader] - allowed
         for team, group, index, tile in self.reading:
@@ -328,7 +328,7 @@ class BulkCopies:
         self.reading = left
 
     def remember(self) -> None:
-        """After a barrier: what is on its way goes on in the new stretch."""
+        """After a barrier: pending copies continue in the new barrier interval."""
         for entry in self.arriving:
             self.write(entry)
         for reading in self.reading:

@@ -42,7 +42,7 @@ class Calls:
         self.run = run
 
     def printed(self, index: int, guard, text, values) -> None:
-        """Prints a line a thread, programs and threads in order."""
+        """Print one line per thread, in order of programs and threads."""
         run = self.run
         mask = run.where(guard)
         here = np.broadcast_to(True if mask is None else mask, run.shape)
@@ -64,12 +64,12 @@ class Calls:
             print(plain % row, end="")
 
     def failed(self, index: int, guard, message) -> None:
-        """A fault, where any thread comes here."""
+        """Report a fault if any thread arrives here."""
         mask = self.run.where(guard)
         if mask is None or mask.any():
             self.run.fault("assertion", index, f"device_assert: {_text(message)}")
 
 
 def _text(address) -> str:
-    """The characters at an address, which is the same in all threads."""
+    """String at an address that is the same in all threads."""
     return ctypes.string_at(int(address.flat[0])).decode(errors="replace")

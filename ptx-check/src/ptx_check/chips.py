@@ -1,23 +1,23 @@
-"""The chips that kernels are executed as: what Triton and torch.cuda are told of each."""
+"""Chips that can be emulated: the properties reported to Triton and torch.cuda."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One product of a compute capability."""
+    """A product of a compute capability."""
 
     name: str
     """sm_90, ..."""
     product: str
     shared_memory: int
-    """Bytes of shared memory that one program can have."""
+    """Maximum bytes of shared memory per program."""
     processors: int
     """Streaming multiprocessors."""
     memory: int
     """Bytes of device memory."""
     threads: int = 2048
-    """Threads that a processor holds."""
+    """Maximum resident threads per multiprocessor."""
 
     @property
     def number(self) -> int:

@@ -1,8 +1,8 @@
-"""A kernel that is ready to run, and what is kept of it for the next process.
+"""A translated kernel, and its cache on disk for later processes.
 
-Reading PTX and compiling its blocks takes longer than many launches. So what was read and compiled lies in Triton's
-cache beside the PTX, by the versions of all that made it. The instructions themselves are read again where one is to be
-named, or another version of a block is needed.
+Parsing PTX and compiling its blocks takes longer than many launches, so the results are cached in Triton's cache beside
+the PTX, keyed by the versions involved. The instructions are parsed again only to name one in a message or to compile
+another version of a block.
 """
 
 import functools
@@ -25,7 +25,7 @@ from ptx_check.races import grain_of
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A launch needs these of its kernel besides the blocks."""
+    """What a launch needs of its kernel besides the blocks."""
 
     name: str
     parameters: list[tuple[str, str]]
@@ -34,24 +34,24 @@ class Facts:
     local: int
     tables: dict[str, bytes]
     never: dict[str, str]
-    """Registers that are read on some way without having been written, and their types."""
+    """Registers that may be read before they are written, and their types."""
     asynchronous: bool
     tensor_columns: int
     joins: list[int]
-    """Of each block the one in which threads that part at its end come together; their number: the kernel's end."""
+    """Reconvergence block of each block; the number of blocks stands for the kernel's end."""
     waiting: bool
-    """Whether a program may wait for another: for a lock, or to be the last."""
+    """Whether a program may wait for another, such as for a lock."""
     shared_grain: int
     global_grain: int
     crossing: frozenset[str]
-    """Registers that cross blocks."""
+    """Registers that live across blocks."""
     specialised: bool
-    """Whether some warps of a program wait without the others (teams.py)."""
+    """Whether some warps of a program wait independently of the others (teams.py)."""
     maxnreg: int
 
 
 class Code:
-    """A kernel, ready to run. kept: what keep() left of the same text, or None."""
+    """A translated kernel. kept: cached result of keep() for the same text, or None."""
 
     def __init__(self, text: str, kept: bytes | None = None) -> None:
         self.text = text
@@ -62,7 +62,7 @@ class Code:
         self.facts: Facts = facts or _facts(self.kernel, self.instructions, self.translation.crossing)
         self.tables = {name: torch.frombuffer(bytearray(table), dtype=torch.uint8).clone()
                        for name, table in self.facts.tables.items()}  # fmt: skip
-        """The constants that a kernel brings along, in memory of their own."""
+        """The kernel's constants, in memory of their own."""
         self.functions = self.translation.blocks(
             len(self.facts.joins), self.facts.crossing, self.tables, marshal.loads(codes) if codes else None
         )
@@ -76,7 +76,7 @@ class Code:
         return [i for block in self.kernel.blocks for i in block.instructions]
 
     def keep(self, key: str) -> None:
-        """Puts what there is now beside the kernel of this key in Triton's cache, unless it lies there."""
+        """Save to Triton's cache beside the kernel of this key, unless unchanged."""
         blocks = [f for f in self.functions if isinstance(f, Block)]
         if any(block.new for block in blocks):
             codes = marshal.dumps([block.codes for block in blocks])
@@ -86,7 +86,7 @@ class Code:
 
 
 def kept(key: str) -> bytes | None:
-    """Read what keep() left beside the kernel of this key; None where there is nothing."""
+    """Load the result of keep() for the kernel of this key, or None."""
     path = get_cache_manager(key).get_file(_file())
     return Path(path).read_bytes() if path else None
 
@@ -97,7 +97,7 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def _file() -> str:
-    """A name for this very version of everything that reads and runs."""
+    """Cache file name, specific to the versions of all code involved."""
     made_by = hashlib.sha256(f"{sys.version} {np.__version__} {torch.__version__}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         made_by.update(path.read_bytes())

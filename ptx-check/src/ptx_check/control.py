@@ -1,7 +1,7 @@
-"""A kernel's flow: what instructions read and write, which registers may be read before anything is put in them, and
-where threads that part at a branch come together again, in its immediate post-dominator.
+"""Control and data flow of a kernel: registers read and written, possibly uninitialized registers, and reconvergence of
+diverged threads at the immediate post-dominator of a branch.
 
-A block post-dominates another if every way from there to the kernel's end leads through it; the immediate one is the
+A block post-dominates another if every path from there to the kernel's end passes through it; the immediate one is the
 first of them. Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
 """
 
@@ -12,9 +12,9 @@ from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vecto
 
 NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "trap", "fence", "membar", "red", "prefetch",
              "prefetchu", "griddepcontrol", "tensormap", "call", "barrier", "setmaxnreg", "brx")  # fmt: skip
-"""Opcodes whose first operand is read."""
+"""Opcodes whose first operand is a source."""
 CARRY = Register("%cc", "pred")
-"""What sums of several words carry."""
+"""The carry flag of multi-word sums."""
 LEAVING = ("bra", "brx", "ret", "exit", "trap")
 
 
@@ -29,7 +29,7 @@ def registers_of(operand: object) -> Iterator[Register]:
 
 
 def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
-    """Return what an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
+    """Registers an instruction writes and reads; a guarded one also reads what it may write."""
     if i.flow is None:
         i.flow = _results_and_sources(i)
     return i.flow
@@ -52,19 +52,19 @@ def _results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]
 
 
 def first_source(i: Instruction) -> int:
-    """Return the index of the first operand that is read: behind the result, if there is one."""
+    """Index of the first source operand."""
     if i.words[0] in ("tcgen05", "mbarrier"):
         return 1 if i.words[1] in ("ld", "try_wait") else 0
     return 0 if i.words[0] in NO_RESULT else 1
 
 
 def is_asynchronous(i: Instruction) -> bool:
-    """True for a product that the threads do not wait for."""
+    """Whether it is an asynchronous product."""
     return "mma_async" in i.opcode or i.opcode.startswith("tcgen05.mma")
 
 
 def successors(kernel: Kernel) -> list[list[int]]:
-    """Blocks that may follow each; len(kernel.blocks) stands for the kernel's end."""
+    """Successors of each block; len(kernel.blocks) stands for the kernel's end."""
     labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
     return [_following(block, number, labels, len(kernel.blocks)) for number, block in enumerate(kernel.blocks)]
 
@@ -80,8 +80,8 @@ def _following(block: Block, number: int, labels: dict[str, int], end: int) -> l
 
 
 def going_on(following: list[list[int]], kernel: Kernel) -> list[list[int]]:
-    """Blocks that may follow each, without those from which every way leads into a trap, where there is another: the
-    threads that fail an assertion come together with no others."""
+    """Successors of each block without those that always end in a trap, if there are others: threads that fail an
+    assertion do not reconverge."""
     traps = [any(i.words[0] == "trap" and i.guard is None for i in block.instructions) for block in kernel.blocks]
     doomed, before = {number for number, trap in enumerate(traps) if trap}, -1
     while len(doomed) != before:
@@ -91,11 +91,11 @@ def going_on(following: list[list[int]], kernel: Kernel) -> list[list[int]]:
 
 
 def joins(following: list[list[int]]) -> list[int]:
-    """The immediate post-dominator of each block; len(following), the end, where no block is one."""
+    """Immediate post-dominator of each block; len(following), the end, if there is none."""
     end = len(following)
     everything = (1 << (end + 1)) - 1
     behind = [everything] * end + [1 << end]
-    """Of each block those that post-dominate it, itself included, as bits."""
+    """Post-dominators of each block, itself included, as bits."""
     changed = True
     while changed:
         changed = False
@@ -109,14 +109,13 @@ def joins(following: list[list[int]]) -> list[int]:
 
 
 def _nearest(behind: list[int], block: int, end: int) -> int:
-    """The first of a block's post-dominators, which all the others post-dominate too."""
+    """The nearest of a block's post-dominators."""
     others = [other for other in range(end) if other != block and behind[block] >> other & 1]
     return max(others, key=lambda other: behind[other].bit_count(), default=end)
 
 
 def unassigned(kernel: Kernel) -> dict[str, str]:
-    """Registers that some way through the kernel reads before it writes them (a guarded write may not happen), and the
-    type of their bits."""
+    """Registers that some path reads before writing (a guarded write may not happen), and the type of their bits."""
     following, count = successors(kernel), len(kernel.blocks)
     steps = [list(_steps(block)) for block in kernel.blocks]
     written = [{r.name for results, _ in each for r in results} for each in steps]
@@ -144,7 +143,7 @@ TYPE_OF = {"pred": "p", "b16": "u16", "b32": "u32", "b64": "u64"}
 
 
 def _steps(block: Block) -> Iterator[tuple[list[Register], list[Register]]]:
-    """The registers that each instruction writes for certain, and those that it reads."""
+    """Registers that each instruction certainly writes, and those it reads."""
     for i in block.instructions:
         written, read = results_and_sources(i)
         if i.guard is not None:
@@ -160,7 +159,7 @@ def names(operands: Iterable) -> tuple[str, ...]:
 
 
 def uses_of(block: Block) -> tuple[set[str], set[str]]:
-    """Names that a block reads before it writes them, and names that it writes."""
+    """Names that a block reads before writing, and names that it writes."""
     before: set[str] = set()
     defined: set[str] = set()
     for instruction in block.instructions:
@@ -171,7 +170,7 @@ def uses_of(block: Block) -> tuple[set[str], set[str]]:
 
 
 class Touched:
-    """Registers of wgmma's products that other instructions of a block touch after its last wgmma.fence.
+    """wgmma registers that other instructions of a block touch after its last wgmma.fence.
 
     The compiler puts copies between a fence and the product that takes them, and the assembler puts them before the
     fence. So a copy counts only where its source is computed behind the fence, or a product stands in between. It also

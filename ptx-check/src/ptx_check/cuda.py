@@ -25,7 +25,7 @@ from ptx_check.chips import Chip
 
 
 class Stream:
-    """A stream that runs each thing at once."""
+    """A stream whose operations complete immediately."""
 
     cuda_stream = 0
     device = torch.device("cuda", 0)
@@ -48,7 +48,7 @@ class Stream:
 
 
 class Event:
-    """A point in time, of the machine that executes."""
+    """An event with the host's time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._at = time.perf_counter()
@@ -66,7 +66,7 @@ class Event:
 
 
 def properties(chip: Chip) -> SimpleNamespace:
-    """Properties as torch.cuda.get_device_properties gives them."""
+    """Device properties, as from torch.cuda.get_device_properties."""
     major, minor = chip.capability
     return SimpleNamespace(
         name=chip.product, major=major, minor=minor, multi_processor_count=chip.processors, total_memory=chip.memory,
@@ -78,7 +78,7 @@ def properties(chip: Chip) -> SimpleNamespace:
 
 
 def answers(chip: Chip) -> dict[str, Any]:
-    """Return what takes the place of torch.cuda's functions and classes."""
+    """Replacements of torch.cuda's functions and classes."""
     nothing = (
         "synchronize", "set_device", "empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "seed_all",
         "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_stream",
@@ -110,7 +110,7 @@ def answers(chip: Chip) -> dict[str, Any]:
 
 
 def _wants_the_truth() -> bool:
-    """Return whether who called the function that calls this is PyTorch itself, or this package."""
+    """Whether the caller's caller is PyTorch or this package."""
     name = sys._getframe(2).f_globals.get("__name__", "")
     return name.partition(".")[0] in ("torch", "ptx_check")
 
@@ -133,7 +133,7 @@ def _property(name: str, answer: Any) -> property:
 
 
 class OnCpu(TorchFunctionMode):
-    """Inside the block a device means the CPU."""
+    """Inside the block, CUDA devices mean the CPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
@@ -152,7 +152,7 @@ class OnCpu(TorchFunctionMode):
 
 
 def _of_other_modules() -> dict[str, Any]:
-    """Module.name -> what takes its place outside of torch.cuda."""
+    """Replacements outside of torch.cuda, by module.name."""
     return {
         "torch.accelerator.is_available": lambda: True,
         "torch.accelerator.device_count": lambda: 1,
@@ -170,7 +170,7 @@ def _of_other_modules() -> dict[str, Any]:
 
 
 def _not_compiled(model: Any = None, **options: Any) -> Any:
-    """torch.compile: what it is given, to be run as it is."""
+    """torch.compile: returns its argument uncompiled."""
     return model if model is not None else lambda function: function
 
 
@@ -187,7 +187,7 @@ class _Generator(metaclass=_Generators):
 
 
 class _Autocast(torch.autocast):
-    """Autocast of a device is in force for the CPU's tensors, and where somebody asks for the device's."""
+    """Device autocast applies to CPU tensors and to queries about the device's autocast."""
 
     def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
         self._on_device = device_type.split(":")[0] == "cuda"
@@ -213,7 +213,7 @@ class _Autocast(torch.autocast):
 
 
 def _put_everywhere(replaced: list[tuple[Any, Any]]) -> None:
-    """Gives every module the new of each (old, new) that it has by a name, as `from torch.cuda import ...` binds it."""
+    """Replace old by new in all modules that bound it by `from torch.cuda import ...`."""
     new_of = {id(old): new for old, new in replaced}
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] in ("torch", "ptx_check"):
@@ -224,7 +224,7 @@ def _put_everywhere(replaced: list[tuple[Any, Any]]) -> None:
 
 
 class Answers(OnCpu):
-    """Inside the block torch.cuda answers as on a chip, too, by whatever name a module has bound its functions."""
+    """Inside the block, torch.cuda also answers as on a chip, whatever names modules bound its functions to."""
 
     def __init__(self, chip: Chip) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Answers(OnCpu):
         return super().__enter__()
 
     def _within(self, function: Callable) -> Callable:
-        """Backward functions are answered too: PyTorch leaves a mode while it serves Tensor.backward."""
+        """Also enters the mode in backward functions: PyTorch leaves modes during Tensor.backward."""
 
         def answered(*args: Any, **kwargs: Any) -> Any:
             with self.again():
@@ -269,7 +269,7 @@ class Answers(OnCpu):
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Inside the block the mode is on, in code that PyTorch runs with modes off."""
+        """Inside the block, enter the mode in code that PyTorch runs with modes off."""
         super().__enter__()
         try:
             yield

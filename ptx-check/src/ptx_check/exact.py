@@ -16,7 +16,7 @@ import numpy as np
 
 FORMATS = {"f32": (24, -149), "tf32": (11, -136), "bf16": (8, -133), "f16": (11, -24), "e4m3": (4, -9),
            "e5m2": (3, -16)}  # fmt: skip
-"""Digits of a significand, and the exponent of the smallest number's only digit."""
+"""Significand digits, and exponent of the smallest subnormal."""
 LARGEST = {"f32": 2.0**128 - 2.0**104, "tf32": 2.0**128 - 2.0**117, "bf16": 2.0**128 - 2.0**120, "f16": 65504.0,
            "e4m3": 448.0, "e5m2": 57344.0}  # fmt: skip
 _WAYS = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
@@ -29,7 +29,7 @@ def _to_odd(total, lost):
 
 
 def _sum(a, b):
-    """a + b rounded to nearest, and exactly what that lost."""
+    """a + b rounded to nearest, and the exact error."""
     total = a + b
     other = total - a
     return total, (a - (total - other)) + (b - other)
@@ -69,7 +69,7 @@ def rounded(x, name: str, way: str):
 
 
 def sum32(a, b, way: str):
-    """a + b of float32 in a direction; exact zeros of numbers that cancel are -0 downwards."""
+    """a + b of float32 in a direction; exact cancellation gives -0 when rounding down."""
     total = odd_sum(a, b)
     if way == "rm":
         total = np.where((total == 0) & ~((a == 0) & (b == 0) & (np.signbit(a) == np.signbit(b))), -0.0, total)
@@ -124,7 +124,7 @@ _EXACT64: dict[str, Callable] = {
 
 
 def directed64(name: str, way: str, *operands):
-    """An operation of float64 in a direction, number by number: few kernels ask for it."""
+    """A directed-rounding operation of float64, element by element; rarely used."""
     given = np.broadcast_arrays(*operands)
     made = np.array(_NEAREST64[name](*given))
     regular = functools.reduce(np.logical_and, map(np.isfinite, given))
@@ -181,7 +181,7 @@ def fma64(a, b, c):
 
 
 def _product(a, b):
-    """a * b rounded to nearest, and exactly what that lost, where neither overflows nor vanishes."""
+    """a * b rounded to nearest, and the exact error, barring overflow and underflow."""
     split = 134217729.0 * a
     high_a = split - (split - a)
     split = 134217729.0 * b
@@ -199,7 +199,7 @@ def _nearest(exact: Fraction) -> float:
 
 
 def whole_number(x):
-    """An integer as float64, to odd where that has too few digits."""
+    """An integer as float64, rounded to odd if inexact."""
     if x.dtype.itemsize < 8:
         return x.astype(np.float64)
     half = x.dtype.type(32)

@@ -1,4 +1,4 @@
-"""Reports of the machine: kinds of fault, and the place of each in PTX and in Python."""
+"""Fault reports: kinds of fault, and their location in PTX and Python."""
 
 from dataclasses import dataclass
 
@@ -23,20 +23,20 @@ NOTES = {
     "fenced": "fragments of a product that are computed behind its wgmma.fence: the assembler injects another there",
     "rounding": "threads of one instruction store numbers at one place that differ in their last bits alone",
 }
-"""What is told and is no fault."""
+"""Kinds that are reported but are not faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The place of an instruction."""
+    """Location of an instruction."""
 
     kernel: str
     line: int
-    """In the PTX text, from 1; 0 for what PTX does not show."""
+    """Line in the PTX text, from 1; 0 if there is none."""
     python: str
-    """file.py:line:column, and where that was inlined, as .loc says."""
+    """file.py:line:column with inlining, from .loc."""
     file: str = ""
-    """The path of that file."""
+    """Path of that file."""
 
     def __str__(self) -> str:
         parts = (self.kernel, f"PTX line {self.line}" if self.line else "", self.python)
@@ -45,7 +45,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that a kernel does wrong, at one instruction; counted once however many threads do it."""
+    """One fault of a kernel at one instruction, counted once for any number of threads."""
 
     kind: str
     message: str
@@ -59,7 +59,7 @@ class Fault:
 
 
 class FaultyKernel(Exception):
-    """A launch that did something wrong; faults has all of it."""
+    """Raised for a launch with faults."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self.faults = faults
@@ -67,7 +67,7 @@ class FaultyKernel(Exception):
 
 
 class Unsupported(Exception):
-    """PTX that the machine does not know."""
+    """Raised for unsupported PTX."""
 
     def __init__(self, message: str, location: Location | None = None) -> None:
         super().__init__(f"{message}, at {location}" if location else message)

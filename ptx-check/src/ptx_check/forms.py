@@ -1,7 +1,7 @@
-"""The forms of every instruction that the machine executes; any other is refused.
+"""Instruction forms that the machine executes; all others are rejected.
 
-A line is a family of opcodes: [.a|.b] is one of these modes or none, (.a|.b) one of them. Each is one that ptxas takes
-on some chip. Source: NVIDIA, "PTX ISA", chapter 9.7.
+Each line is a family of opcodes: [.a|.b] is an optional modifier, (.a|.b) a required one. ptxas accepts each on some
+chip. Source: NVIDIA, "PTX ISA", chapter 9.7.
 """
 
 import functools
@@ -67,7 +67,7 @@ CARRYING = """
 add.cc(.u32|.s32|.u64|.s64) addc[.cc](.u32|.s32|.u64|.s64) sub.cc(.u32|.s32|.u64|.s64) subc[.cc](.u32|.s32|.u64|.s64)
 mad(.lo|.hi).cc(.u32|.s32|.u64|.s64) madc(.lo|.hi)[.cc](.u32|.s32|.u64|.s64)
 """
-"""Those that read or write the carry of a sum."""
+"""Forms that read or write the carry flag."""
 
 _STORED = "(.b8|.b16|.b32|.b64|.u8|.u16|.u32|.u64|.s8|.s16|.s32|.s64|.f32|.f64)"
 _KEPT = "[.L1::evict_normal|.L1::evict_unchanged|.L1::evict_first|.L1::evict_last|.L1::no_allocate]"
@@ -135,12 +135,12 @@ prefetch.global(.L1|.L2) prefetchu.L1 griddepcontrol(.wait|.launch_dependents)
                  "(.and|.or|.xor)(.b32|.b64)", "(.inc|.dec).u32", "(.exch)(.b32|.b64)", "(.cas)(.b16|.b32|.b64)")
     if base == "atom" or not what.startswith(("(.exch", "(.cas"))
 )  # fmt: skip
-"""Of instructions that touch memory, other threads or the flow; Triton writes .global of atomic ones first."""
+"""Forms of memory, warp and control-flow instructions; Triton writes .global first in atomics."""
 
 
 @functools.cache
 def executed(opcode: str) -> bool:
-    """Return whether an opcode of any kind is a form that the machine executes."""
+    """Whether the machine executes an opcode."""
     return opcode in accepted() or opcode in carrying() or _memory().fullmatch(opcode) is not None
 
 
@@ -154,7 +154,7 @@ def _memory() -> re.Pattern:
 
 @functools.cache
 def accepted() -> frozenset[str]:
-    """Every opcode of FORMS, written out."""
+    """All opcodes of FORMS, expanded."""
     return frozenset(opcode for family in FORMS.split() for opcode in _written_out(family))
 
 

@@ -1,8 +1,7 @@
-"""Functions that a kernel calls, written out where it calls them: those that Triton does not inline, and the long ways
-of libdevice's.
+"""Inlining of device functions: those that Triton does not inline, and slow paths of libdevice.
 
-What a call hands over and gets back lies in the thread's own memory, behind the kernel's, and so does what the function
-keeps there: names of parameters and of local memory become places. A function's registers stand in braces of their own.
+Parameters, return values and a function's local memory are placed in the thread's local memory, after the kernel's;
+their names become offsets. A function's registers are scoped in braces.
 Source: NVIDIA, "PTX ISA", chapters 5.1.6 (parameters), 7.1 (functions), 9.7.12.5 (call).
 """
 
@@ -23,13 +22,13 @@ _ALIGNMENT = 16
 @dataclass(frozen=True, slots=True)
 class Function:
     result: str
-    """The name of what it gives back; empty where it gives nothing."""
+    """Name of the return value; empty if there is none."""
     parameters: tuple[str, ...]
     body: str
 
 
 class Functions:
-    """The functions of a text of PTX. local: bytes of its own memory that a thread has besides."""
+    """The functions of a PTX text. local: bytes of local memory already in use."""
 
     def __init__(self, text: str, local: int) -> None:
         self.local = local
@@ -41,8 +40,8 @@ class Functions:
             self._of[found[2]] = Function("".join(result), parameters, body)
 
     def written_out(self, body: str, within: tuple[str, ...] = ()) -> str:
-        """A body without calls of these functions; lines stay. within: those that it's part of, which may not be
-        called again."""
+        """Inline all calls in a body, keeping line numbers. within: enclosing functions, which must not be called
+        recursively."""
 
         def called(sequence: re.Match) -> str:
             call = CALL.search(sequence[0])
@@ -69,14 +68,14 @@ class Functions:
         return SEQUENCE.sub(called, body)
 
     def _place(self, size: int) -> int:
-        """Take a place of so many bytes."""
+        """Allocate so many bytes."""
         place = -(-self.local // _ALIGNMENT) * _ALIGNMENT
         self.local = place + size
         return place
 
 
 def _placed(text: str, places: dict[str, int]) -> str:
-    """The text with places in local memory for parameters, which it no longer declares."""
+    """The text with parameters replaced by local memory, without their declarations."""
     text = re.sub(r"\b(ld|st)\.param\b", r"\1.local", _DECLARED.sub("", text))
     return re.sub(r"[\w$]+", lambda name: str(places.get(name[0], name[0])), text)
 
@@ -87,7 +86,7 @@ def _in_one_line(body: str) -> str:
 
 
 def up_to_its_brace(text: str) -> str:
-    """Return the text before a body's closing brace; inline assembly has braces of its own, at a line's start too."""
+    """Text up to a body's closing brace; inline assembly may contain braces too."""
     depth, taken = 1, []
     for line in text.split("\n"):
         code = line.split("//")[0]

@@ -1,4 +1,4 @@
-"""Products that the compiler gave a layout too wide for their depth: mma.sync then multiplies the wrong elements.
+"""Detects products whose layout is too wide for their depth, so that mma.sync multiplies wrong elements.
 
 Four threads share a row of the left operand, and each holds kWidth elements of the depth K side by side. Triton up to
 3.7 takes kWidth from the narrowest type that leads to the product, not from K: behind an 8-bit load and a join it is
@@ -20,11 +20,11 @@ _PRODUCT = re.compile(
     r"loc\((#\w+)\)"
 )
 _THREADS = 4
-"""That share a row of the left operand in mma.sync."""
+"""Threads that share a row of the left operand in mma.sync."""
 
 
 def shallow_products(kernel: str, ttgir: str) -> list[Fault]:
-    """One fault for each product with K < 4 kWidth."""
+    """One fault per product with K < 4 kWidth."""
     layouts = set(_MMA.findall(ttgir))
     faults = []
     for depth, layout, width, location in _PRODUCT.findall(ttgir):
@@ -36,13 +36,13 @@ def shallow_products(kernel: str, ttgir: str) -> list[Fault]:
 
 
 def compiled_form(source, metadata) -> str:
-    """The TTGIR of a compiled kernel, from Triton's cache; empty where that keeps none."""
+    """TTGIR of a compiled kernel from Triton's cache; empty if absent."""
     path = get_cache_manager(metadata.hash).get_file(f"{source.name[:150]}.ttgir")
     return Path(path).read_text() if path else ""
 
 
 def _python(ttgir: str, location: str) -> str:
-    """file.py:line:column of a location of TTGIR, which may name others."""
+    """file.py:line:column of a TTGIR location, which may refer to others."""
     known = dict(re.findall(r"^(#\w+) = loc\((.*)\)$", ttgir, re.MULTILINE))
     return next(_sources(known, location), "")
 

@@ -4,8 +4,8 @@
         my_kernel[grid](x, y, n, BLOCK=128)     # any @triton.jit kernel, or code that launches some
     machine.launches                            # what ran
 
-The kernel goes Triton's own way up to PTX, which is read and run by numpy: no device, no driver, no assembler. A launch
-that does something wrong raises FaultyKernel. Needs a process in which Triton is not in its interpreter.
+Triton compiles the kernel to PTX as usual; numpy executes it without device, driver or assembler. A launch with a fault
+raises FaultyKernel. Triton's interpreter mode must be off in this process.
 """
 
 import contextlib
@@ -47,20 +47,20 @@ _FIRST_DEVICE = 96
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A launch that was executed."""
+    """An executed launch."""
 
     name: str
     grid: tuple[int, int, int]
     threads: int
     instructions: int
-    """Of the kernel's text."""
+    """Hash of the kernel's text."""
     seconds: float
     left_out: int
-    """Programs of the grid that were not executed: executed(programs=)."""
+    """Programs of the grid that were skipped: executed(programs=)."""
 
 
 class Machine:
-    """A driver that executes what is launched, with as much as Triton asks of one."""
+    """A Triton driver that executes launches on the CPU."""
 
     def __init__(
         self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, seed: int | None,
@@ -70,12 +70,12 @@ class Machine:
         self._checks, self._raising, self._programs, self._rewrite = checks, raising, programs, rewrite
         self.faults: list[Fault] = []
         self.notes: list[Fault] = []
-        """Of the kinds NOTES."""
+        """Reports of the kinds in NOTES."""
         self.launches: list[Done] = []
         self.differing = False
-        """Whether a comparison failed of what is known."""
+        """Whether a comparison of known elements failed."""
         self.device = torch.device("cpu")
-        """Where programs are told that tensors lie."""
+        """Addresses of tensors as seen by programs."""
         self.utils = SimpleNamespace(
             fill_tma_descriptor_tiled=map_of,
             load_binary=lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024),
@@ -108,7 +108,7 @@ class Machine:
     def clear_cache(self, cache: torch.Tensor) -> None: ...
 
     def get_benchmarker(self) -> Callable:
-        """Return what triton.autotune times configurations by: each is executed once, so each is checked."""
+        """Benchmark function for triton.autotune: executes each configuration once, so that each is checked."""
 
         def once(call: Callable[[], object], quantiles: Sequence[float] | None = None, **_: Any) -> Any:
             began = time.perf_counter()
@@ -170,7 +170,7 @@ class Machine:
         self.report([fault for fault in faults if fault.kind not in NOTES])
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Tell which elements are what they would be had no program been left out: booleans of the tensor's shape."""
+        """Mask of elements whose values do not depend on skipped programs, in the tensor's shape."""
         return sample.known(tensor)
 
     def differs(self) -> None:
@@ -183,7 +183,7 @@ class Machine:
 
 
 def _scratch(metadata, grid, tensors: list[torch.Tensor]) -> int:
-    """The address of the memory that a kernel asks for besides its tensors, which it is added to."""
+    """Address of the kernel's scratch memory, which is added to the tensors."""
     size = metadata.global_scratch_size * metadata.num_ctas * grid[0] * grid[1] * grid[2]
     memory = torch.empty(size + metadata.global_scratch_align, dtype=torch.int8)
     start = -memory.data_ptr() % metadata.global_scratch_align
@@ -192,7 +192,7 @@ def _scratch(metadata, grid, tensors: list[torch.Tensor]) -> int:
 
 
 _places: dict[str, str] = {}
-"""The key in Triton's cache of each PTX that it has compiled."""
+"""Keys in Triton's cache by PTX."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -201,21 +201,21 @@ def translated(ptx: str) -> Code:
 
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""Types of numbers that go to a kernel as their bits."""
+"""Scalar types that are passed to a kernel as bits."""
 
 
 _UNUSED = (None,) * (make_tensordesc_arg.__code__.co_argcount - 2)
-"""Arguments that newer Tritons hand on and do not read."""
+"""Arguments that newer Triton versions pass but do not use."""
 
 
 def _unwrapped(value: Any) -> Any:
-    """The tensor that triton.reinterpret gives another type."""
+    """The tensor behind triton.reinterpret."""
     return value.base if isinstance(value, TensorWrapper) else value
 
 
 def _given(signature, arguments, maps: Iterator[Any], mapped: list[torch.Tensor]) -> Iterator[Any]:
-    """The arguments that the compiled kernel takes, tuples flattened. maps: of each tensor descriptor what its map must
-    say; nothing on chips without. mapped: takes the tensors of descriptors."""
+    """Arguments of the compiled kernel, tuples flattened. maps: required map fields of each tensor descriptor; empty on
+    chips without TMA. mapped: collects the tensors of descriptors."""
     for kind, value in zip(signature, arguments):
         if isinstance(kind, tuple):
             yield from _given(kind, value, maps, mapped)
@@ -247,27 +247,27 @@ def executed(
 ) -> Iterator[Machine]:
     """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
 
-    checks: look for races and unwritten memory too, which takes longer; bounds and alignment are always checked.
-    raising: a launch with faults raises FaultyKernel; else machine.faults collects them. cuda: questions to torch.cuda,
-    Tensor.device and Tensor.is_cuda are answered as on the chip, and what is asked for on a device lies on the CPU.
-    configs: of an autotuned kernel no more than so many configurations are executed, the first ones.
+    checks: also detect races and uninitialized memory (slower); bounds and alignment are always checked. raising: a
+    launch with faults raises FaultyKernel; else machine.faults collects them. cuda: torch.cuda, Tensor.device and
+    Tensor.is_cuda answer as on the chip, and device tensors are allocated on the CPU. configs: maximum number of an
+    autotuned kernel's configurations to execute.
 
-    programs: of a launch with more programs than that, a sample of so many is executed: the first, the last, and
-    between them evenly spread ones, from four on in pairs of neighbours. It is for grids whose programs do alike. What
-    the others do wrong is not seen, nor races with them; what they would have written is missing from the results. So
-    machine.known(tensor) tells which elements are what they would be with all programs, torch.testing.assert_close and
-    torch.allclose compare those alone inside the block, and machine.launches says how many were left out. A later
-    launch takes what is missing for written (zeros, in empty tensors); what it computes of that is not known either. A
-    kernel that uses the results of atomic operations runs whole, because its programs may wait for each other.
+    programs: launches with more programs execute a sample of this size: the first, the last, and evenly spaced ones
+    between, in adjacent pairs from four on. Meant for grids of uniform programs: faults of skipped programs, and races
+    with them, are not seen, and their results are missing. machine.known(tensor) marks the elements that are as in a
+    full run; inside the block torch.testing.assert_close and torch.allclose compare only those, and machine.launches
+    counts the skipped programs. Later launches treat missing elements as written (zeros in empty tensors); results
+    computed from them are unknown too. Kernels that use results of atomic operations always run in full, because their
+    programs may wait for each other.
 
-    seed: teams of warps of a specialised kernel run in an order that is drawn, and bulk copies arrive late, in any
-    order; None: a team runs until it waits, and copies arrive at once.
+    seed: randomizes the order of a specialised kernel's warp teams and the arrival of bulk copies; None: a team runs
+    until it waits, and copies arrive immediately.
 
-    machine_code (sm_90): in place of the PTX, the machine code that Triton's ptxas makes of it, or that of the ptxas at
-    a path; "compare": both, whose results must agree element by element, under each ptxas of a list.
+    machine_code (sm_90): execute the machine code made by Triton's ptxas, or by the ptxas at a path, instead of the
+    PTX; "compare": execute both and compare element by element, for each ptxas of a list.
 
-    rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
-    know, RuntimeError where Triton is in its interpreter.
+    rewrite(ptx) -> ptx: replaces the text to execute. Raises ValueError for an unsupported chip, RuntimeError if
+    Triton's interpreter is on.
     """
     if configs is not None and configs < 1:
         raise ValueError(f"executed(configs={configs}) must be at least 1, or None for all")
@@ -300,8 +300,8 @@ def executed(
 
 @contextlib.contextmanager
 def _tuning(once: Callable, most: int | None) -> Iterator[None]:
-    """Inside the block autotuners know of no choice that was made outside of it, nor outside of those made here: times
-    on a CPU say nothing. Each configuration is timed by `once`; most: no more than so many, the first."""
+    """Inside the block autotuners neither use earlier choices nor keep new ones: CPU times are meaningless. Each
+    configuration is timed by `once`. most: maximum number of configurations."""
     before: dict[Autotuner, dict[str, Any]] = {}
 
     def anew(tuner: Autotuner, *args: Any, **options: Any) -> Any:
@@ -325,11 +325,11 @@ def _tuning(once: Callable, most: int | None) -> Iterator[None]:
 
 _RUN, _PRUNE = Autotuner.run, Autotuner.prune_configs
 _CHOICES = ("cache", "cache_results", "do_bench")
-"""Attributes of an autotuner: what it has chosen, whether it reads and keeps that on disk, and what times it."""
+"""Attributes of an autotuner: its choices, disk cache flag, and benchmark function."""
 
 
 def _up_to_ptx(backend=None, stages=None, options=None, language=None, capability=None):
-    """Triton's hook: the assembler's stage leaves the PTX as it is."""
+    """Triton's stage hook: the assembler stage returns the PTX unchanged."""
     if stages is not None:
         stages["cubin"] = lambda source, metadata: source.encode()
     return "executed", "executed"

@@ -1,8 +1,8 @@
 """Instructions of a warp on small matrices: ldmatrix, stmatrix and mma.sync.
 
-Thread l of a warp has, of an 8x8 matrix of 16-bit elements, elements 2 * (l % 4) and the next of row l / 4. mma's
-operands are made of such 8x8 pieces (of 8x4 where elements have 32 bits, 8x16 where they have 8). Products are summed
-in float32, whole numbers exactly; a device rounds such sums in its own ways, so the last bits may differ.
+Thread l of a warp holds, of an 8x8 matrix of 16-bit elements, elements 2 * (l % 4) and the next one of row l / 4. mma
+operands consist of such 8x8 pieces (8x4 for 32-bit elements, 8x16 for 8-bit ones). Products are summed in float32,
+integers exactly; a device rounds sums differently, so the last bits may differ.
 Source: NVIDIA, "PTX ISA", chapters 9.7.14.5 (fragments) and 9.7.14.5.15 (ldmatrix).
 """
 
@@ -20,11 +20,11 @@ from ptx_check.rounding import (
 )
 
 SIZES = {"tf32": 4, "bf16": 2, "f16": 2, "s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "f64": 8}
-"""Bytes of an element."""
+"""Bytes per element."""
 
 
 def elements(raw: np.ndarray, kind: str) -> np.ndarray:
-    """Numbers whose bits are given: float32, or float64 of whole numbers and of float64."""
+    """Numbers from their bits: float32, or float64 for integers and float64."""
     if kind == "tf32":  # of a float32 the lowest 13 bits do not count
         return (raw & np.uint32(0xFFFFE000)).view(np.float32)
     if kind in ("s8", "u8"):
@@ -35,7 +35,7 @@ def elements(raw: np.ndarray, kind: str) -> np.ndarray:
 
 
 def marked(marks: np.ndarray, kind: str) -> np.ndarray:
-    """Registers of elements that are some number where the element has a mark, else 0."""
+    """Registers of nonzero numbers for marked elements, else 0."""
     size = SIZES[kind]
     some = {1: 0x38, 2: 0x3C00, 4: 0x3F800000, 8: 0x3FF0000000000000}[size]
     parts = np.ascontiguousarray(marks).view(f"u{size}")
@@ -43,7 +43,7 @@ def marked(marks: np.ndarray, kind: str) -> np.ndarray:
 
 
 def summed(products: list[np.ndarray], registers, kind: str, held: bool) -> tuple[np.ndarray, ...]:
-    """Registers of sums plus products, one for every element; held: whole numbers stay in their range."""
+    """Registers of sums plus products, one per element. held: integers saturate."""
     if kind == "f16":
         pairs = zip(products[::2], products[1::2], registers)
         return tuple(pack(*(f32_to_f16(part + f16_to_f32(old)) for part, old in zip((low, high), halves(both))))
@@ -56,7 +56,7 @@ def summed(products: list[np.ndarray], registers, kind: str, held: bool) -> tupl
 
 
 def sum_marks(found: list[np.ndarray], registers, kind: str) -> tuple[np.ndarray, ...]:
-    """Marks of sums: where a product's are, or the register has any."""
+    """Marks of sums: from the product's marks, or the register's own."""
     if kind == "f16":
         pairs = zip(found[::2], found[1::2], registers)
         return tuple(pack(*(np.where(new | (old != 0), np.uint16(0xFFFF), np.uint16(0))
@@ -81,15 +81,15 @@ class Matrices:
         return active if active is None or active.shape[1] == 1 else self.firsts(active, count)
 
     def code(self, count: int) -> np.ndarray:
-        """Return who touches each row: the thread that gave its address stands for the warp."""
+        """Thread that touches each row: the one that supplied its address, on behalf of the warp."""
         return self.firsts(self.run.code, count)
 
     def firsts(self, values: np.ndarray, count: int) -> np.ndarray:
-        """The threads of each warp that give the addresses of rows, 8 for a matrix."""
+        """Threads of each warp that supply row addresses, 8 per matrix."""
         return values.reshape(len(values), self.warps, 32)[:, :, : 8 * count].reshape(len(values), -1)
 
     def load(self, index: int, address, count: int, turned: bool):
-        """`count` registers; each row's address comes from a thread of its own."""
+        """Load `count` registers; each row's address is supplied by one thread."""
         run = self.run
         address, mask = self.rows(index, address, count), self.mask(count)
         positions = run.shared.positions(index, address, mask, 16) + run.shared.rows[16]
@@ -138,14 +138,14 @@ class Matrices:
         return summed(self.pieces(np.matmul(left, self.right(b, kinds[1], columns, steps)), rows), c, kinds[2], held)
 
     def unknown(self, kinds: tuple[str, str, str], a, b, c):
-        """Marks of the sums: of rows and columns in which an operand has any; a, b and c are the operands' marks."""
+        """Marks of the sums: rows and columns with marked operands. a, b, c: the operands' marks."""
         rows = self.left([marked(r, kinds[0]) for r in a], kinds[0], len(a) // len(b)).any(-1, keepdims=True)
         columns = self.right([marked(r, kinds[1]) for r in b], kinds[1]).any(-2, keepdims=True)
         return sum_marks(self.pieces(np.logical_or(rows, columns)), c, kinds[2])
 
     def pieces(self, product: np.ndarray, rows: int = 1) -> list[np.ndarray]:
-        """Each thread's elements of products (programs, warps, rows of 8 or 16, columns of 8), piece after piece along
-        the columns, in each of them in the order of registers."""
+        """Each thread's elements of products (programs, warps, rows of 8 or 16, columns of 8), piece by piece along the
+        columns, in register order within a piece."""
         programs, _, height, width = product.shape
         shape = (programs, self.warps, rows, height // (8 * rows), 8, width // 8, 2)
         return in_registers(product, shape, (2, 5, 3, 6, 0, 1, 4), self.run.width)

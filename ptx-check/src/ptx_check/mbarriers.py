@@ -1,8 +1,8 @@
-"""mbarriers: words of shared memory at which threads, products and the bytes of copies arrive, phase by phase.
+"""mbarriers: shared-memory words that count arrivals of threads, products and copied bytes, phase by phase.
 
-Who waits for a phase of some parity goes on once a phase of that parity is the last that has ended. In a specialised
-kernel a team waits until then; elsewhere whatever comes has come when it was issued, so that a wait for more is a
-deadlock. With a seed the bytes of copies arrive late, in any order.
+A wait for a parity ends once the last completed phase has that parity. In a specialised kernel the team waits until
+then; elsewhere everything arrives when issued, so an unfinished wait is a deadlock. With a seed the bytes of copies
+arrive late, in random order.
 Source: NVIDIA, "PTX ISA", chapter 9.7.13.15.
 """
 
@@ -14,7 +14,7 @@ from ptx_check.faults import Unsupported
 from ptx_check.memory import spread
 
 MOST = 63
-"""mbarriers that a program may have."""
+"""Maximum mbarriers per program."""
 
 
 class Barriers:
@@ -23,20 +23,20 @@ class Barriers:
     def __init__(self, run) -> None:
         self.run = run
         self.slots = np.full(run.shared.pitch // 8, -1, dtype=np.int64)
-        """Of each word the column of the tables below; the last one is of words that are no barriers."""
+        """Column of each word in the tables below; the last column stands for words without a barrier."""
         shape = (run.programs, MOST + 1)
         self.expected = np.zeros(shape, dtype=np.int64)
         self.pending = np.zeros(shape, dtype=np.int64)
         self.bytes = np.zeros(shape, dtype=np.int64)
-        """Of bulk copies: those that a phase still waits for."""
+        """Bytes of bulk copies that a phase still waits for."""
         self.phase = np.zeros(shape, dtype=np.int64)
         self.commits = np.zeros((*shape, 2), dtype=np.int64)
         """The last tcgen05.commit that arrived in a phase, by the phase's parity."""
         self.late: list[tuple] = []
-        """(programs, places, bytes) of copies that have not arrived."""
+        """(programs, addresses, bytes) of pending copies."""
 
     def at(self, index, address, guard):
-        """The programs that run here, and the place of their barrier."""
+        """The running programs, and the column of their barrier."""
         run = self.run
         mask = run.where(guard)
         programs, place = issuing(run, mask, address)
@@ -67,12 +67,12 @@ class Barriers:
         self.note("write", index, address, mask)
 
     def note(self, kind: str, index, address, mask) -> None:
-        """For races."""
+        """Record accesses for race detection."""
         if self.run.checks:
             getattr(self.run.races, kind)(index, address, mask, 8)
 
     def arrive(self, index, address, guard, commit: int = 0) -> None:
-        """Threads arrive; or all products up to a commit are done."""
+        """Threads arrive, or all products up to a commit complete."""
         mask = self.run.where(guard)
         if mask is not None and not mask.any():
             return
@@ -85,7 +85,7 @@ class Barriers:
         self.note("exchange", index, address, mask)
 
     def take(self, index, programs, place, threads, mask) -> None:
-        """So many threads arrive."""
+        """A number of threads arrive."""
         if (self.pending[programs, place] < threads).any():
             self.run.fault("divergence", index, "more threads arrive at an mbarrier than its phase takes")
         self.pending[programs, place] -= threads
@@ -94,7 +94,7 @@ class Barriers:
         self.turn(programs, place)
 
     def turn(self, programs, place) -> None:
-        """A phase is over when everybody has arrived and so have the bytes."""
+        """Complete the phase once all arrivals and bytes are in."""
         over = (self.pending[programs, place] <= 0) & (self.bytes[programs, place] == 0)
         self.phase[programs, place] += over
         self.pending[programs, place] = np.where(over, self.expected[programs, place], self.pending[programs, place])
@@ -102,7 +102,7 @@ class Barriers:
             self.run.orders.turn(int(place[0]), int(self.phase[programs[0], place[0]]))
 
     def expect(self, index, address, guard, count) -> None:
-        """arrive.expect_tx, of one thread: it arrives, and so many bytes of copies will."""
+        """arrive.expect_tx: one thread arrives and announces so many bytes."""
         mask = self.run.where(guard)
         if mask is not None and not mask.any():
             return
@@ -117,7 +117,7 @@ class Barriers:
         self.note("exchange", index, address, mask)
 
     def complete(self, index, address, guard, count: int):
-        """So many bytes arrive of a copy, now or later; the mbarriers, and their phases before."""
+        """So many bytes of a copy arrive, now or later. Returns the mbarriers and their phases before."""
         programs, place, _ = self.at(index, address, guard)
         self.check(index, programs, place)
         if self.run.orders is not None:
@@ -129,13 +129,13 @@ class Barriers:
         return place, phase
 
     def arrived(self, chance: random.Random | None) -> None:
-        """The bytes of a copy on its way, any where there is chance, have arrived."""
+        """Deliver the bytes of a pending copy (a random one with a seed)."""
         programs, place, count = self.late.pop(chance.randrange(len(self.late)) if chance else 0)
         self.bytes[programs, place] -= count
         self.turn(programs, place)
 
     def wait(self, index, address, parity) -> np.ndarray:
-        """try_wait: whether the last phase that ended has this parity."""
+        """try_wait: whether the last completed phase has this parity."""
         run = self.run
         programs, place, mask = self.at(index, address, None)
         _, parities = issuing(run, mask, parity)
@@ -155,7 +155,7 @@ class Barriers:
         return np.ones((1, 1), dtype=bool)
 
     def wait_for(self, index: int, program: int, place: int, parity: int) -> None:
-        """The team that runs tries again when a phase of this parity has ended."""
+        """Suspend the running team until a phase of this parity has completed."""
 
         def over() -> bool:
             return self.phase[program, place] % 2 != parity
@@ -173,7 +173,7 @@ class Barriers:
 
 
 def issuing(run, mask, *values):
-    """The programs of which any thread runs, and of each value (programs, 1) what the first of these threads has."""
+    """Programs with a running thread, and each value (programs, 1) of their first running thread."""
     if mask is None or mask.shape[1] == 1:
         every = np.broadcast_to(np.True_ if mask is None else mask[:, 0], run.programs)
         first = np.zeros(run.programs, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The device's memory: the very bytes of the tensors that a launch was given, with bounds and alignment checked.
+"""Global memory: the bytes of a launch's tensors, with checks of bounds and alignment.
 
-Addresses are those of this process. A tensor's elements may be touched, and nothing between or beside them. Bytes that
-nobody wrote are marked (allocations.py); what is loaded from them is followed to its use (undefined.py).
+Addresses are those of this process. Only elements of tensors may be accessed, nothing between or beside them.
+Uninitialized bytes are marked (allocations.py); values loaded from them are tracked to their use (undefined.py).
 """
 
 import gc
@@ -15,9 +15,9 @@ from ptx_check.allocations import bytes_of, marks_of
 from ptx_check.atomics import TYPES, take_turns
 
 WORD = 4
-"""Bytes of the words, aligned, by which a compiler may take 16-bit numbers: the last one may end behind its tensor."""
+"""Aligned word size with which a compiler may load 16-bit numbers; the last word may extend past its tensor."""
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-"""An unsigned type of every width; of 16 bytes one that numpy copies whole."""
+"""Unsigned type by width; for 16 bytes one that numpy copies as a whole."""
 
 
 class Buffer:
@@ -29,15 +29,15 @@ class Buffer:
         self.bytes = bytes_of(storage, WORD)
         self.words: dict[int, np.ndarray] = {}
         self.marks = marks_of(storage)
-        """Of each byte its bits that nobody wrote; None: all were written."""
+        """Uninitialized bits of each byte; None: fully initialized."""
         self.unknown = sample.unknown.of(storage)
-        """Bytes that programs which were left out of an earlier launch may have written; None: none."""
+        """Bytes that skipped programs of an earlier launch may have written; None: none."""
         self.footprint: sample.Footprint | None = None
-        """What this launch does to it, where that is asked for."""
+        """Access record of this launch, if enabled."""
         self.allowed = self._allowed(tensors)
 
     def view(self, width: int) -> np.ndarray:
-        """The whole as elements of so many bytes."""
+        """The buffer as elements of so many bytes."""
         if width not in self.words:
             self.words[width] = self.bytes[: len(self.bytes) // width * width].view(WORDS[width])
         return self.words[width]
@@ -47,7 +47,7 @@ class Buffer:
         return None if self.marks is None else self.marks[: self.size // width * width].view(WORDS[width])
 
     def touches_unknown(self, positions, mask, width: int) -> bool:
-        """Tell if any of these words of so many bytes has one that is unknown."""
+        """Whether any of these words contains an unknown byte."""
         if self.unknown is None:
             return False
         found = self.unknown[: self.size // width * width].view(WORDS[width]).take(positions, mode="clip") != 0
@@ -68,7 +68,7 @@ class Buffer:
         return None if marks.all() else marks
 
     def inside(self, offsets: np.ndarray, width: int) -> np.ndarray:
-        """Return whether each offset (uint64) begins `width` bytes that may be touched."""
+        """Whether each offset (uint64) begins `width` accessible bytes."""
         if width > self.size:
             return np.zeros(offsets.shape, dtype=bool)
         good = offsets <= np.uint64(self.size - width)
@@ -80,7 +80,7 @@ class Buffer:
 
 
 def buffers(tensors: Iterable[torch.Tensor]) -> list[Buffer]:
-    """One for every storage, in no order."""
+    """One buffer per storage, unordered."""
     by_storage: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -93,8 +93,7 @@ _FAR = 1 << 40
 
 
 def pointed_at(known: list[Buffer], address: int) -> list[Buffer]:
-    """Look for tensors that a launch was not given, but whose addresses it was, as elements of 64 bits: those whose
-    storage has this address."""
+    """Find tensors passed to a launch by address, in 64-bit elements: those whose storage has this address."""
     words = np.concatenate([buffer.view(8) for buffer in known if buffer.size >= 8] or [np.zeros(0, np.uint64)])
     near = set(words[(words <= np.uint64(address)) & (words + np.uint64(_FAR) > np.uint64(address))].tolist())
     if not near:
@@ -114,11 +113,11 @@ class Global:
     def __init__(self, run, known: list[Buffer]) -> None:
         self.run, self.known = run, known
         self.last: dict[int, Buffer] = {}
-        """The buffer that an instruction touched last."""
+        """Buffer last accessed by an instruction."""
 
     def locate(self, index, address, mask, width, least=0) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
-        """(buffer, offsets, mask) of every buffer that is touched; reports the rest. least: so many of the bytes must
-        be a tensor's, 0 for all."""
+        """Yields (buffer, offsets, mask) of every accessed buffer and reports other accesses. least: minimum bytes that
+        must belong to a tensor; 0: all."""
         buffer = self.last.get(index)
         for candidate in (*([buffer] if buffer else []), *self.known):
             offsets = address - np.uint64(candidate.base)
@@ -152,7 +151,7 @@ class Global:
         return pieces
 
     def beside(self, addresses, width) -> str:
-        """Say where the first of the addresses lies."""
+        """Describe the location of the first address."""
         address = int(addresses[0])
         nearest = min(self.known, key=lambda b: max(b.base - address, address - b.base - b.size + 1, 0), default=None)
         text = f"{len(addresses)} accesses of {width} bytes outside of the launch's tensors"
@@ -166,7 +165,7 @@ class Global:
             self.run.fault("alignment", index, f"an address that {width} bytes do not divide")
 
     def load(self, index, address, guard, size, count, kept):
-        """`count` arrays of elements of `size` bytes; where the guard is false, those of `kept`."""
+        """Load `count` arrays of elements of `size` bytes; where the guard is false, those of `kept`."""
         run, width = self.run, size * count
         mask = run.where(guard)
         if mask is not None and not mask.any():
@@ -194,7 +193,7 @@ class Global:
         return tuple(made)
 
     def gather(self, index, buffer, offsets, mask, size, count):
-        """The elements, and the marks of what nobody wrote or None."""
+        """The elements, and marks of uninitialized bits or None."""
         width = size * count
         positions = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
         parts = split(buffer.view(width).take(positions, mode="clip"), size, count)
@@ -211,7 +210,7 @@ class Global:
         return parts, split(marks, size, count) if marks.view(np.uint8).any() else None
 
     def glance(self, index, address) -> tuple[np.ndarray]:
-        """The words with which a loop over cas begins. That compares them, so what others do meanwhile is no race."""
+        """Initial load of a cas loop; cas compares it, so concurrent writes are not a race."""
         mask, made = self.run.active, np.zeros(self.run.shape, np.uint32)
         for buffer, offsets, lanes in self.locate(index, address, mask, WORD, WORD // 2):
             found = buffer.view(WORD).take((offsets >> np.uint64(2)).view(np.int64), mode="clip")
@@ -250,8 +249,8 @@ class Global:
         return [x[good] for x in everything]
 
     def exchange(self, index, address, guard, form: tuple[str, str], orders, value, compared, wanted: bool):
-        """An atomic operation; what each thread found there, where that is wanted. form: operation and type; orders:
-        whether it acquires and whether it releases."""
+        """Execute an atomic operation. Returns the old values if used. form: operation and type. orders: whether it
+        acquires and whether it releases."""
         run, size = self.run, np.dtype(TYPES[form[1]]).itemsize
         mask = run.where(guard)
         result = np.zeros(run.shape, WORDS[size])
@@ -292,7 +291,7 @@ def stored_alike(run, index: int, kept: np.ndarray, packed: np.ndarray, size: in
 
 
 def rounded_otherwise(one: np.ndarray, other: np.ndarray, size: int) -> bool:
-    """Tell if elements of `size` bytes differ as normal numbers in their last bits alone; four bytes may be two."""
+    """Whether elements of `size` bytes differ only in the last bits of normal numbers; four bytes may be two halves."""
     if size == 1:
         return False
     unsigned = f"u{size}"
@@ -308,7 +307,7 @@ def rounded_otherwise(one: np.ndarray, other: np.ndarray, size: int) -> bool:
 
 
 def spread(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """broadcast_to, which is slow, where it is needed."""
+    """broadcast_to only if needed, as it is slow."""
     return array if array.shape == shape else np.broadcast_to(array, shape)
 
 

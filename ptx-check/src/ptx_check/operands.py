@@ -1,4 +1,4 @@
-"""Operands of instructions as Python expressions over numpy arrays: what translate.py writes blocks of."""
+"""Instruction operands as Python expressions over numpy arrays, for translate.py."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
 TYPES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u", "uint"), ("i", "int"))
           for bits in (8, 16, 32, 64)}  # fmt: skip
 PARAMETER = 16
-"""Bytes from one parameter to the next, in the addresses that a kernel may compute of them."""
+"""Distance between parameters in the address space of computed parameter addresses."""
 _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]", "%ctaid.z": "M.ctaid[2]",
             "%nctaid.x": "M.nctaid[0]", "%nctaid.y": "M.nctaid[1]", "%nctaid.z": "M.nctaid[2]", "%laneid": "M.lane",
             "%ntid.x": "M.ntid", "%warpid": "M.warp", "%tid.y": "M.zero", "%tid.z": "M.zero",
@@ -26,22 +26,22 @@ _CLOCKS = ("%clock", "%clock64", "%globaltimer")
 
 
 class Operands:
-    """The variables of one block, what they hold, and the lines so far."""
+    """Variables of one block, their contents, and the generated lines."""
 
     def __init__(self, number, block, crossing, labels, parameters, space, marked: frozenset[str] | None) -> None:
         self.number, self.block, self.crossing = number, block, crossing
         self.labels, self.parameters, self.space = labels, parameters, space
         self.may_have: set[str] | None = None if marked is None else set(marked)
-        """Registers that may have marks here; None: any."""
+        """Registers that may have marks; None: any."""
         self.marked = marked is None
-        """Whether lines that follow undefined bits are written."""
+        """Whether to generate lines that propagate marks."""
         self.points: dict[tuple[int, int], int] = {}
-        """Of an instruction that loads, the line from which on marks are followed."""
+        """Line after which marks are propagated, by load instruction."""
         self.loads: dict[str, tuple[int, list[str]]] = {}
-        """Lines that bring in a register of another block, and where they stand."""
+        """Lines that fetch registers of other blocks, and their positions."""
         self.body: list[str] = []
         self.kinds: dict[str, str] = {}
-        """Variables that hold a value, and its type."""
+        """Variables with their types, by value."""
         self.changed: dict[str, str] = {}
 
     def emit(self, line: str) -> None:
@@ -84,7 +84,7 @@ class Operands:
         raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.location)
 
     def values(self, operands: Iterable[object], kind: str, i: Instruction) -> str:
-        """A tuple of such expressions."""
+        """A tuple of operand expressions."""
         return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
 
     def constant(self, number: Number, kind: str) -> str:
@@ -103,7 +103,7 @@ class Operands:
         return f"{'~' if i.negated else ''}{self.value(i.guard, 'p', i)}"
 
     def assign(self, target: object, text: str, kind: str, i: Instruction, *, kept: bool = False) -> None:
-        """target = text, of type `kind`; kept: the text has the guard's doing in it already."""
+        """Emit target = text of type `kind`. kept: the text already applies the guard."""
         if isinstance(target, Name) and target.text == "_":
             return
         if not isinstance(target, Register):
@@ -136,7 +136,7 @@ class Operands:
         return self.constant(Number(0), kind)
 
     def mark(self, target: object, sources: Iterable[object], text: str, kind: str, i: Instruction) -> None:
-        """The result gets these marks (of type `kind`), where it or a source has any."""
+        """Set the marks (of type `kind`) of the result if it or a source has any."""
         if not self.marked or not isinstance(target, Register):
             return
         names = [r.name for source in sources for r in registers_of(source)]
@@ -148,12 +148,12 @@ class Operands:
         self.follow([*names, target.name], f"U.put({target.name!r}, {text}, {self.guard(i)}, {tuple(names)})")
 
     def follow(self, names: Iterable[str], call: str) -> None:
-        """Calls where any of these registers has marks."""
+        """Emit a call for when any of these registers has marks."""
         if self.marked:
             self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
 
     def use(self, operands: Iterable[object], what: str, i: Instruction) -> None:
-        """Registers are used: none may have marks."""
+        """Emit a check that the used registers have no marks."""
         if not self.marked:
             return
         names = tuple(dict.fromkeys(r.name for operand in operands for r in registers_of(operand)))
@@ -161,7 +161,7 @@ class Operands:
             self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
 
     def point(self, i: Instruction, names: Iterable[str] = (FRESH,)) -> None:
-        """Hands the rest of the block to another function where any of these has marks that nothing here follows."""
+        """Emit a switch to the mark-propagating version of the block if any of these has untracked marks."""
         key = (i.index, int((i.index, 0) in self.points))
         self.points[key] = len(self.body)
         if self.may_have is not None:
@@ -169,13 +169,13 @@ class Operands:
             self.emit(f"if T and U.here({tuple(names)}): {call}")
 
     def load_marks(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
-        """Registers get the marks of what was loaded as elements of type `size`, read as `kind`."""
+        """Set registers' marks from loaded elements of type `size`, read as `kind`."""
         self.point(i)
         if self.marked:
             self.put_loaded(targets, size, kind, i)
 
     def put_loaded(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
-        """Registers get the marks that were loaded last."""
+        """Set registers' marks from the last load."""
         targets = list(targets)
         names = [t.name for t in targets if isinstance(t, Register)]
         lines = [f"w = U.fresh({len(targets)}, {size!r})"]
@@ -206,7 +206,7 @@ def parameters_of(parameters: list[tuple[str, str]], values: Sequence[int | floa
 
 
 def constant_of(name: str) -> np.ndarray:
-    """Return the constant that a name stands for."""
+    """Value of a named constant."""
     _, kind, digits = name.split("_")
     value = int(digits, 16)
     if kind == "p":

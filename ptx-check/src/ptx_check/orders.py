@@ -1,10 +1,10 @@
-"""Order in shared memory between teams of warps, by vector clocks.
+"""Race detection in shared memory between warp teams, by vector clocks.
 
-Agents touch shared memory: warps, the products of each warp, the stores of tiles that it issues, and copies, which
-count as their mbarrier's. A warp's clock says of every agent up to which point it knows what that has done. Threads
-that meet at a barrier share what they know; an arrival at an mbarrier hands it to those who wait for the phase; a wait
-for products or stores tells the warp that they are done. An access is a race where its warp does not know of an
-earlier one that conflicts with it. Threads of a warp are ordered by barriers and bar.warp.sync.
+Shared memory is accessed by agents: warps, each warp's products, its tile stores, and copies, which count as their
+mbarrier's. A warp's clock records, per agent, the last event that it is ordered after. A barrier joins the clocks of its
+threads; an arrival at an mbarrier passes its clock to those waiting for the phase; a wait for products or stores orders
+the warp after them. An access is a race if its warp is not ordered after an earlier conflicting access. Threads of a
+warp are ordered by barriers and bar.warp.sync.
 Source: Flanagan and Freund 2009, "FastTrack", section 3.
 """
 
@@ -17,7 +17,7 @@ _UNFENCED = "a product or copy takes what threads wrote into shared memory with 
 
 
 class Orders:
-    """The accesses to one program's shared memory, and what each warp knows of them."""
+    """Accesses to one program's shared memory, and the warps' clocks."""
 
     met = False
 
@@ -25,17 +25,17 @@ class Orders:
         self.run, self.grain, self.cells = run, grain, -(-size // 16) * 16 // grain
         warps = self.warps = run.width // 32
         self.clocks = np.zeros((warps, 3 * warps + mbarriers), np.int64)
-        """What each warp knows of warps, their products, their stores, and mbarriers."""
+        """Clock of each warp over warps, products, stores and mbarriers."""
         self.clocks[np.arange(warps), np.arange(warps)] = 1
         self.told = np.zeros((mbarriers, self.clocks.shape[1]), np.int64)
-        """What arrivals have told each mbarrier, and what that was when its last phase ended."""
+        """Clock accumulated by each mbarrier, and its value when the last phase completed."""
         self.ended = np.zeros_like(self.told)
         self.writer, self.epoch, self.code, self.fence_of, self.by = (np.zeros(self.cells, np.int64) for _ in range(5))
-        """The agent that wrote last, when on its clock (0: never), its thread, fences it had passed, instruction."""
+        """Last writer: agent, its clock (0: never), thread, fences passed, instruction."""
         self.reads: dict[int, np.ndarray] = {}
-        """Of an agent (2, cells): when it read last, and by which instruction."""
+        """Last read by each agent (2, cells): clock and instruction."""
         self.reader = np.zeros(self.cells, np.int64)
-        """The thread that read last, and warp barriers passed; 0: none."""
+        """Last reading thread and its warp barriers passed; 0: none."""
         self.fences = np.ones(warps, np.int64)
 
     # ------------------------------------------------------------------------------------------------------ accesses
@@ -58,7 +58,7 @@ class Orders:
         self.put(slots, span, warps, self.clocks[warps, warps], codes, self.fences[warps], index)
 
     def product(self, index, address, mask, width, group) -> None:
-        """The warps that run multiply what lies at addresses, until their products up to this group are waited for."""
+        """The running warps issue a product that reads addresses until this group is waited for."""
         slots, span = self.slots(address, width)
         for warp in self.here():
             self.after_writes(index, slots, span, np.full(len(slots), warp), None, "written and read")
@@ -66,14 +66,14 @@ class Orders:
         self.after_fence(index, slots, span)
 
     def storing(self, index, address, mask, width, group, warp) -> None:
-        """A warp stores a tile from shared memory, which is read until this group is waited for."""
+        """A warp issues a tile store that reads shared memory until this group is waited for."""
         slots, span = self.slots(address, width)
         self.after_writes(index, slots, span, np.full(len(slots), warp), None, "written and read")
         self.after_fence(index, slots, span)
         self.note(2 * self.warps + warp, slots, span, group + 1, index)
 
     def copying(self, index, address, mask, width, warp, place, phase) -> None:
-        """A warp issues a copy into shared memory, which arrives when an mbarrier's phase ends."""
+        """A warp issues a copy into shared memory that arrives when an mbarrier's phase completes."""
         slots, span = self.slots(address, width)
         warps = np.full(len(slots), warp)
         self.after_writes(index, slots, span, warps, None, "written twice")
@@ -81,7 +81,7 @@ class Orders:
         self.put(slots, span, 3 * self.warps + place, phase + 1, 0, 0, index)
 
     def slots(self, address, width) -> tuple[np.ndarray, int]:
-        """Places of words of so many bytes, and the cells of each."""
+        """Addresses of words of so many bytes, and their cells."""
         span = max(1, width // self.grain)
         places = (address // np.uint32(max(width, self.grain))).astype(np.int64).ravel()
         return np.minimum(places, self.cells // span - 1), span
@@ -111,7 +111,7 @@ class Orders:
         self.reader.reshape(-1, span)[slots] = 0
 
     def after_writes(self, index, slots, span, warps, codes, what) -> None:
-        """The last writes must be known to these warps; codes: of threads, None for no thread's own access."""
+        """Check that these warps are ordered after the last writes. codes: thread codes; None for asynchronous accesses."""
         writer, epoch, code = (t.reshape(-1, span)[slots] for t in (self.writer, self.epoch, self.code))
         wrong = self.clocks[warps[:, None], writer] < epoch
         if codes is not None:
@@ -131,7 +131,7 @@ class Orders:
                 self.report(index, slots, span, wrong, table[1].reshape(-1, span)[slots], "read and written")
 
     def after_fence(self, index, slots, span) -> None:
-        """Reports what threads wrote and have not fenced since: products and copies may read what was there before."""
+        """Report unfenced writes by threads: products and copies may read the old values."""
         writer, epoch, fence = (t.reshape(-1, span)[slots] for t in (self.writer, self.epoch, self.fence_of))
         threads = (epoch != 0) & (writer < self.warps)
         wrong = threads & (self.fences[np.where(threads, writer, 0)] == fence)
@@ -139,7 +139,7 @@ class Orders:
             self.run.fault("fence", index, _UNFENCED, int(self.by.reshape(-1, span)[slots][wrong][0]))
 
     def initialised(self, index, word: int) -> None:
-        """A copy arrives at the mbarrier in this word of 8 bytes."""
+        """A copy arrives at the mbarrier in this 8-byte word."""
         self.after_fence(index, np.array([word]), 8 // self.grain)
 
     def report(self, index, slots, span, wrong, others, what) -> None:
@@ -156,19 +156,19 @@ class Orders:
         self.fences[self.here()] += 1
 
     def finished(self, group: int) -> None:
-        """The warps that run have waited for their products before a group."""
+        """The running warps waited for their products before a group."""
         warps = self.here()
         self.clocks[warps, self.warps + warps] = group
 
     def stored(self, mask, group: int) -> None:
-        """These threads have waited for the stores that their warps issued before a group."""
+        """These threads waited for their warps' stores before a group."""
         warps = np.flatnonzero(
             self.run.spread(np.ones((1, 1), dtype=bool) if mask is None else mask)[0].reshape(-1, 32).any(1)
         )
         self.clocks[warps, 2 * self.warps + warps] = group
 
     def meet(self, threads: np.ndarray) -> None:
-        """These threads are at a barrier together."""
+        """These threads meet at a barrier."""
         warps = _warps_of(threads)
         self.clocks[warps] = self.clocks[warps].max(0)
         self.clocks[warps, warps] += 1
@@ -179,12 +179,12 @@ class Orders:
         self.clocks[warps, warps] += 1
 
     def turn(self, place: int, phase: int) -> None:
-        """So many phases of an mbarrier have ended."""
+        """So many phases of an mbarrier completed."""
         self.told[place, 3 * self.warps + place] = phase
         self.ended[place] = self.told[place]
 
     def acquire(self, place: int) -> None:
-        """The warps that run have waited for the last phase of an mbarrier."""
+        """The running warps waited for the last phase of an mbarrier."""
         warps = self.here()
         self.clocks[warps] = np.maximum(self.clocks[warps], self.ended[place])
 
@@ -192,7 +192,7 @@ class Orders:
         return False
 
     def barrier(self, arrived) -> None:
-        """Every access was compared when it was made."""
+        """Nothing to do: accesses are compared as they are made."""
 
 
 def _warps_of(threads: np.ndarray) -> np.ndarray:
@@ -200,5 +200,5 @@ def _warps_of(threads: np.ndarray) -> np.ndarray:
 
 
 def _unmet(one, other):
-    """Tell which threads (and warp barriers passed << 10) of one warp differ, with no meeting between."""
+    """Whether two thread codes (thread, warp barriers passed << 10) of one warp are unordered."""
     return ((one ^ other) & _THREAD != 0) & ((one ^ other) >> _EPOCH == 0)

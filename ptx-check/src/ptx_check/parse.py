@@ -1,7 +1,7 @@
-"""PTX text -> a kernel's instructions, basic blocks and the Python lines they came from.
+"""Parser from PTX text to a kernel's instructions, basic blocks and Python source lines.
 
-As much of PTX's grammar as Triton writes, inline assembly included: one entry, registers and labels, statements that
-end with a semicolon. The order of statements is kept; a basic block ends at a branch or before a label.
+Covers the part of PTX's grammar that Triton emits, inline assembly included: one entry, registers and labels,
+statements that end with a semicolon. Basic blocks end at a branch or before a label; statement order is kept.
 Source: NVIDIA, "PTX ISA", chapters 4 (syntax) and 11 (directives).
 """
 
@@ -16,7 +16,7 @@ from ptx_check.functions import Functions, up_to_its_brace
 
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s.*?(\w+)(?:\[(\d+)\])?\s*[,)\n]")
 MAP = "map64"
-"""The type of a tensor map that is handed over whole: here the 64 bits of its address."""
+"""Type of a tensor map passed by value; here the 64 bits of its address."""
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
@@ -25,9 +25,9 @@ _TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\](?:\s*
 _LABEL = re.compile(r"([$\w]+):(?!:)\s*")
 _TARGETS = re.compile(r"([$\w]+):\s*\.branchtargets\s+([^;]*);")
 _SPECIALISED = re.compile(r"\bbrx\.idx|\bbarrier\.sync|\bsetmaxnreg|\bbar\.sync\s+(?:\S+,|[1-9%])")
-"""Instructions by which some warps of a program wait without the others."""
+"""Instructions at which some warps wait independently of the others."""
 _WAITING = ("bar.sync", "barrier.sync", "setmaxnreg")
-"""Instructions behind which blocks end where warps wait apart."""
+"""Instructions that end a block in kernels whose warps wait independently."""
 _PART = re.compile(r"(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+")
 _NESTED = re.compile(r"\[[^\]]*\{")
 _GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.DOTALL)
@@ -42,11 +42,11 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An immediate: the bits as Python's integer, which may be negative; `real` for 0f and 0d constants."""
+    """An immediate: bits as a Python integer, which may be negative; `real` for 0f and 0d constants."""
 
     value: int
     real: str = ""
-    """f32 or f64 where it was written as bits of one."""
+    """f32 or f64 if written as bits of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Vector:
 @dataclass(frozen=True, slots=True)
 class Address:
     base: object
-    """Register, the name of a symbol, or a number."""
+    """Register, symbol, or number."""
     offset: int
 
 
@@ -70,7 +70,7 @@ class Name:
 
 @functools.cache
 def words_of(opcode: str) -> list[str]:
-    """The words of an opcode, a list that nobody changes."""
+    """The words of an opcode; do not modify the list."""
     return opcode.split(".")
 
 
@@ -84,7 +84,7 @@ class Instruction:
     index: int = 0
 
     flow: Any = field(default=None, compare=False, repr=False)
-    """What control.py found of it."""
+    """Analysis results of control.py."""
 
     @property
     def words(self) -> list[str]:
@@ -93,7 +93,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class Block:
-    """Instructions that run one after the other; labels name its beginning."""
+    """A basic block; labels name its start."""
 
     labels: list[str] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
@@ -106,19 +106,19 @@ class Kernel:
     """(name, type) of each, type as u64, b32, f32; or MAP."""
     blocks: list[Block]
     registers: dict[str, str]
-    """Name -> pred, b16, b32, b64."""
+    """pred, b16, b32 or b64, by name."""
     local: int = 0
-    """Bytes of memory that each thread has to itself."""
+    """Bytes of local memory per thread."""
     tables: dict[str, bytes] = field(default_factory=dict)
-    """Constants that the file brings along in global memory."""
+    """Constants in global memory."""
     specialised: bool = False
-    """Whether some of its warps wait without the others."""
+    """Whether some warps wait independently of the others."""
     maxnreg: int = 255
-    """Registers that a thread has when it begins."""
+    """Registers per thread at entry."""
 
 
 def parse(text: str) -> Kernel:
-    """Reads one entry. Raises Unsupported, with the line, for what is not understood."""
+    """Parser of one entry. Raises Unsupported with the line."""
     entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*.*?\{", text, re.DOTALL)
     if entry is None or not re.search(r"^\.target\s+\w+", text, re.MULTILINE):
         raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
@@ -144,7 +144,7 @@ def parse(text: str) -> Kernel:
 
 
 def _whole(kind: str, count: str) -> str:
-    """The type of a parameter of this kind, or of so many bytes: a number of 16 bits, or a tensor map."""
+    """Type of a parameter by kind or by size: a 16-bit number, or a tensor map."""
     if count not in ("", "2", "128"):
         raise Unsupported(f"a parameter of {count} bytes")
     return {"2": "b16", "128": MAP}.get(count, kind)
@@ -152,10 +152,10 @@ def _whole(kind: str, count: str) -> str:
 
 @dataclass(slots=True)
 class _Scope:
-    """Registers that a pair of braces declares."""
+    """Registers declared in a pair of braces."""
 
     prefix: str
-    """Of their names, so that they are no others'; empty for the kernel's own."""
+    """Suffix that makes their names unique; empty for the kernel's own."""
     registers: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
 
@@ -166,11 +166,11 @@ class _Reader:
         self.registers: dict[str, str] = {}
         """Those that are used."""
         self.scopes = [_Scope("")]
-        """The kernel's and those of inline assembly, the innermost last."""
+        """Scopes of the kernel and of inline assembly, innermost last."""
         self.opened = 0
         self.targets: set[str] = set()
         self.tables: dict[str, list[str]] = {}
-        """Labels that brx.idx chooses from."""
+        """Target lists of brx.idx."""
         self.specialised = False
         self.blocks = [Block()]
         self.known: dict[str, object] = {}
@@ -189,7 +189,7 @@ class _Reader:
             self.take(raw.split("//")[0].strip(), number)
 
     def take(self, text: str, number: int) -> None:
-        """Takes the statements of one line; one may go on in the next."""
+        """Parse the statements of one line; a statement may continue on the next."""
         if not text or text.startswith((".pragma", ".section", ".file", ".b8", ".local")):
             return
         text = f"{self.open} {text}".strip()
@@ -220,7 +220,7 @@ class _Reader:
             self.scopes.pop()
 
     def named(self, label: str) -> str:
-        """A label of inline assembly belongs to its braces; the compiler's own begin with $."""
+        """Labels of inline assembly are local to their braces; the compiler's begin with $."""
         return label if label.startswith("$") else self.scopes[-1].prefix + label
 
     def label(self, name: str) -> None:
@@ -266,7 +266,7 @@ class _Reader:
                 scope.registers[name.strip()] = kind
 
     def register(self, name: str) -> Register | None:
-        """The register that the innermost scope declares under this name."""
+        """Resolve a register name, innermost scope first."""
         for scope in reversed(self.scopes):
             kind = scope.registers.get(name) or scope.families.get(name.rstrip("0123456789"))
             if kind:
@@ -308,7 +308,7 @@ class _Reader:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of braces."""
+    """Split at commas outside of braces."""
     if not _NESTED.search(text):
         return [part for part in _PART.findall(text) if part.strip()]
     parts, depth, start = [], 0, 0

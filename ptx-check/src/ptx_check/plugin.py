@@ -1,11 +1,11 @@
-"""A plugin of pytest: every launch of a test suite executed as on the chips that are named.
+"""pytest plugin: executes every launch of a test suite for the named chips.
 
     pytest --ptx-check=sm_80,sm_90 [--ptx-report=faults.sarif] [--ptx-programs=16]
 
-Each test runs once a chip, on CPU tensors, with torch.cuda answered as on that chip (while tests are collected, as
-on the first), and fails with FaultyKernel for what a launch does wrong. With --ptx-programs a launch executes a sample
-of its programs (ptx_check.executed): a test that only fails because the others' results are missing is skipped. A mark
-chooses for a test, a class or a module:
+Each test runs once per chip, on CPU tensors, with torch.cuda answering as on that chip (during collection as on the
+first), and fails with FaultyKernel if a launch has a fault. With --ptx-programs a launch executes a sample of its
+programs (ptx_check.executed); tests that fail only because of missing results are skipped. A mark configures a test, a
+class or a module:
 
     @pytest.mark.ptx_check("sm_90", sizes={"n": [1, 33]})     these chips of those named; values for a parameter of
                                                               parametrize, where those are too many or too large
@@ -37,7 +37,7 @@ _OPTIONS = {
     "machine_code",
     "ptxas",
 }
-"""Those of a mark: sizes and skip, and those of ptx_check.executed."""
+"""Keywords of the mark: sizes and skip, and those of ptx_check.executed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Checking:
-    """Hooks of pytest where --ptx-check is given."""
+    """pytest hooks, registered with --ptx-check."""
 
     def __init__(self, config: pytest.Config) -> None:
         if os.environ.setdefault("TRITON_INTERPRET", "0") == "1":
@@ -86,7 +86,7 @@ class _Checking:
                 raise pytest.UsageError(f"--ptx-report: {error}") from None
         self.findings: Findings = Findings()
         self.machine: Machine | None = None
-        """Of the test that runs."""
+        """Machine of the running test."""
         self._collecting = contextlib.ExitStack()
         self._collecting.enter_context(executed(self.chips[0]))
 
@@ -112,7 +112,7 @@ class _Checking:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item):
-        """Fixtures and the test itself launch kernels alike."""
+        """Wraps setup too: fixtures may launch kernels."""
         from ptx_check.machine import executed
 
         chosen = _mark(item)
@@ -136,7 +136,7 @@ class _Checking:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
-        """An assertion about results that were left out says nothing."""
+        """Skip a test whose assertion failed on missing results."""
         report = yield
         machine = self.machine
         if (
@@ -164,7 +164,7 @@ class _Checking:
 
 
 def _mark(item: pytest.Item) -> dict[str, Any]:
-    """Return the chips and options of the nearest mark."""
+    """Chips and options of the nearest mark."""
     from ptx_check.chips import CHIPS
 
     mark = item.get_closest_marker("ptx_check")
@@ -178,7 +178,7 @@ def _mark(item: pytest.Item) -> dict[str, Any]:
 
 
 def _other_sizes(metafunc: pytest.Metafunc, sizes: dict[str, Any]) -> None:
-    """Values in place of those of the test's own parametrize, by its names: "n", or "m,n" where it has both."""
+    """Replacement values for the test's parametrize, by its names: "n", or "m,n" for both."""
     markers = metafunc.definition.own_markers
     for marker in [m for m in markers if m.name == "parametrize"]:
         names = marker.args[0] if marker.args else marker.kwargs["argnames"]
