@@ -1,10 +1,10 @@
 """Race detection in shared memory between warp teams, by vector clocks.
 
 Shared memory is accessed by agents: warps, each warp's products, its tile stores, and copies, which count as their
-mbarrier's. A warp's clock records, per agent, the last event that it is ordered after. A barrier joins the clocks of its
-threads; an arrival at an mbarrier passes its clock to those waiting for the phase; a wait for products or stores orders
-the warp after them. An access is a race if its warp is not ordered after an earlier conflicting access. Threads of a
-warp are ordered by barriers and bar.warp.sync.
+mbarrier's. A warp's clock records, per agent, the last event that it is ordered after. A barrier joins the clocks of
+its threads; an arrival at an mbarrier passes its clock to those waiting for the phase; a wait for products or stores
+orders the warp after them. An access is a race if its warp is not ordered after an earlier conflicting access. Threads
+of a warp are ordered by barriers and bar.warp.sync.
 Source: Flanagan and Freund 2009, "FastTrack", section 3.
 """
 
@@ -111,7 +111,7 @@ class Orders:
         self.reader.reshape(-1, span)[slots] = 0
 
     def after_writes(self, index, slots, span, warps, codes, what) -> None:
-        """Check that these warps are ordered after the last writes. codes: thread codes; None for asynchronous accesses."""
+        """Check that these warps are ordered after the last writes. codes: of threads; None: asynchronous."""
         writer, epoch, code = (t.reshape(-1, span)[slots] for t in (self.writer, self.epoch, self.code))
         wrong = self.clocks[warps[:, None], writer] < epoch
         if codes is not None:

@@ -1,7 +1,7 @@
-"""Neighbouring mma.sync that are one product.
+"""Merging of adjacent mma.sync instructions into one product.
 
-A compiler multiplies the tile of a warp piece by piece: at every step of the depth each piece of rows with each piece
-of columns, into registers that the next step adds to. Such a run is rectangles of rows and columns, one product each.
+A compiler multiplies a warp's tile piece by piece: at every step of the depth each piece of rows with each piece of
+columns, into registers that the next step adds to. Each rectangle of rows and columns in such a run becomes one product.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,21 +14,21 @@ from ptx_check.parse import Instruction, Register, Vector
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """mma.sync that are executed as one."""
+    """mma.sync instructions executed as one."""
 
     instructions: tuple[Instruction, ...]
-    """In the kernel's order."""
+    """In program order."""
     rows: tuple[tuple[Register, ...], ...]
-    """Left operands of each piece of rows, step after step."""
+    """Left operands of each piece of rows, by step."""
     columns: tuple[tuple[Register, ...], ...]
     sums: tuple[tuple[Register, ...], ...]
-    """Of each piece of rows with each of columns."""
+    """Sums of each piece of rows with each piece of columns."""
     steps: int
 
 
 def in_products(instructions: Iterable[Instruction]) -> Iterator[Instruction | Product]:
-    """A block's instructions, those that are parts of a product together. Only mov moves, before the products that
-    it stands between and has no register in common with."""
+    """A block's instructions with the parts of each product grouped. Only mov is reordered, ahead of products with which it
+    shares no register."""
     group: list[Instruction] = []
     sums: set[str] = set()
     factors: set[str] = set()
@@ -55,7 +55,7 @@ def in_products(instructions: Iterable[Instruction]) -> Iterator[Instruction | P
 
 
 def _joins(i: Instruction) -> bool:
-    """True if an instruction adds to its registers, and a sum of several steps may be rounded once."""
+    """Whether an instruction accumulates in place, and sums of several steps may be rounded once."""
     if i.words[0] != "mma" or not executed(i.opcode) or i.guard is not None:
         return False
     rounded_once = i.words[-4] != "f16" and "satfinite" not in i.words

@@ -1,9 +1,9 @@
-"""Races: two threads touch one place, one of them writing, and nothing orders them.
+"""Race detection: unordered conflicting accesses by two threads.
 
-In a program a barrier orders what lies before it and what lies after; bar.warp.sync does so for the threads of a warp;
-nothing else does. Programs are not ordered at all. Accesses are kept as their instructions gave them, without a record
-per byte, and compared stretch by stretch: for shared memory at each barrier, for global memory at each store and at the
-end of the launch. Stores of equal values by one instruction are how a compiler spreads a value and no race.
+Within a program only barriers order accesses, and bar.warp.sync those of a warp's threads. Programs are unordered.
+Accesses are recorded per instruction, not per byte, and compared per barrier interval: for shared memory at each
+barrier, for global memory at each store and at the end of the launch. Stores of equal values by one instruction are how
+a compiler broadcasts a value, not a race.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ from ptx_check.memory import WORDS, Buffer, spread
 
 _THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
 COLLECTIVE = 1 << 30
-"""The thread that matrix instructions read shared memory as: none of the program's own."""
+"""Pseudo-thread as which matrix instructions read shared memory."""
 COLLECTIVE_CODE, WRITING, READING = (np.full((1, 1), COLLECTIVE | number, np.int64) for number in range(3))
-"""Products, copies into shared memory and copies out of it in the table of races."""
+"""Pseudo-threads of products, copies into shared memory and copies out of it."""
 
 
 def conflicting(one, other):
-    """Return the pairs of codes (thread, and warp barriers passed << 10) that belong to threads that nothing orders."""
+    """Mask of code pairs (thread, warp barriers passed << 10) of unordered threads."""
     differ = one ^ other
     warp = (differ & ~np.int64(_THREAD) & np.int64(COLLECTIVE)) | (differ & _WARP)
     return ((differ & (_THREAD | COLLECTIVE)) != 0) & ((warp != 0) | ((differ >> _EPOCH) == 0))
 
 
 class SharedRaces:
-    """Races in the shared memory of a chunk of programs, in the stretch since their last barrier."""
+    """Race detector for the shared memory of a chunk of programs, since their last barrier."""
 
     def __init__(self, run, size: int, grain: int) -> None:
         self.run, self.grain = run, grain
@@ -37,7 +37,7 @@ class SharedRaces:
         self.events: list[tuple] = []
         self.written = self.exchanged = False
         self.met = False
-        """Whether a warp has met (bar.warp.sync) since."""
+        """Whether any bar.warp.sync was executed since."""
 
     def read(self, index, address, mask, width, code=None) -> None:
         self.events.append(("read", index, address, mask, width, self.run.code if code is None else code))
@@ -56,12 +56,12 @@ class SharedRaces:
         self.read(index, address, mask, width, READING)
 
     def exchange(self, index, address, mask, width) -> None:
-        """An atomic operation: ordered among its like, and by nothing with other accesses."""
+        """Record an atomic operation: ordered with other atomics only."""
         self.events.append(("exchange", index, address, mask, width, self.run.code))
         self.exchanged = True
 
     def barrier(self, arrived: np.ndarray | None) -> None:
-        """Programs `here` (None: all) are at a barrier: compares their stretch and forgets it."""
+        """Programs `here` (None: all) reach a barrier: compare and clear their accesses."""
         if self.written or self.exchanged:
             self.compare(arrived)
         self.events = [] if arrived is None else list(_without(self.events, arrived))
@@ -70,8 +70,7 @@ class SharedRaces:
         self.met = self.met and bool(self.events)
 
     def forget(self, code) -> bool:
-        """Compares the stretch so far, and forgets what was read under this code; what of it goes on is to be told
-        again."""
+        """Compare the accesses so far and forget reads under this code; ongoing reads must be recorded again."""
         if self.written or self.exchanged:
             self.compare(None)
         self.events = [event for event in self.events if event[5] is not code]
@@ -94,7 +93,7 @@ class SharedRaces:
             _clear(self.follow(table, arrived, rows, [event for event in events if event[0] == "read"], touched))
 
     def follow(self, table, arrived, rows, events, touched=None) -> list[tuple]:
-        """Compares each event with what the table has and notes writers in it. Returns where it did."""
+        """Compare each access with the table and record writers in it. Returns the recorded positions."""
         touched = [] if touched is None else touched
         for kind, index, address, mask, width, code in events:
             words, slots, codes = self.cells(table, address, mask, width, code, arrived, rows)
@@ -108,7 +107,7 @@ class SharedRaces:
         return touched
 
     def cells(self, table, address, mask, width, code, arrived, rows):
-        """The table by words of such accesses, the places of these in it, and the codes of who touches them."""
+        """The table at the accesses' word size, their positions in it, and their thread codes."""
         if arrived is not None:
             mask = arrived if mask is None else mask & arrived
         span = max(1, width // self.grain)
@@ -141,7 +140,7 @@ class SharedRaces:
 
 
 def meeting(events: list[tuple]) -> list[tuple]:
-    """The accesses between whose lowest and highest byte another one lies, if any of them writes."""
+    """Accesses whose byte ranges overlap another's, if any of them writes."""
     spans = [(int(e[2].min()), int(e[2].max()) + e[4], position) for position, e in enumerate(events)]
     kept: list[int] = []
     near: list[int] = []
@@ -174,22 +173,22 @@ _SEVERAL = np.int64(((1 << 22) - 1) << _PROGRAM)
 
 
 class Traffic:
-    """The accesses of one launch to global memory: who wrote each place last, and who read what."""
+    """Race detector for global memory of a launch: last writers and readers of each address."""
 
     def __init__(self, launch, grain: int) -> None:
         self.launch, self.grain = launch, grain
         self.writers: dict[int, np.ndarray] = {}
         self.instructions: dict[int, np.ndarray] = {}
         self.added: dict[int, np.ndarray] = {}
-        """Who touched each place by atomic operations; _SEVERAL: more than one program."""
+        """Program that used atomics at each address; _SEVERAL: more than one."""
         self.atomic: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-        """Every atomic operation on a buffer: places, and who touched them; as long as there are not too many."""
+        """Atomic operations on a buffer: addresses and threads; bounded in number."""
         self.held_atomic = 0
         self.clocks = Clocks(launch.grid[0] * launch.grid[1] * launch.grid[2])
         self.reads: list[tuple] = []
         self.held = 0
         self.made: tuple | None = None
-        """What codes() made last, and of what."""
+        """Last result of codes(), and its key."""
 
     def codes(self, run) -> np.ndarray:
         """(programs, threads): program, barriers passed, warp barriers passed, thread; never 0."""
@@ -233,7 +232,7 @@ class Traffic:
                     self.report(index, buffer, slots, before, codes, wrong, kind, late)
 
     def unordered(self, before, codes, *, late: bool = False):
-        """Pairs that nothing orders, and those of them that belong to two programs. late: codes may be the earlier."""
+        """Unordered pairs, and those of different programs. late: codes may belong to the earlier access."""
         foreign = (before >> _PROGRAM) != (codes >> _PROGRAM)
         if foreign.any():
             told = self.told(before, codes)
@@ -243,13 +242,13 @@ class Traffic:
         return foreign | (same_stretch & conflicting(before & low, codes & low)), foreign
 
     def told(self, before, codes) -> np.ndarray:
-        """Pairs of which the program of the second knew of the first by atomic operations."""
+        """Pairs ordered by atomic operations between programs."""
         stretch = (before >> _BARRIERS) & ((1 << (_PROGRAM - _BARRIERS)) - 1)
         later = np.where(codes >= _SEVERAL, 0, (codes >> _PROGRAM) - 1)
         return self.clocks.ordered((before >> _PROGRAM) - 1, stretch, before & _THREAD, later) & (codes < _SEVERAL)
 
     def untold(self, buffer, slots, before, codes, wrong) -> np.ndarray:
-        """The wrong ones, without plain accesses by a program that knows of all atomic operations of several there."""
+        """Racing pairs, except plain accesses by a program ordered after all atomics of several programs there."""
         several = wrong & (before == _SEVERAL)
         if self.clocks.known is not None and several.any():
             for lane in np.flatnonzero(several).tolist():
@@ -260,7 +259,7 @@ class Traffic:
         return wrong
 
     def all_ordered(self, buffer, place: int, code) -> bool:
-        """Return whether every atomic operation at a place comes before what a thread does now."""
+        """Whether all atomics at an address happened before a thread's current access."""
         if self.held_atomic > _HELD:
             return False
         for slots, codes in self.atomic[buffer.base]:
@@ -301,7 +300,7 @@ class Traffic:
             self.instructions[buffer.base][slots] = index
 
     def accumulate(self, index, buffer: Buffer, offsets, threads, width, orders) -> None:
-        """Atomic operations are ordered among themselves, and by nothing with other accesses."""
+        """Compare atomics with other accesses; they are ordered with each other only."""
         run = self.launch.run
         table = self.table(self.added, buffer)
         codes = spread(self.codes(run), run.shape).reshape(-1)[threads]
@@ -329,7 +328,7 @@ class Traffic:
         return tables[buffer.base]
 
     def compare(self, index, buffer, table, slots, codes) -> None:
-        """With what a table, if there is one, has of these places."""
+        """Compare with a table's entries, if there is a table."""
         if table is None or not (before := table[slots]).any():
             return
         others, foreign = self.unordered(before, codes)
@@ -338,12 +337,12 @@ class Traffic:
             self.report(index, buffer, slots, before, codes, wrong, foreign, False)
 
     def end(self) -> None:
-        """Compares what was read with what was written later."""
+        """Compare reads with later writes."""
         for entry in self.reads:
             self.check_read(entry, late=True)
         self.reads, self.held = [], 0
 
 
 def grain_of(widths) -> int:
-    """The bytes that a place of a table stands for: the narrowest access."""
+    """Bytes per table entry: the narrowest access."""
     return min((w for w in widths if w in WORDS), default=4)

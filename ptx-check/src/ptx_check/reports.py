@@ -1,4 +1,4 @@
-"""Faults and notes as text, JSON and SARIF, for people, programs and code-scanning services.
+"""Reports of faults and notes as text, JSON and SARIF.
 
 Source of SARIF: OASIS, "Static Analysis Results Interchange Format 2.1.0", sections 3.27 (results), 3.28 (locations).
 """
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault, or a note, and where it was found."""
+    """A fault or note with its context."""
 
     fault: Fault
     chip: str
     where: str = ""
-    """The test or the command that launched the kernel."""
+    """Test or command that launched the kernel."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Faults that were found, each of a chip once, and the number of launches that were executed."""
+    """Faults, deduplicated per chip, and the number of executed launches."""
 
     launches: int = 0
     left_out: int = 0
-    """Programs of those launches that were not: executed(programs=)."""
+    """Programs skipped in those launches: executed(programs=)."""
     all: dict[tuple[Fault, str], Finding] = field(default_factory=dict)
 
     def add(self, machine: Machine, where: str = "") -> None:
-        """Adds what a machine has found."""
+        """Add a machine's results."""
         self.launches += len(machine.launches)
         self.left_out += sum(done.left_out for done in machine.launches)
         self.add_faults([*machine.faults, *machine.notes], machine.chip.name, where)
@@ -50,12 +50,12 @@ class Findings:
             self.all.setdefault((fault, chip), Finding(fault, chip, where))
 
     def faults(self) -> list[Finding]:
-        """Without what is told and is no fault."""
+        """Faults only, without notes."""
         return [finding for finding in self.all.values() if finding.fault.kind not in NOTES]
 
 
 def as_text(findings: Findings) -> str:
-    """A line each, faults first."""
+    """One line each, faults first."""
     ordered = sorted(findings.all.values(), key=lambda finding: finding.fault.kind in NOTES)
     lines = [
         f"{'note' if f.fault.kind in NOTES else 'fault'} on {f.chip}{f' in {f.where}' if f.where else ''}: {f.fault}"
@@ -135,11 +135,11 @@ def _sarif_location(location: Location) -> dict[str, Any]:
 
 
 FORMATS: Mapping[str, Callable[[Findings], str]] = {".txt": as_text, ".json": as_json, ".sarif": as_sarif}
-"""By the ending of the file that they go to."""
+"""Formats by file name extension."""
 
 
 def write(findings: Findings, path: Path) -> None:
-    """Writes a report in the format that the file's name ends with. Raises ValueError for any other name."""
+    """Write a report in the format of the file name's extension. Raises ValueError for others."""
     path.write_text(form_of(path)(findings), encoding="utf-8")
 
 

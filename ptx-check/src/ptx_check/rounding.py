@@ -1,7 +1,7 @@
-"""Numbers as PTX has them: what numpy lacks or rounds otherwise, on arrays of any shape.
+"""PTX arithmetic that numpy lacks or rounds differently, on arrays of any shape.
 
-bfloat16 and half registers hold bits (uint16). Approximate instructions (ex2, lg2, rsqrt, sin, ...) are computed as
-well as numpy can and rounded; a device may differ in their last bits.
+bfloat16 and half registers hold bits (uint16). Approximate instructions (ex2, lg2, rsqrt, sin, ...) use numpy's best
+result, rounded; a device may differ in the last bits.
 Source: NVIDIA, "PTX ISA", chapter 9.7 (instructions), and IEEE 754.
 """
 
@@ -32,7 +32,7 @@ def fma32(a, b, c):
 
 
 def flush(x):
-    """Subnormal float32 to zero of its sign."""
+    """Flush subnormal float32 to signed zero."""
     small = np.abs(x) < _TINY
     return np.where(small, np.copysign(np.float32(0), x), x) if small.any() else x
 
@@ -42,7 +42,7 @@ def bf16_to_f32(bits):
 
 
 def f32_to_bf16(x):
-    """To nearest, ties to even; not a number becomes 0x7fff."""
+    """Round to nearest, ties to even; NaN becomes 0x7fff."""
     if x.size >= _MANY and x.flags.c_contiguous and x.flags.writeable:
         rounded = torch.from_numpy(x).to(torch.bfloat16).view(torch.uint16).numpy()
     else:
@@ -56,7 +56,7 @@ def f32_to_bf16(x):
 
 
 def converted(x, kind):
-    """x as float16 or float32: many numbers by PyTorch, which does it ten times as fast as numpy."""
+    """x as float16 or float32; large arrays by PyTorch, ten times as fast as numpy."""
     if x.size < _MANY or not (x.flags.c_contiguous and x.flags.writeable):
         return x.astype(kind)
     return torch.from_numpy(x).to(torch.float16 if kind is np.float16 else torch.float32).numpy()
@@ -67,7 +67,7 @@ def f16_to_f32(bits):
 
 
 def f32_to_f16(x):
-    """To nearest, ties to even; not a number becomes 0x7fff."""
+    """Round to nearest, ties to even; NaN becomes 0x7fff."""
     bits = converted(x, np.float16).view(np.uint16)
     odd = np.isnan(x)
     if odd.any():
@@ -76,24 +76,24 @@ def f32_to_f16(x):
 
 
 def flush16(bits):
-    """Subnormal half precision to zero of its sign."""
+    """Flush subnormal half precision to signed zero."""
     return np.where(bits & np.uint16(0x7C00), bits, bits & np.uint16(0x8000))
 
 
 def f32_to_tf32(x):
-    """To nearest, ties away from zero: 10 bits of mantissa; not a number becomes 0x7fffffff."""
+    """Round to nearest, ties away from zero, 10 bits of mantissa; NaN becomes 0x7fffffff."""
     bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), bits).view(np.float32)
 
 
 def f32_to_e4m3(x):
-    """Eight bits, held in 448; not a number becomes 0x7f. Its bits are those of half precision, 256 times smaller."""
+    """e4m3, saturated at 448; NaN becomes 0x7f. Its bits are those of half precision scaled by 1/256."""
     bits = (_held(x, "e4m3") * 2.0**-8).astype(np.float16).view(np.uint16)
     return np.where(np.isnan(x), 0x7F, (bits >> 8 & 0x80) | (bits >> 7 & 0x7F)).astype(np.uint8)
 
 
 def f32_to_e5m2(x):
-    """Eight bits, held in 57344; not a number becomes 0x7f."""
+    """e5m2, saturated at 57344; NaN becomes 0x7f."""
     bits = _held(x, "e5m2").astype(np.float16).view(np.uint16)
     return np.where(np.isnan(x), 0x7F, bits >> 8).astype(np.uint8)
 
@@ -114,7 +114,7 @@ def e5m2_to_f32(bits):
 
 
 def to_f16(x, way):
-    """float64, exact or to odd, as bits of half precision."""
+    """float64, exact or rounded to odd, as bits of half precision."""
     return f32_to_f16(exact.rounded(x, "f16", way).astype(np.float32))
 
 
@@ -142,13 +142,13 @@ def product_bf16(a, b):
 
 
 def saturated(x):
-    """Held in 0 .. 1; not a number becomes 0."""
+    """Clamp to [0, 1]; NaN becomes 0."""
     zero, one = x.dtype.type(0), x.dtype.type(1)
     return np.where(x > zero, np.minimum(x, one), zero)
 
 
 def positive(x):
-    """Negative numbers to 0; not a number stays."""
+    """Negative numbers become 0; NaN stays."""
     return np.where(x <= x.dtype.type(0), x.dtype.type(0), x)
 
 
@@ -166,12 +166,12 @@ def larger(a, b, choose=np.fmax):
 
 
 def of_both_signs(x, a, b):
-    """x with the product of the signs of a and b; not a number stays."""
+    """x with the product of the signs of a and b; NaN stays."""
     return np.where(np.isnan(x), x, np.where(np.signbit(a) != np.signbit(b), -x, x))
 
 
 def seed64(x, name, ftz):
-    """rcp or rsqrt of float64: of its upper 32 bits where ftz, and the lower 32 of the result are zero."""
+    """rcp or rsqrt of float64; ftz: of its upper 32 bits, with the lower 32 bits of the result zero."""
     upper = np.uint64(0xFFFFFFFF00000000)
     if not ftz:
         return 1.0 / np.sqrt(x)
@@ -192,20 +192,20 @@ def product_of_bytes(a, b, c, first, second):
 
 
 def carried(x, y, carry):
-    """x + y + carry of unsigned numbers, and what that carries."""
+    """x + y + carry of unsigned numbers, and the carry out."""
     part = x + y
     total = part + carry
     return total, (part < x) | (total < part)
 
 
 def borrowed(x, y, borrow):
-    """x - y - borrow, and what that borrows."""
+    """x - y - borrow, and the borrow out."""
     part = x - y
     return part - borrow, (x < y) | (part < borrow)
 
 
 def approximate_quotient(a, b):
-    """div.approx: beyond 2^126 the divisor's reciprocal vanishes."""
+    """div.approx: the reciprocal of divisors above 2^126 is 0."""
     huge = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     if not huge.any():
         return a / b
@@ -214,8 +214,8 @@ def approximate_quotient(a, b):
 
 
 def float_to_int(x, kind, whole=np.trunc):
-    """Rounded by `whole` and held in kind's range; not a number becomes 0, or the sign bit alone where 64 bits are
-    on either side."""
+    """Round by `whole` and saturate to kind's range; NaN becomes 0, or only the sign bit if either side has 64
+    bits."""
     limits = np.iinfo(kind)
     value = whole(x.astype(np.float64))
     high = value >= float(limits.max)
@@ -230,14 +230,14 @@ def float_to_int(x, kind, whole=np.trunc):
 
 
 def clamped(x, kind):
-    """An integer held in another type's range."""
+    """Saturate an integer to another type's range."""
     here, there = np.iinfo(x.dtype), np.iinfo(kind)
     low, high = max(here.min, there.min), min(here.max, there.max)
     return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(kind)
 
 
 def sum_in_range(a, b):
-    """a + b of int32, held in its range."""
+    """Saturating a + b of int32."""
     return clamped(np.add(a, b, dtype=np.int64), np.int32)
 
 
@@ -246,7 +246,7 @@ def difference_in_range(a, b):
 
 
 def quotient(a, b):
-    """Towards zero; by zero it is all ones."""
+    """Division rounded towards zero; by zero: all ones."""
     if a.dtype.kind == "u":
         return np.where(b == 0, ~a.dtype.type(0), a // np.where(b == 0, b.dtype.type(1), b))
     one = np.where((b == 0) | (b == -1), b.dtype.type(1), b)
@@ -256,7 +256,7 @@ def quotient(a, b):
 
 
 def remainder(a, b):
-    """With the sign of a."""
+    """Remainder with the sign of a."""
     return a - quotient(a, b) * b
 
 
@@ -288,7 +288,7 @@ def bits_of(x, first, count):
 
 
 def permute(a, b, selector):
-    """prmt: four of the eight bytes of b:a; bit 3 of a nibble spreads the byte's sign."""
+    """prmt: four of the eight bytes of b:a; bit 3 of a nibble replicates the byte's sign."""
     if selector.size == 1 and not int(selector.flat[0]) & 0x8888:
         return _arranged(a, b, int(selector.flat[0]))
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
@@ -303,7 +303,7 @@ def permute(a, b, selector):
 
 
 def _arranged(a, b, selector: int):
-    """The same of one selector for all: bytes that move alike move together."""
+    """prmt with a constant selector; bytes shifted by the same distance move together."""
     masks: dict[tuple[bool, int], int] = {}
     for position in range(4):
         second, byte = divmod(selector >> 4 * position & 7, 4)

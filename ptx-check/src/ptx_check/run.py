@@ -1,5 +1,5 @@
-"""Runs a translated kernel block by block (teams.py): all threads of many programs at once, or of one program where
-warps are specialised."""
+"""Executes a translated kernel block by block (teams.py): all threads of many programs at once, or of one program for
+warp-specialised kernels."""
 
 import time
 from collections import deque
@@ -28,19 +28,18 @@ from ptx_check.undefined import Undefined
 from ptx_check.warpgroup import Groups
 
 LANES = 16384
-"""Threads that run at once: their registers are arrays of some 64 KB, which caches hold."""
+"""Threads executed at once: registers are arrays of about 64 KB, which fit in caches."""
 _RESIDENT = 64
-"""Programs that are under way at once where one may wait for another; a device has some hundreds."""
+"""Programs in flight if one may wait for another; a device runs some hundreds."""
 _PATIENCE = 200
-"""Turns of each of them within which one must end or change memory."""
+"""Turns of each within which one must end or change memory."""
 
 
 _GUESSED = "unless it comes of what programs that were left out would have written, which this launch reads"
 
 
 class Launch:
-    """One launch: its grid, its arguments and what goes wrong. Of a program that several processors share (`cluster`),
-    each part counts as a program here."""
+    """One launch: grid, arguments and faults. Each block of a cluster counts as a program."""
 
     def __init__(
         self, code: Code, grid, threads: int, shared: int, parameters, known: list[Buffer], checks=True,
@@ -54,16 +53,16 @@ class Launch:
         self.traffic = Traffic(self, code.facts.global_grain)
         self.run: Run | None = None
         self.changed = False
-        """Whether anything in global memory was, since the last turn."""
+        """Whether global memory was written since the last turn."""
         total = grid[0] * grid[1] * grid[2]
         self.numbers = sample.chosen(total, None if self.facts.waiting else programs)
-        """The programs that run: a sample alone, unless they may wait for each other."""
+        """Programs to run: the sample, or all if they may wait for each other."""
         self.left_out = total - len(self.numbers)
         self.guessed = False
-        """Whether it has read what programs that an earlier launch left out may have written."""
+        """Whether it has read memory that skipped programs of an earlier launch may have written."""
 
     def execute(self) -> list[Fault]:
-        """Runs every program; what went wrong, one for each kind and instruction."""
+        """Run every program. Returns one fault per kind and instruction."""
         step = 1 if self.facts.waiting or self.facts.specialised else max(1, LANES // self.threads)
         chunks = (self.numbers[first : first + step, None] for first in range(0, len(self.numbers), step))
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
@@ -79,8 +78,7 @@ class Launch:
         return list(self.faults.values())
 
     def in_turns(self, chunks: Iterator[np.ndarray]) -> None:
-        """Runs chunks of programs, one after the other; where programs may wait for each other some of them in turns,
-        lower numbers first."""
+        """Run chunks of programs sequentially, or in turns, lower numbers first, if programs may wait for each other."""
         running: deque[tuple[Run, Iterator[None]]] = deque()
         turns = 0
         while True:
@@ -127,11 +125,11 @@ class Run:
         self.ntid = np.full((1, 1), self.width, u32)
         self.parameters = launch.parameters
         self.active: np.ndarray | None = None
-        """Which threads run; None: all."""
+        """Running threads; None: all."""
         self.alive: np.ndarray | None = None
-        """Which have not ended; None: none has."""
+        """Threads that have not exited; None: all."""
         self.code = self.tid.astype(np.int64)
-        """(1 or programs, threads): the thread, and warp barriers passed << 10."""
+        """(1 or programs, threads): thread code, thread | warp barriers passed << 10."""
         self.barriers = np.zeros((1, 1), dtype=np.int64)
         self.undefined = Undefined(self, launch.facts.never)
         self.memory = Global(self, launch.known)
@@ -141,7 +139,7 @@ class Run:
         self.matrices = Matrices(self)
         self.groups = Groups(self)
         self.groups_of = {0: self.groups}
-        """Products on their way, by the first warp of the team that issued them."""
+        """Pending products, by first warp of the issuing team."""
         self.leader = 0
         self.tensor = TensorMemory(self, launch.facts.tensor_columns)
         self.barriers_of_memory = Barriers(self)
@@ -155,12 +153,12 @@ class Run:
         self.traffic = launch.traffic
 
     def end_threads(self, threads: np.ndarray | None) -> None:
-        """These threads (None: all) have ended."""
+        """These threads (None: all) exit."""
         gone = np.ones((1, 1), dtype=bool) if threads is None else threads
         self.alive = ~gone if self.alive is None else self.alive & ~gone
 
     def lead(self, warp: int) -> None:
-        """A team whose first warp this is has its turn."""
+        """Switch to the team with this first warp."""
         self.leader = warp
         self.groups = self.groups_of.setdefault(warp, self.groups if warp == 0 else Groups(self))
 
@@ -170,7 +168,7 @@ class Run:
         self.launch.fault(kind, index, message, other)
 
     def where(self, guard) -> np.ndarray | None:
-        """The threads that run and pass the guard; None: all of them."""
+        """Running threads that pass the guard; None: all."""
         if guard is None:
             return self.active
         if self.active is not None:
@@ -178,7 +176,7 @@ class Run:
         return None if guard.all() else guard
 
     def rows(self, index: int) -> np.ndarray | None:
-        """(programs, 1): the programs that run, all their living threads together; None: all."""
+        """(programs, 1): programs whose live threads all run; None: all."""
         if self.active is None:
             return None
         if self.active.shape[1] == 1:
@@ -193,17 +191,17 @@ class Run:
         return np.zeros((1, 1), dtype=bool) if self.alive is None else ~self.alive
 
     def parameter_part(self, number: int, offset: int, kind) -> np.ndarray:
-        """So much of a parameter, from a byte on."""
+        """Bytes of a parameter from an offset."""
         value = self.parameters[number]
         return value.astype(kind) if not offset else (value >> value.dtype.type(8 * offset)).astype(kind)
 
     def parameter(self, address) -> np.ndarray:
-        """Name the parameter at an address that the kernel computed of its parameters."""
+        """Parameter at a computed parameter address."""
         table = np.array([int(value.flat[0]) for value in self.parameters], dtype=np.uint64)
         return table.take((address // np.uint64(PARAMETER)).astype(np.int64), mode="clip")
 
     def own(self, index: int, address) -> np.ndarray:
-        """Places in threads' own memory of generic addresses: kernels hand over no others."""
+        """Local-memory offsets of generic addresses; kernels pass no others."""
         inside = address < np.uint64(self.launch.facts.local)
         if not (inside if self.active is None else inside | ~self.active).all():
             location = self.launch.code.instructions[index].location
@@ -214,11 +212,11 @@ class Run:
         return np.full((1, 1), time.perf_counter_ns(), np.uint64)
 
     def everyone(self) -> np.ndarray:
-        """(programs or 1, threads): those that run."""
+        """(programs or 1, threads): running threads."""
         return self.spread(np.ones((1, 1), dtype=bool) if self.active is None else self.active)
 
     def barrier(self, index: int, number, count) -> None:
-        """bar.sync, of so many threads; None: all."""
+        """bar.sync of so many threads; None: all."""
         if self.launch.facts.specialised:
             return self.teams.meet(index, int(number.flat[0]), None if count is None else int(count.flat[0]))
         arrived = self.rows(index)
@@ -236,18 +234,18 @@ class Run:
         self.warps_met(self.active if members is None else self.named(members))
 
     def warps_met(self, taking) -> None:
-        """These threads have met those of their warp."""
+        """These threads passed bar.warp.sync."""
         if self.checks:
             step = np.int64(1 << 10)
             self.races.met = True
             self.code = self.code + (step if taking is None else taking * step)
 
     def named(self, members) -> np.ndarray:
-        """Threads whose lane is in a mask."""
+        """Threads whose lane is in the mask."""
         return (members >> self.lane & np.uint32(1)) != 0
 
     def together(self, index: int, members=None) -> None:
-        """The threads of a warp that `members` names (None: all) must be here together, and no others."""
+        """Check that exactly the threads in `members` (None: all) of each warp are here."""
         active = np.ones((1, 1), dtype=bool) if self.active is None else self.active
         if members is None and active.shape[1] == 1:
             return
@@ -262,11 +260,11 @@ class Run:
             self.fault("divergence", index, "not all threads of a warp that must be come here together")
 
     def spread(self, value) -> np.ndarray:
-        """With all threads, though perhaps for one program only."""
+        """Broadcast over threads; programs may stay 1."""
         return value if value.shape[1] == self.width else np.broadcast_to(value, (value.shape[0], self.width))
 
     def shuffle(self, index: int, mode: str, value, lane, clamp: int, members=None) -> np.ndarray:
-        """The value of another thread of the warp."""
+        """Shuffle: the value of another thread of the warp."""
         self.together(index, members)
         if value.shape[1] == 1:
             return value
@@ -291,8 +289,7 @@ class Run:
         return np.take_along_axis(np.broadcast_to(value, (self.programs, self.width)), source, 1)
 
     def lanes_elsewhere(self, index: int, source, members) -> None:
-        """Mark results of a shuffle from lanes that do not run here, or that the mask leaves out: they may be
-        anything."""
+        """Mark results of a shuffle from lanes that are inactive or not in the mask as undefined."""
         if not self.checks or (members is None and self.active is None):
             return
         taking = np.ones((1, 1), dtype=bool) if self.active is None else self.active
@@ -304,7 +301,7 @@ class Run:
             self.undefined.loaded(index, (np.where(missing, np.uint32(0xFFFFFFFF), np.uint32(0)),))
 
     def vote(self, index: int, mode: str, value, members=None) -> np.ndarray:
-        """any, all or ballot over the threads of a warp that run and are named."""
+        """any, all or ballot over the running threads of a warp in the mask."""
         value = self.spread(value)
         self.together(index, members)
         for taking in (self.active, None if members is None else self.named(members)):
@@ -315,7 +312,7 @@ class Run:
         return np.repeat(votes, 32, axis=1)
 
     def reduce(self, index: int, operation: str, value, members=None) -> np.ndarray:
-        """redux: one number of all threads of a warp that are named."""
+        """redux: reduction over the threads of a warp in the mask."""
         value = self.spread(value)
         self.together(index, members)
         if members is not None or self.active is not None:
@@ -327,7 +324,7 @@ class Run:
         return np.repeat(warps, 32, axis=1)
 
     def elect(self, index: int, members) -> tuple[np.ndarray, np.ndarray]:
-        """The lane that elect.sync chooses of a warp, the lowest that runs, and where it is the thread's own."""
+        """elect.sync: the lowest running lane of each warp, and the mask of elected threads."""
         self.together(index, members)
         here = np.ones((1, 1), dtype=bool) if self.active is None else self.active
         first = self.spread(here).reshape(len(here), -1, 32).argmax(2).astype(np.uint32)
@@ -335,7 +332,7 @@ class Run:
         return lanes, lanes == self.lane
 
     def running(self) -> np.ndarray:
-        """Lanes of each warp that run here."""
+        """Running lanes of each warp."""
         here = np.ones((1, 1), dtype=bool) if self.active is None else self.active
         return np.repeat(_ballot(self.spread(here)), 32, axis=1)
 
@@ -347,7 +344,7 @@ _NEUTRAL: dict[str, Callable] = {
     "maximum.f32": lambda kind: -np.inf,
 }  # fmt: skip
 _REDUCED = UFUNCS | {"min.f32": np.fmin, "max.f32": np.fmax, "minimum.f32": np.minimum, "maximum.f32": np.maximum}
-"""Sums over lanes; of float32 with .NaN, as minimum and maximum, a NaN decides."""
+"""Reductions over lanes; float32 minimum and maximum with .NaN propagate NaN."""
 
 
 def _ballot(value: np.ndarray) -> np.ndarray:

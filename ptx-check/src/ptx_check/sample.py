@@ -1,8 +1,8 @@
-"""A sample of a launch's programs, and what can be told of memory that the others would have written.
+"""Program sampling, and tracking of memory that skipped programs would have written.
 
-Nobody knows where the programs that were left out would have written, nor what. So of every tensor that the others
-wrote, the elements that they did not write are unknown; so is what a launch writes that has read such an element, and
-what PyTorch's operators make of one. What is unknown counts as written, as zeros where nobody has written it yet.
+What skipped programs would have written is unknown. So in every tensor written by the sample, the elements it did not
+write are unknown, as is everything written by launches that read such an element, and results of PyTorch operators on
+them. Unknown elements count as written, as zeros if uninitialized.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ptx_check.allocations import EMPTY, Marks, elements_of, written_by
 
 unknown = Marks()
-"""Of each byte, whether nobody knows what it would hold had all programs run."""
+"""Unknown bytes, by storage."""
 _MOVING = {"_to_copy", "cat", "clone", "gather", "index", "index_select", "masked_select", "stack"}
-"""Operators whose result has elements of their first argument, and nothing else."""
+"""Operators that only rearrange elements of their first argument."""
 _OVERWRITING = {"copy_", "fill_", "zero_"}
 
 
 def chosen(total: int, most: int | None) -> np.ndarray:
-    """Numbers of no more than `most` programs: the first, the last, and between them evenly spread ones. From four on
-    they are pairs of neighbours, which touch each other's memory most easily."""
+    """Indices of at most `most` programs: the first, the last, and evenly spaced ones between. From four on they are
+    adjacent pairs, which are the likeliest to touch each other's memory."""
     if most is None or total <= most:
         return np.arange(total, dtype=np.int64)
     if most < 4:
@@ -36,22 +36,22 @@ def chosen(total: int, most: int | None) -> np.ndarray:
 
 
 class Footprint:
-    """Bytes of a tensor's memory that a launch has touched."""
+    """Bytes of a buffer that a launch accessed."""
 
     def __init__(self, size: int) -> None:
         self.stored: np.ndarray = np.zeros(size, dtype=bool)
         self.added: np.ndarray = np.zeros(size, dtype=bool)
-        """Touched by atomic operations."""
+        """Bytes accessed by atomics."""
 
     def note(self, positions: np.ndarray, width: int, *, atomic: bool) -> None:
-        """Words of so many bytes were touched."""
+        """Record accesses to words of so many bytes."""
         into = (self.added if atomic else self.stored)[: len(self.stored) // width * width].reshape(-1, width)
         into[positions[positions < len(into)]] = True
 
 
 def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
-    """Notes what is unknown behind a launch. left_out: some of its programs did not run; guessed: it has read what is
-    unknown."""
+    """Update unknown elements after a launch. left_out: some programs were skipped. guessed: it read unknown
+    elements."""
     for buffer in buffers:
         done, now = buffer.footprint, buffer.unknown
         now = np.zeros(buffer.size, dtype=bool) if now is None else now.copy()
@@ -67,7 +67,7 @@ def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor:
-    """Tell which elements are what they would be had all programs run: booleans of the tensor's shape."""
+    """Mask of known elements, in the tensor's shape."""
     marks = unknown.of(tensor.untyped_storage())
     if marks is None:
         return torch.ones(tensor.shape, dtype=torch.bool)
@@ -75,7 +75,7 @@ def known(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Unknowns(TorchDispatchMode):
-    """Inside the block PyTorch's operators hand on what is unknown."""
+    """Inside the block, PyTorch operators propagate unknown elements."""
 
     supports_higher_order_operators = True
 
@@ -110,14 +110,14 @@ class Unknowns(TorchDispatchMode):
 
 
 def _doubtful(values: Any) -> bool:
-    """Tell if any tensor among these has elements that are not known."""
+    """Whether any of these tensors has unknown elements."""
     return any(isinstance(t, torch.Tensor) and not known(t).all() for t in tree_leaves(values))
 
 
 @contextlib.contextmanager
 def comparing(wrong: Callable[[], None]) -> Iterator[None]:
-    """Inside the block torch.testing.assert_close and torch.allclose compare what is known alone. wrong is called where
-    that differs."""
+    """Inside the block, torch.testing.assert_close and torch.allclose compare known elements only. wrong is called on
+    a mismatch."""
     close, equal = torch.testing.assert_close, torch.allclose
 
     def assert_close(actual: Any, expected: Any, *args: Any, **options: Any) -> None:
@@ -140,7 +140,7 @@ def comparing(wrong: Callable[[], None]) -> Iterator[None]:
 
 
 def _known_of(one: Any, other: Any) -> tuple[Any, Any]:
-    """The elements of two tensors that both know; anything else as it is."""
+    """Elements known in both tensors; other arguments unchanged."""
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape):
         return one, other
     both = known(one) & known(other)

@@ -1,7 +1,7 @@
 """Shared memory of a running chunk of programs: loads, stores, and asynchronous copies into it.
 
-Every byte has marks of what nobody wrote (undefined.py). A copy's bytes arrive at the wait for its group, not before:
-until then the place counts as unwritten, so that who reads too early reads what nobody wrote.
+Every byte has marks of undefined bits (undefined.py). A copy's bytes arrive at the wait for its group; until then the
+destination counts as unwritten, so that early reads are detected.
 Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asynchronous copies) and 8.10 (proxies).
 """
 
@@ -23,14 +23,13 @@ class Shared:
         self.pitch = -(-max(size, 16) // 16) * 16
         self.flat = _views(np.full(run.programs * (self.pitch // 4), POISON[4], dtype=np.uint32))
         self.marks = _views(np.full(run.programs * (self.pitch // 4 if run.checks else 4), 0xFFFFFFFF, dtype=np.uint32))
-        """Memory, and of each byte the bits that nobody wrote, as words of every width."""
+        """Memory and undefined bits, viewed as words of every width."""
         proxies = run.checks and run.launch.facts.asynchronous and not run.launch.facts.specialised
         self.proxies = Proxies(run, self.pitch) if proxies else None
         self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
 
     def positions(self, index, address, mask, width) -> np.ndarray:
-        """Positions of words of `width` bytes in their program's row; what lies outside is reported and moved
-        inside."""
+        """Positions of words of `width` bytes in their program's row; out-of-bounds ones are reported and clamped."""
         shift = np.uint32(width.bit_length() - 1)
         turned = address if width == 1 else (address >> shift) | (address << (np.uint32(32) - shift))
         last = np.uint32(max(self.size - width, 0)) >> shift
@@ -67,11 +66,11 @@ class Shared:
                 each.fence()
 
     def note(self, kind: str, *access) -> None:
-        """For races."""
+        """Record accesses for race detection."""
         getattr(self.run.races, kind)(*access)
 
     def unwritten(self, positions, width, mask) -> np.ndarray | None:
-        """The marks of words of so many bytes that threads in the mask read; None where they have none."""
+        """Marks of words read by threads in the mask; None if there are none."""
         marks, words = self.marks[width].take(positions), WORDS[min(width, 8)]
         if not marks.view(words).any():
             return None
@@ -87,7 +86,7 @@ class Shared:
         self.put(index, address, mask, join(values, shape, size), width, marks=unknown, size=size)
 
     def exchange(self, index, address, guard, form: tuple[str, str], orders, value, compared, wanted: bool):
-        """An atomic operation; what each thread found there, where that is wanted."""
+        """Execute an atomic operation. Returns the old values if used."""
         run, size = self.run, np.dtype(TYPES[form[1]]).itemsize
         mask, shape = run.where(guard), run.shape
         data = [spread(each, shape) for each in (run.threads, value, *([] if compared is None else [compared]))]
@@ -103,7 +102,7 @@ class Shared:
         return result
 
     def chosen(self, index, address, mask, width, *data) -> list[np.ndarray]:
-        """Return where each thread's word lies, and data (all programs and threads), of the threads in the mask."""
+        """Word positions and data of the threads in the mask."""
         shape = data[0].shape if data else self.run.shape
         places = spread(self.positions(index, address, mask, width) + self.rows[width], shape)
         if mask is None:
@@ -112,8 +111,7 @@ class Shared:
         return [each[within] for each in (places, *data)]
 
     def put(self, index, address, mask, packed, width, code=None, marks=None, size=2) -> None:
-        """Stores words of elements of `size` bytes; packed, and marks where some bits of it are undefined, have all
-        programs and threads."""
+        """Store words of elements of `size` bytes. packed, and marks for undefined bits, cover all programs and threads."""
         data = (packed,) if marks is None else (packed, marks)
         positions, packed, *unknown = self.chosen(index, address, mask, width, *data)
         self.flat[width][positions] = packed
@@ -126,7 +124,7 @@ class Shared:
             self.note("write", index, address, mask, width, code)
 
     def claim(self, index, address, mask, width) -> None:
-        """A copy is on its way to words: until it arrives they are unwritten."""
+        """Mark the destination of a pending copy as unwritten."""
         (positions,) = self.chosen(index, address, mask, width)
         self.flat[width][positions] = self.flat[width].dtype.type(0)
         if self.run.checks:
@@ -139,7 +137,7 @@ def _views(words: np.ndarray) -> dict[int, np.ndarray]:
 
 
 class Local(Shared):
-    """Memory that each thread has to itself, for what is chosen by a number that the kernel computes."""
+    """Local memory of threads."""
 
     name = "a thread's own memory"
 
@@ -153,11 +151,11 @@ class Local(Shared):
         self.rows = {width: run.threads * (self.pitch // width) for width in WORDS}
 
     def note(self, kind: str, *access) -> None:
-        """No other thread touches it."""
+        """Nothing to record: no other thread accesses it."""
 
 
 class Copy(NamedTuple):
-    """A cp.async on its way."""
+    """A pending cp.async."""
 
     issued: int
     destination: np.ndarray
@@ -167,12 +165,12 @@ class Copy(NamedTuple):
     group: np.ndarray
     unknown: np.ndarray | None
     low: int
-    """The lowest byte of it, and the one behind the highest."""
+    """Its byte range, end exclusive."""
     high: int
 
 
 class Copies:
-    """cp.async: what is on its way, group by group. Groups are counted per program, whose threads go together."""
+    """Pending cp.async by group. Groups are counted per program, whose threads proceed together."""
 
     def __init__(self, run) -> None:
         self.run = run
@@ -218,8 +216,8 @@ class Copies:
         self.pending.append(Copy(index, destination, mask, packed, width, group, unknown, low, high))
 
     def check_order(self, index, destination, mask, width) -> None:
-        """A thread's own copies are not ordered among themselves: none may go where one of its others is on its way.
-        Those of other threads are races like any."""
+        """Report copies to a destination of another pending copy of the same thread, as these are unordered. Copies of
+        other threads are ordinary races."""
         low, high = int(destination.min()), int(destination.max()) + width
         for copy in self.pending:
             if low >= copy.high or copy.low >= high:
@@ -240,7 +238,7 @@ class Copies:
         self.committed = self.committed + (1 if arrived is None else arrived.astype(np.int64))
 
     def wait(self, index, allowed: int) -> None:
-        """All but the `allowed` youngest groups have arrived."""
+        """Complete all but the `allowed` youngest groups."""
         arrived = self.run.rows(index)
         remaining = []
         for copy in self.pending:
@@ -258,13 +256,13 @@ class Copies:
         self.pending = remaining
 
     def remember(self) -> None:
-        """After a barrier: what is still on its way may be written in the new stretch too."""
+        """After a barrier: pending copies may still write in the new barrier interval."""
         for copy in self.pending:
             self.run.races.write(copy.issued, copy.destination, copy.mask, copy.width)
 
 
 def _shortened(packed, count, width, shape) -> np.ndarray:
-    """Words of which bytes from `count` on are zero."""
+    """Words with the bytes from `count` on zeroed."""
     step = np.arange(width, dtype=np.uint32)
     lanes = np.ascontiguousarray(packed).view(np.uint8).reshape(*shape, width)
     lanes = np.where(step < np.broadcast_to(count, shape)[..., None], lanes, 0).astype(np.uint8)
@@ -272,15 +270,15 @@ def _shortened(packed, count, width, shape) -> np.ndarray:
 
 
 class Proxies:
-    """Shared memory as asynchronous products see it: what threads wrote comes to them by fence.proxy.async alone."""
+    """The async proxy's view of shared memory: threads' writes are visible to it after fence.proxy.async."""
 
     def __init__(self, run, pitch: int) -> None:
         self.run = run
         self.stamps = _views(np.zeros(run.programs * (pitch // 4), dtype=np.uint32))
         self.now = 1
-        """Of each byte the stretch in which threads wrote it; a fence begins the next."""
+        """Interval in which threads wrote each byte; a fence begins the next."""
         self.passed: np.ndarray | None = None
-        """Threads that have passed the fence that others have yet to pass."""
+        """Threads that have passed a fence before the others."""
 
     def stamp(self, width: int) -> np.ndarray:
         return np.full(16, self.now, np.uint8).view(WORDS[width])[0]
@@ -289,8 +287,7 @@ class Proxies:
         self.stamps[width][positions] = self.stamp(width)
 
     def fence(self) -> None:
-        """Threads pass fence.proxy.async, which orders what they wrote themselves; some may do so behind a branch, and
-        the others before or after them."""
+        """Threads pass fence.proxy.async, which orders their own writes; in divergent code not all pass it at once."""
         active = self.run.active
         if active is not None and active.shape[1] != 1 and not (active | self.run.ended()).all():
             self.passed = active if self.passed is None else self.passed | active
@@ -303,7 +300,7 @@ class Proxies:
             self.now = 1
 
     def check(self, index, positions, width, mask) -> None:
-        """A product reads words."""
+        """Check words read by a product."""
         fresh = self.stamps[width].take(positions) == self.stamp(width)
         if fresh.any() and (mask is None or (fresh & mask).any()):
             message = (

@@ -2,8 +2,7 @@
 
     python -m ptx_check.support
 
-A family stands with one of its instructions, whose form forms.py knows or not, and the first chip that has it, which
-the tests ask the assembler. Source: NVIDIA, "PTX ISA", the target notes of chapter 9.7.
+Each family is represented by one instruction and the first chip that has it; tests verify both with the assembler. Source: NVIDIA, "PTX ISA", the target notes of chapter 9.7.
 """
 
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from ptx_check.forms import executed
 class Family:
     name: str
     example: str
-    """A statement, its registers as %p1, %rs1 (16 bits), %r1, %rd1."""
+    """A statement with registers %p1, %rs1 (16 bits), %r1, %rd1."""
     since: int = 60
     """The first chip that has it."""
     alone: bool = False
     """Whether that is the only chip."""
 
     def on(self, chip: str) -> str:
-        """Return the text of a cell of the table."""
+        """Text of a table cell."""
         number = int(chip[3:])
         if number < self.since or (self.alone and number != self.since):
             return ""
@@ -77,7 +76,7 @@ FAMILIES = (
 
 
 def table() -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     lines = [f"| | {' | '.join(CHIPS)} |", f"|---|{'---|' * len(CHIPS)}"]
     lines += [f"| {family.name} | {' | '.join(family.on(chip) for chip in CHIPS)} |" for family in FAMILIES]
     return "\n".join(line.replace("|  |", "| |").replace("|  |", "| |") for line in lines)

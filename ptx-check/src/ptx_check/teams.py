@@ -1,11 +1,11 @@
 """Control flow: paths of threads through a kernel's blocks, and teams of warps that run side by side.
 
-Threads that part at a branch come together again in its immediate post-dominator (control.py): one side runs up to
-there, then the other, then both go on together. Where blocks stand in the text does not matter.
+Threads that diverge at a branch reconverge at its immediate post-dominator (control.py): one side runs up to it, then
+the other, then both continue together. The order of blocks in the text does not matter.
 
-In a specialised kernel (warp specialization: producers and consumers) warps that part become teams. A team runs until
-it waits: at a barrier for other threads, at an mbarrier for a phase, at setmaxnreg for registers. Then another team has
-its turn; where none can go on, that is a deadlock. Teams that leave a barrier at one place go on as one.
+In a warp-specialised kernel (producers and consumers), diverging warps become teams. A team runs until it waits: at a
+barrier for other threads, at an mbarrier for a phase, at setmaxnreg for registers. Then another team runs; if none can,
+that is a deadlock. Teams that leave a barrier at the same block merge.
 """
 
 import random
@@ -19,24 +19,24 @@ from ptx_check.faults import Unsupported
 
 _MOST_BLOCKS = 5_000_000
 _TURN = 16
-"""Blocks that a program runs before the next has its turn."""
+"""Blocks per turn of a program."""
 _SWITCHING = 0.3
-"""How often, where a seed says so, a team hands over though it could go on; or a copy arrives."""
+"""Probability, with a seed, that a team yields early or that a copy arrives."""
 
 
 @dataclass(slots=True)
 class Path:
-    """Threads that run together."""
+    """Threads that run in lockstep."""
 
     block: int
     threads: np.ndarray | None
-    """None: all that have not ended."""
+    """None: all that have not exited."""
     join: int
-    """The block where they wait for those that they parted from."""
+    """Reconvergence block."""
 
 
 class Waiting(NamedTuple):
-    """A team's reason to stand still."""
+    """Why a team waits."""
 
     instruction: int
     over: Callable[[], bool]
@@ -45,26 +45,26 @@ class Waiting(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Team:
-    """Warps with a stack of paths; the last one runs."""
+    """Warps with a stack of paths; the top one runs."""
 
     paths: list[Path]
     whole: "Team | None" = None
-    """The team that these warps parted from; it goes on at the join."""
+    """Parent team; it continues at the join."""
     parts: int = 0
-    """Teams that parted from this one and have not reached the join."""
+    """Child teams that have not reached the join."""
     waiting: Waiting | None = None
 
 
 @dataclass(slots=True)
 class Meeting:
-    """Threads that have arrived at a barrier."""
+    """Threads arrived at a barrier."""
 
     threads: np.ndarray
     teams: list[Team] = field(default_factory=list)
 
 
 class Teams:
-    """The teams of a run. In a kernel that is not specialised there is one, which never waits."""
+    """The teams of a run. Kernels without specialization have one, which never waits."""
 
     def __init__(self, run) -> None:
         self.run = run
@@ -78,15 +78,15 @@ class Teams:
         seed = run.launch.seed
         self.random = None if seed is None else random.Random(f"{seed} {run.numbers.flat[0]}")
         self.meetings: dict[int, Meeting] = {}
-        """By the barrier's number."""
+        """Barriers by number."""
         self.met: list[Team] = []
-        """Teams that a barrier has just let go."""
+        """Teams just released by a barrier."""
         self.stretch = 0
         self.registers = np.full(run.width // 32, facts.maxnreg)
-        """Registers a thread, of each warp."""
+        """Registers per thread of each warp."""
 
     def steps(self) -> Iterator[None]:
-        """Runs to the end, with a pause after every so many blocks."""
+        """Generator that runs to the end and yields every so many blocks."""
         run = self.run
         functions = run.launch.code.functions
         registers: list = [None] * (4 + run.launch.facts.registers)
@@ -123,14 +123,14 @@ class Teams:
             run.races.barrier(None)
 
     def remove(self, team: Team) -> bool:
-        """A team has reached its join; tells whether others are left."""
+        """A team reached its join. Returns whether other teams are left."""
         self.all.remove(team)
         if team.whole is not None:
             team.whole.parts -= 1
         return bool(self.all)
 
     def living(self, path: Path, *, alone: bool) -> np.ndarray | None:
-        """The threads of a path that have not ended; None: all of the launch."""
+        """Live threads of a path; None: all."""
         alive = self.run.alive
         if alone:  # then the others have ended, and what blocks leave in their registers matters to nobody
             path.threads = None
@@ -140,14 +140,14 @@ class Teams:
         return path.threads
 
     def go(self, path: Path, block: int) -> None:
-        """A path goes on in a block; its threads end where that is -1."""
+        """Continue a path in a block; -1: its threads exit."""
         path.block = block
         if block < 0:
             path.block = path.join
             self.run.end_threads(self.run.active)
 
     def branch(self, paths: list[Path], block: int, taken, target: int, following: int) -> None:
-        """The last path parts behind `block`, unless its threads all go one way."""
+        """Split the top path after `block`, unless all its threads take the same branch."""
         path, live = paths[-1], self.run.active
         if taken.size == 1:
             return self.go(path, target if taken.flat[0] else following)
@@ -174,7 +174,7 @@ class Teams:
     # ------------------------------------------------------------------------------------------------------- teams
 
     def scatter(self, block: int, chosen, targets: tuple[int, ...]) -> None:
-        """brx: each thread goes to the target that it has chosen."""
+        """brx: each thread branches to its own target."""
         run = self.run
         active = run.spread(np.ones((1, 1), dtype=bool) if run.active is None else run.active)
         chosen = run.spread(chosen)
@@ -187,7 +187,7 @@ class Teams:
         return self.part(parts, run.launch.facts.joins[block])
 
     def part(self, parts: list[tuple[int, np.ndarray]], join: int) -> None:
-        """The team waits at the join until each part of it, a team from now on, has come there."""
+        """Split into child teams; the parent waits at the join for all of them."""
         whole = self.team
         whole.paths[-1].block = join
         for target, threads in parts:
@@ -198,7 +198,7 @@ class Teams:
                 whole.parts += 1
 
     def choose(self) -> bool:
-        """Chooses the team that runs now; false in a deadlock, which is reported."""
+        """Choose the next team to run. Returns False for a deadlock, which is reported."""
         run, late = self.run, self.run.barriers_of_memory.late
         while not (ready := [team for team in self.all if self.ready(team)]):
             if not late:
@@ -220,7 +220,7 @@ class Teams:
         return team.waiting is None and not team.parts
 
     def wait(self, index: int, over: Callable[[], bool], reason: Callable[[], str]) -> None:
-        """The team that runs can go on when `over` says so."""
+        """Suspend the running team until `over` returns true."""
         self.team.waiting = Waiting(index, over, reason)
 
     def deadlock(self) -> None:
@@ -232,7 +232,7 @@ class Teams:
         self.run.fault("deadlock", stuck[0].waiting.instruction, f"nothing goes on: {'; '.join(reasons)}", other)
 
     def meet(self, index: int, number: int, count: int | None) -> None:
-        """bar.sync: the team waits until `count` threads (None: all that have not ended) are at the barrier."""
+        """bar.sync: wait until `count` threads (None: all live ones) are at the barrier."""
         run = self.run
         here = run.everyone()
         if not _of_warps(here):
@@ -259,7 +259,7 @@ class Teams:
         return None
 
     def merge(self) -> None:
-        """Teams that leave a barrier at one place become one."""
+        """Merge teams that leave a barrier at the same block."""
         first: dict[tuple, Team] = {}
         for team in self.met:
             path = team.paths[-1]
@@ -274,7 +274,7 @@ class Teams:
         self.met = []
 
     def setmaxnreg(self, index: int, count: int) -> None:
-        """A team gives registers back, or waits until there are as many as it asks for."""
+        """setmaxnreg: release registers, or wait until enough are free."""
         warps = self.run.everyone()[0, ::32]
 
         def over() -> bool:
@@ -289,7 +289,7 @@ class Teams:
 
 
 def _of_warps(threads: np.ndarray) -> bool:
-    """Tell if threads of one program are whole warps."""
+    """Whether threads of one program form whole warps."""
     if threads.shape[1] == 1:
         return True
     warps = threads.reshape(len(threads), -1, 32)

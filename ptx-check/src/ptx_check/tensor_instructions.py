@@ -1,4 +1,4 @@
-"""Instructions on tensor memory and mbarriers, and copies that threads do not wait for, in numpy."""
+"""Instructions on tensor memory and mbarriers, and asynchronous copies, in numpy."""
 
 from ptx_check.bulk_copies import LONG, offset_of
 from ptx_check.control import registers_of
@@ -8,10 +8,10 @@ from ptx_check.warp_instructions import WarpInstructions
 
 
 class TensorInstructions(WarpInstructions):
-    """The writers of instructions that only chips with tensor memory have, of mbarriers and of asynchronous copies."""
+    """Code generators for tensor memory, mbarriers and asynchronous copies."""
 
     def _elect(self, i: Instruction) -> None:
-        """One thread of a warp: its lane, and whether it is this."""
+        """elect.sync: the elected lane, and whether it is this thread."""
         if not isinstance(i.operands[0], Vector) or i.guard is not None:
             raise Unsupported(f"form of {i.opcode}", i.location)
         lane, chosen = i.operands[0].parts
@@ -72,7 +72,7 @@ class TensorInstructions(WarpInstructions):
         return self.emit(f"M.shared.store({i.index}, {where}, {self.guard(i)}, {size}, {stored})")
 
     def unhinted(self, i: Instruction) -> None:
-        """Drops the last operand of an instruction that tells caches what to keep."""
+        """Drop the cache-policy operand of an instruction."""
         if "L2::cache_hint" in i.words:
             i.operands = i.operands[:-1]
 
@@ -150,7 +150,7 @@ class TensorInstructions(WarpInstructions):
         )
 
     def _tensor_access(self, i: Instruction) -> None:
-        """ld and st: as many registers as columns, or half as many where a column has 16 bits."""
+        """ld and st: one register per column, or per two columns of 16 bits."""
         shape, loads = i.words[4], i.words[1] == "ld"
         if loads:
             vector, place, *numbers = i.operands

@@ -1,8 +1,8 @@
-"""Tensor memory of sm_100: 128 lanes of 512 columns of 32 bits a program, where tcgen05.mma puts its sums.
+"""Tensor memory of sm_100: 128 lanes of 512 32-bit columns per program, holding the sums of tcgen05.mma.
 
-A product is issued by one thread and arrives later: tcgen05.commit lets an mbarrier know, and who waits for that may
-use the sums and overwrite the operands. Threads load and store tensor memory warp by warp, each warp its quarter of the
-lanes; what is stored is there after tcgen05.wait::st, and a barrier makes it known to the thread that multiplies.
+A product is issued by one thread and completes later: tcgen05.commit signals an mbarrier, and after waiting there the
+sums may be used and the operands overwritten. Each warp loads and stores its quarter of the lanes; stores are visible
+after tcgen05.wait::st, and to the multiplying thread after a barrier.
 A sum of 128 rows has row r in lane r; one of 64 rows has 16 of them in each quarter, its lower or its upper half.
 Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05).
 """
@@ -25,7 +25,7 @@ _KINDS = {
     "kind::f8f6f4": (32, {0: "e4m3", 1: "e5m2"}),
     "kind::i8": (32, {0: "u8", 1: "s8"}),
 }
-"""Kinds of products: their depth, and what the numbers in an instruction descriptor mean."""
+"""Kinds of products: depth, and type codes of an instruction descriptor."""
 _HALVES = ("kind::f16", "kind::f8f6f4")
 """Kinds whose sums may be float16, one in the lower half of a column."""
 _SWIZZLES = {2: 128, 4: 64, 6: 32}
@@ -43,15 +43,15 @@ class TensorMemory:
         self.used = 0
         by_column = (run.programs, 2, self.columns)
         self.storing = np.zeros(by_column, dtype=bool)
-        """Columns, of lower and of upper halves of quarters, that threads store into: until tcgen05.wait::st."""
+        """Columns (of lower and upper halves of quarters) with pending stores, until tcgen05.wait::st."""
         self.touched = np.zeros(by_column, dtype=bool)
-        """Those that threads have stored or loaded since the last barrier."""
+        """Columns accessed by threads since the last barrier."""
         self.products = np.zeros(by_column, dtype=np.int64)
-        """Of each column the commit with which its last product is done."""
+        """Commit that completes the last product of each column."""
         self.commit_number = 1
         self.done = np.zeros((run.programs, 1, 1), dtype=np.int64)
         self.reading: list[tuple] = []
-        """(commit, instruction, addresses, programs) of operands that may still be read."""
+        """(commit, instruction, addresses, programs) of operands still being read."""
 
     # -------------------------------------------------------------------------------- what all threads of a warp do
 
@@ -62,7 +62,7 @@ class TensorMemory:
         self.run.shared.store(index, address, guard, 4, (np.full((1, 1), base, np.uint32),))
 
     def places(self, index, address, mask, shape: str, split: int, count: int):
-        """Positions of each thread's first word, and the columns that each program touches."""
+        """Position of each thread's first word, and the columns accessed by each program."""
         run = self.run
         run.together(index)
         address = run.spread(address)
@@ -87,7 +87,7 @@ class TensorMemory:
         return first + lane * self.columns + column, np.broadcast_to(touched, self.storing.shape)
 
     def load(self, index, address, shape: str, split: int, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
-        """Registers; narrow: with the lower halves of two columns each."""
+        """Load registers. narrow: each holds the lower halves of two columns."""
         run = self.run
         positions, touched = self.places(index, address, run.active, shape, split, count << narrow)
         if run.checks:
@@ -126,7 +126,7 @@ class TensorMemory:
         self.touched |= touched
 
     def settled(self, index, touched) -> None:
-        """Nothing may be on its way to these columns."""
+        """Report columns with pending products or stores."""
         if (touched & (self.products > self.done)).any():
             message = "the sums of a product are used before the mbarrier of its tcgen05.commit is waited for"
             self.run.fault("unwritten", index, message)
@@ -201,7 +201,7 @@ class TensorMemory:
         return None
 
     def ordered(self, index, programs, sides, columns) -> None:
-        """Threads may not have touched what a product takes since the last barrier."""
+        """Report operands accessed by threads since the last barrier."""
         if not self.run.checks:
             return
         if self.storing[programs, sides, columns].any():
@@ -211,7 +211,7 @@ class TensorMemory:
             self.run.fault("race", index, message)
 
     def operand(self, index, programs, descriptor, rows, depth, kind, turned):
-        """(programs, rows, depth) numbers of shared memory, and which of them nobody wrote."""
+        """(programs, rows, depth) numbers in shared memory, and the mask of undefined ones."""
         run = self.run
         try:
             address = positions(descriptor[:, 0], rows, depth, SIZES[kind], turned)
@@ -249,7 +249,7 @@ class TensorMemory:
             self.commit_number += 1
 
     def finished(self, programs, commits) -> None:
-        """All products up to these commits are done, and somebody knows."""
+        """All products up to these commits are complete and waited for."""
         self.done[programs, 0, 0] = np.maximum(self.done[programs, 0, 0], commits)
         if self.run.checks and self.reading:
             self.run.races.forget(COLLECTIVE_CODE)  # what they have read may be overwritten from here on

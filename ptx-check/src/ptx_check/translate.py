@@ -5,9 +5,9 @@
         ...
         return p2, 5, 4            where p2, to block 5, the others to block 4
 
-A register is an array of shape (programs or 1, threads or 1): what depends on the thread's number alone is computed
-once for all programs. Variables of one block are dropped after their last use, so that memory is used again while the
-cache has it. What crosses blocks lies in S as unsigned bits, merged under m where some threads are elsewhere.
+A register is an array of shape (programs or 1, threads or 1): values that depend only on the thread index are computed
+once for all programs. Variables of a block are dropped after their last use, so that memory is reused while cached.
+Registers that cross blocks are stored in S as unsigned bits, merged under m if some threads are elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATOMIC_MODES = {"global", "shared", "shared::cta", "gpu", "cta", "sys", "cluste
 
 
 def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
-    """For each step the registers that no later one reads or writes."""
+    """Registers whose last use is at each step."""
     last: dict[str, int] = {}
     for position, step in enumerate(steps):
         for i in step.instructions if isinstance(step, Product) else (step,):
@@ -45,14 +45,14 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
 
 
 class Writer(TensorInstructions):
-    """The lines of one block; marked: registers that may have undefined bits when it begins, None: any."""
+    """Code generator of one block. marked: registers that may have undefined bits at entry; None: any."""
 
     def __init__(self, number, block, marked, crossing, labels, parameters, space, late, taken, read, begun) -> None:
         super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
-        """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
+        """Registers written by asynchronous products, those they read, and those read by any instruction."""
         self.begun = begun
-        """Places at which the compiler loops over cas of a word, beginning with a plain load."""
+        """Positions of cas loops that begin with a plain load."""
         self.touched = Touched(taken)
 
     def write(self) -> Writer:
@@ -82,7 +82,7 @@ class Writer(TensorInstructions):
         return self
 
     def following(self, step: Instruction | Product) -> bool:
-        """Tell whether a step's registers may have marks, and hand them on to its results."""
+        """Propagate marks from a step's sources to its results. Returns whether any may have marks."""
         if self.may_have is None:
             return True
         found = False
@@ -119,7 +119,7 @@ class Writer(TensorInstructions):
             handler(i)
 
     def check(self, i: Instruction, base: str) -> None:
-        """Checks what holds for instructions of any kind."""
+        """Check properties common to all instructions."""
         if not forms.executed(i.opcode):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         if i.opcode.startswith("fence.proxy.async"):
@@ -158,7 +158,7 @@ class Writer(TensorInstructions):
         return None
 
     def _carrying(self, i: Instruction) -> None:
-        """Sums with a carry: a word of a long one."""
+        """Add with carry: one word of a multi-word sum."""
         target, *sources = i.operands
         kind = arithmetic.TYPES[i.words[-1]]
         plain = f"u{kind[1:]}"
@@ -177,11 +177,11 @@ class Writer(TensorInstructions):
                 self.assign(to, f"v[{position}]", each, i)
 
     def _createpolicy(self, i: Instruction) -> None:
-        """Compute nothing: the instruction says what a cache should keep."""
+        """Emit nothing: the instruction is a cache hint."""
         self.assign(i.operands[0], self.constant(Number(0), "u64"), "u64", i)
 
     def _marks_of(self, i: Instruction, meant: arithmetic.Meaning, sources: list, values: list[str]) -> str:
-        """An expression for the marks of a result, of its type's width."""
+        """Expression for the marks of a result, in its type's width."""
         base, names = i.words[0], tuple(r.name for source in sources for r in registers_of(source))
         plain = [f"u{kind[1:]}" if kind[0] == "f" else kind for kind in (*meant.operands, meant.result)]
         marks = [self.marks(source, kind) for source, kind in zip(sources, plain)]
@@ -257,7 +257,7 @@ class Writer(TensorInstructions):
         return None
 
     def _place(self, operand: Address, space: str, i: Instruction) -> str:
-        """An expression for an address, of 32 bits but in global memory."""
+        """Expression for an address: 64 bits in global memory, else 32."""
         if space == "generic":
             return f"M.own({i.index}, {self.address(operand, 'u64', i)})"
         return self.address(operand, "u64" if space == "global" else "u32", i)
@@ -312,7 +312,7 @@ class Writer(TensorInstructions):
             self.assign(target, "v", plain, i)
 
     def _access(self, i: Instruction, data: object) -> tuple[str, str, int, tuple]:
-        """Address space, type, bytes an element and registers of a load or store."""
+        """Address space, type, bytes per element and registers of a load or store."""
         words = [w for w in i.words[1:] if not w.startswith(("L1::", "L2::")) and w not in _LOAD_MODES]
         words = words if words[0].split("::")[0] in ("param", *_SPACES) else ["generic", *words]
         space, kind = words[0].split("::")[0], arithmetic.TYPES[words[-1]]
@@ -353,7 +353,7 @@ class Writer(TensorInstructions):
         self._multiply(i, (1, 1, 1), sums, a, b, old)
 
     def product(self, p: Product) -> None:
-        """Several mma as one."""
+        """Emit several mma as one product."""
         for i in p.instructions:
             self.check(i, "mma")
         sums, rows, columns = ([r for part in parts for r in part] for parts in (p.sums, p.rows, p.columns))
@@ -366,7 +366,7 @@ class Writer(TensorInstructions):
         self._multiply(p.instructions[0], (len(p.rows), len(p.columns), p.steps), sums, rows, columns, sums)
 
     def mma_marks(self, i: Instruction) -> None:
-        """The sums get the marks of what is multiplied and added."""
+        """Propagate marks of operands to the sums."""
         if not self.marked:
             return
         of_sums, a, b, _ = i.words[-4:]

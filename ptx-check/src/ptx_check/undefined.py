@@ -1,10 +1,10 @@
-"""Bits that nobody wrote, followed from where they come from to where they are used.
+"""Tracking of undefined bits from their origin to their use.
 
-They come from memory that nobody wrote, from a copy that has not arrived, and from registers that nothing was put in.
-An instruction that moves bits moves their marks; one that computes marks its whole result. To load, move or discard
-them is no fault. To use them is one: as an address, in a branch or a guard, or in what is stored in global memory.
-Marks are masks of a register's width, 1 where a bit is undefined; registers without any are not in the table, and
-while it is empty nothing here runs.
+Origins are uninitialized memory, copies that have not arrived, and unwritten registers. Instructions that move bits
+move their marks; instructions that compute mark their whole result. Loading, moving or discarding undefined bits is
+allowed. Using them is a fault: as an address, in a branch or guard, or in a store to global memory. Marks are masks of
+a register's width, 1 for an undefined bit; registers without marks are not in the table, and an empty table costs
+nothing.
 """
 
 from collections.abc import Iterable
@@ -12,35 +12,35 @@ from collections.abc import Iterable
 import numpy as np
 
 FRESH = ""
-"""In place of a register's name: the marks of what was loaded last."""
+"""Key for the marks of the last load."""
 ONES = {"p": np.bool_(True), "u8": np.uint8(0xFF), "u16": np.uint16(0xFFFF), "u32": np.uint32(0xFFFFFFFF),
         "u64": np.uint64(0xFFFFFFFFFFFFFFFF)}  # fmt: skip
 """All bits of a type."""
 
 
 def anded(a, b, marks_a, marks_b):
-    """Marks of a & b: a defined 0 on either side decides."""
+    """Marks of a & b: a defined 0 on either side defines the bit."""
     return (marks_a & (b | marks_b)) | (marks_b & (a | marks_a))
 
 
 def ored(a, b, marks_a, marks_b):
-    """Marks of a | b: a defined 1 on either side decides."""
+    """Marks of a | b: a defined 1 on either side defines the bit."""
     return (marks_a & (~b | marks_b)) | (marks_b & (~a | marks_a))
 
 
 class Undefined:
-    """The marks of the registers of a chunk of programs."""
+    """Marks of the registers of a chunk of programs."""
 
     def __init__(self, run, never: dict[str, str]) -> None:
         self.run = run
         self.marks: dict[str, np.ndarray | tuple] = {}
         self.origins: dict[str, int] = {}
-        """The load that each register's marks come from; none for registers that nothing was put in."""
+        """Load that each register's marks originate from; absent for unwritten registers."""
         if run.checks:
             self.marks.update({name: np.full((1, 1), ONES[kind]) for name, kind in never.items()})
 
     def mask(self, name: str, kind) -> np.ndarray:
-        """A register's marks as a type of any width; zeros where it has none."""
+        """A register's marks in a type of any width; zeros if it has none."""
         marks = self.marks.get(name)
         if not isinstance(marks, np.ndarray):
             return np.zeros((1, 1), kind)
@@ -50,7 +50,7 @@ class Undefined:
         return marks.astype(f"u{wanted.itemsize}").view(wanted)
 
     def here(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the registers among these that have marks in threads that run."""
+        """Those of the registers that have marks in running threads."""
         running = self.run.active
         found = []
         for name in names:
@@ -69,12 +69,12 @@ class Undefined:
         return found
 
     def whole(self, names: Iterable[str], kind: str) -> np.ndarray:
-        """Marks of a computed result: every bit of it, in threads where an operand has any."""
+        """Marks of a computed result: all bits, in threads where an operand has any."""
         ones = ONES[kind]
         return np.where(self.some(names), ones, ones ^ ones)
 
     def halves(self, names: Iterable[str], kind: str) -> np.ndarray:
-        """The same of instructions that compute the two halves of a register each alone."""
+        """The same for instructions that compute the two halves of a register separately."""
         ones = ONES[kind]
         bits = ones.itemsize * 4
         low = ones >> ones.dtype.type(bits)
@@ -86,7 +86,7 @@ class Undefined:
         return made
 
     def put(self, name: str, marks: np.ndarray, guard, sources: Iterable[str]) -> None:
-        """A register was written by threads that run and pass the guard; sources: whose origin its marks have."""
+        """Update a register written by running threads that pass the guard. sources: registers whose origin the marks inherit."""
         where = self.run.where(guard)
         before = self.marks.get(name)
         if where is not None:
@@ -104,7 +104,7 @@ class Undefined:
             self.marks.pop(name, None)
 
     def loaded(self, index: int | None, marks: tuple[np.ndarray, ...] | None) -> None:
-        """Notes the marks of what an instruction has loaded, before it goes to registers."""
+        """Hold the marks of loaded data until registers receive it."""
         if marks is not None:
             self.marks[FRESH] = marks
             self.origins.pop(FRESH, None)
@@ -112,16 +112,16 @@ class Undefined:
                 self.origins[FRESH] = index
 
     def fresh(self, count: int, kind: str) -> tuple[np.ndarray, ...]:
-        """Takes them."""
+        """Take the held marks."""
         marks = self.marks.pop(FRESH, None)
         return marks if isinstance(marks, tuple) else (np.zeros((1, 1), ONES[kind].dtype),) * count
 
     def origin(self, names: Iterable[str]) -> int | None:
-        """Say where the marks of the first of these registers that has any come from."""
+        """Describe the origin of the first marked register's marks."""
         return next((self.origins[name] for name in names if name in self.marks and name in self.origins), None)
 
     def summed(self, index: int, names: tuple[str, ...], sources: tuple[str, ...], scale) -> None:
-        """A product was added to registers, or, where scale is false, put in them."""
+        """A product was accumulated into registers, or stored if scale is false."""
         if FRESH in self.marks and (origin := self.origin(sources)) is not None:
             self.origins[FRESH] = origin
         fresh = self.fresh(len(names), "u32")
@@ -129,14 +129,14 @@ class Undefined:
             self.put(name, marks | np.where(scale, self.mask(name, np.uint32), np.uint32(0)), None, (FRESH, name))
 
     def taken(self, names: Iterable[str], kind) -> tuple[np.ndarray, ...] | None:
-        """Marks of what is stored; None where all of it is defined."""
+        """Marks of stored data; None if all bits are defined."""
         names = tuple(names)
         if self.marks.keys().isdisjoint(names):
             return None
         return tuple(self.mask(name, kind) for name in names)
 
     def used(self, index: int, names: Iterable[str], guard, what: str) -> None:
-        """An instruction uses registers: in none of its threads may they have marks."""
+        """Report registers used by an instruction that have marks in its threads."""
         where = self.run.where(guard)
         for name in names:
             marks = self.marks.get(name)
@@ -152,7 +152,7 @@ class Undefined:
                     self.run.fault("unwritten", origin, message, index)
 
     def voted(self, name: str) -> np.ndarray:
-        """Threads of warps in which a running thread's predicate is undefined."""
+        """Threads of warps with an undefined predicate in a running thread."""
         run = self.run
         marks = self.mask(name, np.bool_)
         if run.active is not None:
@@ -161,6 +161,6 @@ class Undefined:
         return np.repeat(warps.any(2), 32, axis=1)
 
     def keep(self, crossing) -> None:
-        """At a block's end: forgets registers of that block alone."""
+        """Forget block-local registers at the end of a block."""
         for name in [name for name in self.marks if name not in crossing]:
             del self.marks[name]

@@ -1,4 +1,4 @@
-"""Instructions of a warp's threads together, in numpy: shuffles, votes, sums over lanes, barriers."""
+"""Warp-level instructions in numpy: shuffles, votes, reductions, barriers."""
 
 from ptx_check import arithmetic
 from ptx_check.control import registers_of
@@ -8,7 +8,7 @@ from ptx_check.parse import Instruction, Number, Vector
 
 
 class WarpInstructions(Operands):
-    """The writers of a block's instructions between lanes."""
+    """Code generators for instructions between lanes."""
 
     def _shfl(self, i: Instruction) -> None:
         target, source, lane, clamp, members = i.operands
@@ -26,7 +26,7 @@ class WarpInstructions(Operands):
         self.assign(target, "v", "u32", i)
 
     def members(self, mask: object, i: Instruction) -> str:
-        """The lanes that an instruction names; None: all of a warp."""
+        """Lane mask of an instruction; None: all lanes."""
         if isinstance(mask, Number) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF:
             return "None"
         self.use([mask], "a mask of lanes", i)

@@ -1,7 +1,6 @@
 """wgmma: four warps multiply a tile of 64 rows, operands in shared memory, the sums in registers.
 
-An operand in shared memory is told by a descriptor: where it begins, two strides, and how its 16-byte pieces are
-swizzled. Along the depth K ("K-major") a row of the tile lies in 32, 64 or 128 bytes, eight rows follow each other and
+A descriptor gives an operand in shared memory: its start, two strides, and the swizzle of its 16-byte pieces. Along the depth K ("K-major") a row of the tile lies in 32, 64 or 128 bytes, eight rows follow each other and
 `stride` bytes lead to the next eight; the other way ("MN-major", transposed) eight steps of K follow each other, each
 with 16, 32 or 64 elements of the rows, `stride` bytes lead to the next eight of K and `leading` bytes to the next
 elements of the rows. A swizzle exchanges address bits 4 to 6 by those that lie three higher.
@@ -24,14 +23,14 @@ from ptx_check.matrices import IN_FOURS, SIZES, elements, in_registers, marked, 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
 """The descriptor's two highest bits -> bytes that a row of the pattern has."""
 LOADED = 1 << 60
-"""In place of a group: registers that tensor memory is loaded into."""
+"""Pseudo-group of registers being loaded from tensor memory."""
 _PERIOD = 1024
-"""Bytes after which every pattern comes again."""
+"""Period of all patterns, in bytes."""
 
 
 def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:
     """Byte addresses (..., rows, depth) of the elements of an operand; descriptor (...) uint64. Raises ValueError for
-    a layout without swizzle, or descriptors that differ in more than where they begin."""
+    a layout without swizzle, or descriptors that differ in more than their start."""
     d = descriptor.astype(np.uint64)
     start = ((d & np.uint64(0x3FFF)) << np.uint64(4)).astype(np.int64)
     leading, stride = (int((int(d.flat[0]) >> bit & 0x3FFF) << 4) for bit in (16, 32))
@@ -42,7 +41,7 @@ def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: 
 
 
 def pattern_of(start, leading: int, stride: int, swizzle: int, rows: int, depth: int, size: int, turned: bool):
-    """Addresses (..., rows, depth) of the elements of operands that begin at `start` (...)."""
+    """Addresses (..., rows, depth) of the elements of operands at `start` (...)."""
     form = leading, stride, swizzle, rows, depth, size, turned
     low = int(start.flat[0]) % _PERIOD
     if (start % _PERIOD != low).any():
@@ -53,7 +52,7 @@ def pattern_of(start, leading: int, stride: int, swizzle: int, rows: int, depth:
 
 @functools.lru_cache(maxsize=256)
 def _pattern(start, leading, stride, swizzle, rows, depth, size, turned) -> np.ndarray:
-    """Addresses of the elements of an operand that begins below _PERIOD."""
+    """Addresses of the elements of an operand that starts below _PERIOD."""
     row, k = np.arange(rows)[:, None], np.arange(depth)[None, :]
     if turned:
         across = swizzle // size
@@ -77,36 +76,36 @@ def read_operand(run, index, address, mask, size):
 
 @functools.lru_cache(maxsize=64)
 def _order(count: int, *, across: bool) -> np.ndarray:
-    """The order in which rows of the sums, or columns where across, are computed: first those that the lower half of
-    the registers hold."""
+    """Order in which rows (across: columns) of the sums are computed: those in the lower half of the registers
+    first."""
     if across:
         return (np.arange(0, count, 8)[:, None] + IN_FOURS).ravel()
     return np.arange(count).reshape(-1, 2, 8).swapaxes(0, 1).ravel()
 
 
 class Groups:
-    """Products on their way, by group."""
+    """Pending products, by group."""
 
     def __init__(self, run) -> None:
         self.run = run
         self.here = np.zeros(0, np.int64)
-        """The warp groups that multiply."""
+        """Warp groups that take part."""
         self.committed = 0
         self.open: dict[str, int] = {}
-        """Registers whose product was not waited for, and its group."""
+        """Registers of pending products, with their group."""
         self.reading: list[tuple] = []
-        """(group, instruction, addresses) of operands that may still be read."""
+        """(group, instruction, addresses) of operands still being read."""
         self.touched: set[str] = set()
-        """Registers that other instructions read or wrote since the last wgmma.fence."""
+        """Registers accessed by other instructions since the last wgmma.fence."""
         self.late: set[str] = set()
-        """Fragments that they did, for which the assembler injects another fence."""
+        """Accessed fragments for which the assembler injects another fence."""
         self.fenced = False
 
     def fence(self) -> None:
         self.touched, self.late, self.fenced = set(), set(), True
 
     def check_fence(self, index: int, names) -> None:
-        """A product takes registers: a fence must have come since others touched them."""
+        """Check that a fence separates a product from earlier accesses to its registers."""
         if self.run.checks and (not self.fenced or not self.touched.isdisjoint(names)):
             message = "a product takes registers that others touched with no wgmma.fence in between"
             self.run.fault("fence", index, message)
@@ -126,7 +125,7 @@ class Groups:
             self.run.orders.finished(done)
 
     def check(self, index: int, names: list[str]) -> None:
-        """An instruction reads registers: none may be on its way."""
+        """Report reads of registers with pending results."""
         groups = [self.open[name] for name in names if name in self.open]
         if LOADED in groups:
             self.run.fault("unwritten", index, "what is loaded from tensor memory is used before tcgen05.wait::ld")
@@ -134,7 +133,7 @@ class Groups:
             self.run.fault("unwritten", index, "the sums of a product are used before wgmma.wait_group")
 
     def loading(self, names: tuple[str, ...]) -> None:
-        """tcgen05.ld: the registers are not there yet."""
+        """tcgen05.ld: the registers are pending."""
         self.open.update(dict.fromkeys(names, LOADED))
 
     def loaded(self) -> None:
@@ -142,7 +141,7 @@ class Groups:
         self.open = {name: group for name, group in self.open.items() if group != LOADED}
 
     def move(self, results: tuple[str, ...], sources: tuple[str, ...]) -> None:
-        """mov: the results become as unfinished, or finished, as what they are made of."""
+        """mov: results inherit pending state from their sources."""
         groups = [self.open[name] for name in sources if name in self.open]
         for name in results:
             if groups:
@@ -151,7 +150,7 @@ class Groups:
                 self.open.pop(name, None)
 
     def remember(self) -> None:
-        """After a barrier: operands of unfinished products are still read in the new stretch."""
+        """After a barrier: pending products still read their operands in the new barrier interval."""
         for entry in self.reading:
             self.log(entry)
 
@@ -189,7 +188,7 @@ class Groups:
         return made
 
     def running(self, index: int) -> np.ndarray:
-        """The warp groups that run here."""
+        """Running warp groups."""
         run = self.run
         if run.width % 128:
             raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
