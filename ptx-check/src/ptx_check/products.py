@@ -1,7 +1,7 @@
 """Merging of adjacent mma.sync instructions into one product.
 
 A compiler multiplies a warp's tile piece by piece: at every step of the depth each piece of rows with each piece of
-columns, into registers that the next step adds to. Each rectangle of rows and columns in such a run becomes one product.
+columns, into registers that the next step adds to. Each rectangle of rows and columns becomes one product.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,8 +27,8 @@ class Product:
 
 
 def in_products(instructions: Iterable[Instruction]) -> Iterator[Instruction | Product]:
-    """A block's instructions with the parts of each product grouped. Only mov is reordered, ahead of products with which it
-    shares no register."""
+    """A block's instructions with the parts of each product grouped. Only mov is reordered, ahead of products with
+    which it shares no register."""
     group: list[Instruction] = []
     sums: set[str] = set()
     factors: set[str] = set()

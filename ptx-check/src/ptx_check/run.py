@@ -78,7 +78,7 @@ class Launch:
         return list(self.faults.values())
 
     def in_turns(self, chunks: Iterator[np.ndarray]) -> None:
-        """Run chunks of programs sequentially, or in turns, lower numbers first, if programs may wait for each other."""
+        """Run chunks of programs sequentially, or in turns (lower numbers first) if they may wait for each other."""
         running: deque[tuple[Run, Iterator[None]]] = deque()
         turns = 0
         while True:

@@ -111,7 +111,7 @@ class Shared:
         return [each[within] for each in (places, *data)]
 
     def put(self, index, address, mask, packed, width, code=None, marks=None, size=2) -> None:
-        """Store words of elements of `size` bytes. packed, and marks for undefined bits, cover all programs and threads."""
+        """Store words of elements of `size` bytes. packed and marks (None: defined) cover all programs and threads."""
         data = (packed,) if marks is None else (packed, marks)
         positions, packed, *unknown = self.chosen(index, address, mask, width, *data)
         self.flat[width][positions] = packed

@@ -2,7 +2,8 @@
 
     python -m ptx_check.support
 
-Each family is represented by one instruction and the first chip that has it; tests verify both with the assembler. Source: NVIDIA, "PTX ISA", the target notes of chapter 9.7.
+Each family is represented by one instruction and the first chip that has it; tests verify both with the assembler.
+Source: NVIDIA, "PTX ISA", the target notes of chapter 9.7.
 """
 
 from dataclasses import dataclass

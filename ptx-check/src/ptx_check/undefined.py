@@ -86,7 +86,7 @@ class Undefined:
         return made
 
     def put(self, name: str, marks: np.ndarray, guard, sources: Iterable[str]) -> None:
-        """Update a register written by running threads that pass the guard. sources: registers whose origin the marks inherit."""
+        """Update a register written by running threads that pass the guard. sources: give the marks' origin."""
         where = self.run.where(guard)
         before = self.marks.get(name)
         if where is not None:

@@ -1,9 +1,10 @@
 """wgmma: four warps multiply a tile of 64 rows, operands in shared memory, the sums in registers.
 
-A descriptor gives an operand in shared memory: its start, two strides, and the swizzle of its 16-byte pieces. Along the depth K ("K-major") a row of the tile lies in 32, 64 or 128 bytes, eight rows follow each other and
-`stride` bytes lead to the next eight; the other way ("MN-major", transposed) eight steps of K follow each other, each
-with 16, 32 or 64 elements of the rows, `stride` bytes lead to the next eight of K and `leading` bytes to the next
-elements of the rows. A swizzle exchanges address bits 4 to 6 by those that lie three higher.
+A descriptor gives an operand in shared memory: its start, two strides, and the swizzle of its 16-byte pieces. Along the
+depth K ("K-major") a row of the tile lies in 32, 64 or 128 bytes, eight rows follow each other and `stride` bytes lead
+to the next eight; the other way ("MN-major", transposed) eight steps of K follow each other, each with 16, 32 or 64
+elements of the rows, `stride` bytes lead to the next eight of K and `leading` bytes to the next elements of the rows. A
+swizzle exchanges address bits 4 to 6 by those that lie three higher.
 
 A product may read its operands, and its sums be unfinished, until wgmma.wait_group: sums that are used before are
 reported, and memory that is written before is a race. wgmma.fence must lie between any other instruction that touches
