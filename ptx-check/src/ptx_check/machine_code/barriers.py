@@ -1,8 +1,8 @@
-"""mbarriers in shared memory, and bulk copies (TMA), whose bytes they count.
+"""mbarriers in shared memory, and bulk copies (TMA) that signal them.
 
-A bulk load is in memory at once (early), or when no warp can go on without it, the youngest first (late); until then
-its place holds no numbers. A bulk store reads shared memory at once, or at the wait for it. The maps of tensors are
-those of bulk_copies.py, in the kernel's parameters or in global memory.
+A bulk load completes at once (early), or when no warp can continue without it, the youngest first (late); until then
+its destination holds NaN. A bulk store reads shared memory at once, or at the wait for it. Tensor maps are those of
+bulk_copies.py, in the kernel's parameters or in global memory.
 """
 
 import re
@@ -20,7 +20,7 @@ from ptx_check.machine_code.operands import Code, bits, truth
 from ptx_check.memory import WORDS
 
 _COUNT = 0x100000
-"""An mbarrier's word holds this less the arrivals that it expects."""
+"""An mbarrier's word holds this minus the expected arrivals."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Barrier:
     phase: int = 0
 
     def changed(self, s: Any) -> None:
-        """Ends the phase where nothing is missing."""
+        """Complete the phase if nothing is pending."""
         if self.left <= 0 and self.bytes == 0:
             self.phase ^= 1
             self.left += self.expected
@@ -47,7 +47,7 @@ def _at(s: Any, code: Code, row: int, place: int) -> Barrier:
 
 
 def synchronise(code: Code) -> Step:
-    """SYNCS: an mbarrier is made, arrived at, asked for the parity of its phase."""
+    """SYNCS: initialize an mbarrier, arrive, or test the parity of its phase."""
     words = code.words
     if words == ("EXCH", "64"):
         return _initialise(code)
@@ -99,7 +99,7 @@ def _await(code: Code) -> Step:
 
 
 def _arrive(code: Code) -> Step:
-    """One arrival a lane, and so many bytes that are to come."""
+    """One arrival per lane, and expected bytes."""
     at = address(code.operands[1], code)
     more = None if "A1T0" in code.words else bits(code.operands[2], code)
     if not code.operands[0].zero:
@@ -122,7 +122,7 @@ def _arrive(code: Code) -> Step:
 
 @dataclass(slots=True)
 class Tile:
-    """The elements that one bulk copy moves."""
+    """Elements moved by one bulk copy."""
 
     code: Code
     row: int
@@ -130,20 +130,20 @@ class Tile:
     outside: Any
     """Addresses in global memory."""
     taken: Any
-    """Which of them lie in the tensor."""
+    """Mask of elements inside the tensor."""
     inside: Any
-    """Places in the chunk's shared memory."""
+    """Positions in the chunk's shared memory."""
     fill: int
     barrier: int = 0
     group: int = 0
     fenced: int = 0
 
     def spoil(self, s: Any) -> None:
-        """Puts what is no number where the load will put its elements."""
+        """Fill the destination of a pending load with NaN."""
         s.shared.bytes.view(WORDS[self.size])[self.inside // self.size] = ~WORDS[self.size](0)
 
     def arrive(self, s: Any) -> None:
-        """A load is in memory."""
+        """Complete a load."""
         view = s.shared.bytes.view(WORDS[self.size])
         data: Any = np.full(len(self.inside), self.fill, WORDS[self.size])
         for buffer, offsets, here in s.memory.pieces(s, self.code, self.outside, self.taken, self.size):
@@ -155,7 +155,7 @@ class Tile:
         barrier.changed(s)
 
     def leave(self, s: Any) -> None:
-        """A store reads shared memory."""
+        """Execute a store."""
         shared = s.shared
         if s.unfenced(self.inside >> 4, np.int64(self.fenced)):
             s.fault("fence", self.code, "a bulk copy reads what was written with no fence.proxy.async in between")
@@ -259,7 +259,7 @@ def store(code: Code) -> Step:
 
 
 def commit(code: Code) -> Step:
-    """UTMACMDFLUSH: the stores so far are a group."""
+    """UTMACMDFLUSH: commit the stores so far as a group."""
     code.only()
 
     def step(s: Any) -> None:
@@ -269,7 +269,7 @@ def commit(code: Code) -> Step:
 
 
 def stored(s: Any, rows: Any, before: Any) -> None:
-    """The stores of these warps whose group is below `before` have read shared memory."""
+    """Complete the stores of these warps with groups below `before`."""
     kept = []
     for tile in s.stores:
         if tile.row in rows and tile.group < before[tile.row]:
@@ -280,7 +280,7 @@ def stored(s: Any, rows: Any, before: Any) -> None:
 
 
 def unfinished(s: Any) -> None:
-    """At the end of all programs: loads that nobody waited for are a fault, stores are done."""
+    """At the end of all programs: report loads that were not waited for, and complete stores."""
     if s.bulk:
         where = Location(s.launch.name, 0, "machine code")
         s.launch.fault("unwritten", -2, f"{len(s.bulk)} bulk loads that nobody waited for", where)
@@ -290,4 +290,4 @@ def unfinished(s: Any) -> None:
 
 MEANINGS = {"UTMALDG": load, "UTMASTG": store, "UTMACMDFLUSH": commit}
 CONTROL = {"SYNCS": synchronise}
-"""Those that end a stretch of code."""
+"""Instructions that end a code segment."""

@@ -1,4 +1,4 @@
-"""The machine code of launches in place of their PTX, or beside it."""
+"""Execution of launches from machine code, instead of or compared with PTX."""
 
 import re
 import subprocess
@@ -17,12 +17,12 @@ from ptx_check.machine_code.launch import Launch
 
 CHIPS = ("sm_90",)
 GRAINS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9, torch.float32: 2.0**-17}
-"""Of a tensor's largest number what two roundings of it may differ by, by the coarsest type of a launch's tensors."""
+"""Allowed difference relative to a tensor's largest number, by the coarsest type of a launch's tensors."""
 _TF32 = 2.0**-9
 
 
 def version(ptxas: str) -> str:
-    """The version of an assembler, as 12.8.93; unknown where it does not say."""
+    """Version of an assembler, such as 12.8.93; "unknown" if it prints none."""
     said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"\bV(\d+(?:\.\d+)+)", said)
     return match[1] if match else "unknown"
@@ -30,18 +30,18 @@ def version(ptxas: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one launch under one assembler, held against its PTX."""
+    """Result of one launch under one assembler, compared with its PTX."""
 
     kernel: str
     ptxas: str
     faults: tuple[Fault, ...]
     difference: float
-    """The largest of all tensors, of numbers up to `largest`."""
+    """Largest difference over all tensors, whose numbers reach `largest`."""
     largest: float
 
 
 class MachineCode:
-    """A way to execute launches: by the machine code of some assemblers, in place of the PTX or beside it."""
+    """Executes launches from the machine code of some assemblers, instead of or compared with the PTX."""
 
     def __init__(self, chip: str, ptxas: str | Sequence[str] | None, *, compare: bool) -> None:
         if chip not in CHIPS:
@@ -51,14 +51,14 @@ class MachineCode:
             raise ValueError(f'executed(ptxas=...) of {len(every)} assemblers needs machine_code="compare"')
         self.chip, self.assemblers, self.compare = chip, every, compare
         self.rewrite: Callable[[str], str] = lambda text: text
-        """What becomes of nvdisasm's text before it runs: for mutations."""
+        """Rewrites nvdisasm's text before execution, for mutation tests."""
         self.outcomes: list[Outcome] = []
         self.made: list[tuple[Cubin, Outcome]] = []
-        """What the assemblers so far have made of this launch."""
+        """Machine code of this launch by the assemblers so far."""
 
     def execute(self, launch: Any, values: list[bytes], tensors: list[Tensor]) -> list[Fault]:
-        """launch: of the PTX, before it has run; where that has faults its machine code does not run. values: its
-        arguments as the kernel's parameters hold them."""
+        """launch: PTX launch that has not run yet; if it has faults, the machine code is not run. values: arguments as
+        kernel parameters."""
         if launch.cluster > 1:
             raise Unsupported("machine code of programs that several processors share")
         if not self.compare:
@@ -77,7 +77,7 @@ class MachineCode:
         return faults + self.told(self.outcomes[first:])
 
     def told(self, outcomes: list[Outcome]) -> list[Fault]:
-        """Faults of the launch's machine code."""
+        """Run the machine code. Returns its faults."""
         return [fault for outcome in outcomes for fault in outcome.faults]
 
     def cubin(self, launch: Any, ptxas: str) -> Cubin:
@@ -92,7 +92,7 @@ class MachineCode:
     def held(
         self, launch: Any, values: list[bytes], ptxas: str, tensors: list[Tensor], wanted: list[Tensor]
     ) -> Outcome:
-        """Runs it under one assembler, unless another one has made the same machine code, which is right."""
+        """Run under one assembler, unless another one produced the same machine code and passed."""
         of = self.cubin(launch, ptxas)
         for other, outcome in self.made:
             if other == of and not outcome.faults:
@@ -117,13 +117,13 @@ class MachineCode:
 
 
 def _memory(launch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Arrays that a launch may write, each with a copy: bytes of tensors, and which of them nobody has written."""
+    """Arrays that a launch may write, with copies: tensor bytes and their marks."""
     written = [array for buffer in launch.known for array in (buffer.bytes, buffer.marks) if array is not None]
     return [(array, array.copy()) for array in written]
 
 
 def _restore(memory: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Puts the copies back."""
+    """Restore the copies."""
     for array, copy in memory:
         array[:] = copy
 
@@ -135,7 +135,7 @@ def _grain(ptx: str, tensors: list[Tensor]) -> float:
 
 
 def _difference(found: Tensor, true: Tensor) -> tuple[Tensor, float]:
-    """By how much elements differ, and the largest finite number."""
+    """Largest difference of elements, and the largest finite number."""
     x, y = found.double(), true.double()
     alike = (found == true) | (x.isnan() & y.isnan())
     difference = (x - y).abs().nan_to_num(torch.inf, torch.inf).masked_fill(alike, 0.0)

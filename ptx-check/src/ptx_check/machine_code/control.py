@@ -1,6 +1,6 @@
-"""Control flow: branches, calls, ends, barriers between warps, and instructions that order nothing here.
+"""Control flow: branches, calls, exits, barriers between warps, and ordering instructions without effect here.
 
-Such an instruction puts the places of its lanes itself, or has warps wait.
+These instructions set their lanes' program counters or make warps wait.
 """
 
 import re
@@ -37,7 +37,7 @@ def leave(code: Code) -> Step:
 
 
 def trap(code: Code) -> Step:
-    """BPT.TRAP: tl.device_assert, or code that nobody may come to."""
+    """BPT.TRAP: tl.device_assert, or unreachable code."""
     code.only("TRAP")
 
     def step(s: Any) -> None:
@@ -48,7 +48,7 @@ def trap(code: Code) -> Step:
 
 
 def call(code: Code) -> Step:
-    """CALL.REL.NOINC: the code before has put the way back in registers."""
+    """CALL.REL.NOINC: the return address is already in registers."""
     if code.target is None or code.words != ("REL", "NOINC"):
         raise code.unknown()
     target = code.target
@@ -60,7 +60,7 @@ def call(code: Code) -> Step:
 
 
 def come_back(code: Code) -> Step:
-    """RET.REL.NODEC: to the place in the kernel's code that a register holds."""
+    """RET.REL.NODEC: return to the address in a register."""
     register, _, behind = code.operands[0].text.partition(" ")
     if code.words != ("REL", "NODEC") or behind != f"`({code.kernel})":
         raise code.unknown()
@@ -73,7 +73,7 @@ def come_back(code: Code) -> Step:
 
 
 def branch_by_table(code: Code) -> Step:
-    """BRX: to the address in a register, from the next instruction on."""
+    """BRX: branch to the address in a register, relative to the next instruction."""
     code.only()
     match = re.match(r"(-?0x[0-9a-f]+)", code.operands[-1].text) if len(code.operands) > 1 else None
     text = code.operands[0].text
@@ -90,7 +90,7 @@ def branch_by_table(code: Code) -> Step:
 
 
 def barrier(code: Code) -> Step:
-    """BAR: warps wait until so many have come; ARV: they come and go on."""
+    """BAR: wait until so many warps have arrived; ARV: arrive without waiting."""
     words = code.only("SYNC", "ARV", "DEFER_BLOCKING")
     code.count(1, 2)
     name = bits(code.operands[0], code)
@@ -106,7 +106,7 @@ def barrier(code: Code) -> Step:
 
 
 def registers(code: Code) -> Step:
-    """USETMAXREG: a warp gives registers back, or waits for more."""
+    """USETMAXREG: release registers, or wait for more."""
     words = code.only("DEALLOC", "TRY_ALLOC", "CTAPOOL")
     wanted = code.operands[-1].number
     put = truth(code.operands[0], code) if "TRY_ALLOC" in words else None
@@ -133,13 +133,13 @@ def registers(code: Code) -> Step:
 
 
 def nothing(code: Code) -> Step:
-    """Order among lanes, hints and memory order: lanes come together by themselves, and memory is in order here."""
+    """Reconvergence, hints and memory fences: no-ops, as lanes reconverge by themselves and memory is in order here."""
     return lambda s: None
 
 
 CONTROL = {"BRA": branch, "EXIT": leave, "CALL": call, "RET": come_back, "BRX": branch_by_table, "BPT": trap,
            "BAR": barrier, "USETMAXREG": registers}  # fmt: skip
-"""Those that end a stretch of code."""
+"""Instructions that end a code segment."""
 MEANINGS = dict.fromkeys(
     ("NOP", "BSSY", "BSYNC", "WARPSYNC", "YIELD", "NANOSLEEP", "MEMBAR", "ERRBAR", "CCTL", "BMOV", "BREAK"), nothing
 )

@@ -1,4 +1,4 @@
-"""The contents of a cubin that a launch needs: instructions, constants, places of parameters, size of local memory.
+"""Contents of a cubin for a launch: instructions, constants, parameter layout, size of local memory.
 
 The sections are those of NVIDIA's ELF files; .nv.info has attributes (format, number, size or value, payload), whose
 numbers cuobjdump --dump-elf names.
@@ -19,33 +19,33 @@ from ptx_check.ledger import sass
 
 _PARAMETERS, _PARAMETER, _STACK = 0x0A, 0x17, 0x12
 _SIZED = 4
-"""The format of attributes that have a payload."""
+"""Format code of attributes with a payload."""
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """One kernel in machine code."""
+    """A kernel in machine code."""
 
     name: str
     text: str
-    """nvdisasm's."""
+    """nvdisasm's text."""
     first: int
-    """Where parameters begin among the constants."""
+    """Offset of the parameters in the constant bank."""
     parameters: tuple[tuple[int, int], ...]
-    """Of each its place behind `first` and its bytes."""
+    """Offset (from `first`) and size of each parameter."""
     stack: int
-    """Bytes of local memory of a thread."""
+    """Bytes of local memory per thread."""
     tables: dict[int, bytes]
-    """Other banks of constants: tables of branches."""
+    """Other constant banks: branch tables."""
 
 
 _FLAGS = ("-lineinfo", "-v", "--regAllocOptLevel=2")
-"""Triton 3.7.1 calls its assembler with these; the last one changes the code of some kernels."""
+"""Assembler options of Triton 3.7.1; the last one changes the code of some kernels."""
 
 
 @functools.lru_cache(maxsize=256)
 def assembled(ptx: str, chip: str, ptxas: str) -> bytes:
-    """The cubin that Triton makes of PTX by the ptxas at a path. Raises Unsupported where that refuses the PTX."""
+    """Assemble PTX as Triton does, with the ptxas at a path. Raises Unsupported if ptxas rejects it."""
     architecture = chip + "a" * (int(chip[3:]) >= 90)
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
@@ -59,7 +59,7 @@ def assembled(ptx: str, chip: str, ptxas: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def read(image: bytes) -> Cubin:
-    """Raises ValueError for what is no cubin of one kernel."""
+    """Parse a cubin. Raises ValueError unless it holds one kernel."""
     if image[:4] != b"\x7fELF":
         raise ValueError("no cubin: it does not begin as an ELF file")
     sections = _sections(image)
@@ -107,7 +107,7 @@ def _attributes(data: bytes):
 
 
 def _linked(sections: dict[str, bytes], name: str) -> bytes:
-    """A bank of constants with the addresses that the loader would put in; the code begins at 0."""
+    """A constant bank with relocations applied; the code begins at 0."""
     made = bytearray(sections[name])
     entries = sections.get(f".rela{name}", b"")
     for place in range(0, len(entries), 24):
@@ -118,7 +118,7 @@ def _linked(sections: dict[str, bytes], name: str) -> bytes:
 
 
 def constants(cubin: Cubin, values: list[bytes], block: tuple[int, int, int], grid: tuple[int, int, int]) -> np.ndarray:
-    """Bank 0 as the driver fills it for a launch on sm_90."""
+    """Constant bank 0 as filled by the driver for a launch on sm_90."""
     size = max([cubin.first, *(cubin.first + place + width for place, width in cubin.parameters)])
     bank = np.zeros(-(-size // 8) * 8 + 64, np.uint8)
 
@@ -136,7 +136,7 @@ def constants(cubin: Cubin, values: list[bytes], block: tuple[int, int, int], gr
 
 
 STACK_POINTER, WINDOW = 0x28, 0x198
-"""Where bank 0 has a thread's end of local memory, and the address by which parameters are seen as memory."""
+"""Offsets in bank 0 of the end of local memory, and of the address of the parameters."""
 GENERIC = 0x7F00_0000_0000
 
 

@@ -1,7 +1,6 @@
-"""float32: sums, products, comparisons and functions; conversions between whole and floating-point numbers.
+"""Floating-point instructions: arithmetic, comparisons, functions; conversions to and from integers.
 
-Functions (MUFU) are computed as well as numpy can and rounded, as ex2.approx is from PTX: a device may differ in their
-last bits.
+Functions (MUFU) use numpy's best result, rounded, as for ex2.approx in PTX: a device may differ in the last bits.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,7 @@ def bits_of(value: Any) -> Any:
 
 
 def _directed(value: Any, way: str) -> Any:
-    """float64, rounded to odd where it is not exact, as float32 towards zero (RZ), minus (RM) or plus infinity."""
+    """float64, exact or rounded to odd, as float32 rounded towards zero (RZ), minus (RM) or plus infinity (RP)."""
     near = value.astype(F32)
     below, above = near.astype(np.float64) > value, near.astype(np.float64) < value
     down = value >= 0 if way == "RZ" else way == "RM"
@@ -52,7 +51,7 @@ _ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "FMUL": (np.multiply, np.multiply),
     "FFMA": (fma32, lambda a, b, c: exact.odd_sum(a * b, c)),
 }
-"""Of an opcode what it computes, to nearest, and so that float64 can be rounded another way."""
+"""Implementations by opcode: rounding to nearest, and to odd in float64 for directed rounding."""
 
 
 def arithmetic(code: Code) -> Step:
@@ -108,16 +107,16 @@ COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "EQU": lambda a, b: np.equal(a, b) | np.isnan(a) | np.isnan(b),
     "NUM": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "NAN": lambda a, b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
-"""Comparisons; those with a U hold where a number is none, too."""
+"""Comparisons; those with a U are also true for NaN."""
 
 
 def chosen(code: Code, table: dict[str, Any]) -> Any:
-    """The entry of a table that the opcode's words name."""
+    """Table entry selected by an opcode's modifiers."""
     return next(table[word] for word in code.words if word in table)
 
 
 def compare(code: Code) -> Step:
-    """FSETP, FSET: a comparison joined with a predicate."""
+    """FSETP, FSET: a comparison combined with a predicate."""
     words = code.only("FTZ", "BF", *COMPARED, *JOINED)
     found, joint = chosen(code, COMPARED), chosen(code, JOINED)
     flushed = "FTZ" in words
@@ -143,7 +142,7 @@ def compare(code: Code) -> Step:
 
 
 def needs_care(code: Code) -> Step:
-    """FCHK: a quotient that the short way may get wrong; where in doubt the long way is right too."""
+    """FCHK: whether a division needs the slow path; conservative, as the slow path is always right."""
     code.only("DIVIDE")
     code.count(3)
     put, a, b = truth(code.operands[0], code), real(code.operands[1], code), real(code.operands[2], code)
@@ -163,7 +162,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def function(code: Code) -> Step:
-    """MUFU; of sine and cosine the angle comes in turns (RRO)."""
+    """MUFU; angles of sine and cosine are in turns (RRO)."""
     code.only(*_FUNCTIONS)
     code.count(2)
     put, a, made = result(code.operands[0], code), real(code.operands[1], code), chosen(code, _FUNCTIONS)
@@ -200,7 +199,7 @@ _TO_WHOLE: dict[str, Callable[[Any], Any]] = {"TRUNC": np.trunc, "FLOOR": np.flo
 
 
 def to_whole(code: Code) -> Step:
-    """F2I: what does not fit becomes the nearest that does."""
+    """F2I: saturating conversion."""
     words = code.only(*_WHOLE, *_TO_WHOLE, "FTZ", "NTZ", "F32")
     code.count(2)
     kind = next((_WHOLE[word] for word in code.words if word in _WHOLE), I32)
@@ -233,7 +232,7 @@ def to_integral(code: Code) -> Step:
 
 
 def packed(code: Code) -> Step:
-    """F2FP: two float32 as halves of a register, the first above."""
+    """F2FP: pack two float32 as halves of a register, the first in the upper half."""
     words = code.only("BF16", "F16", "F32", "PACK_AB", "RELU")
     if "PACK_AB" not in words:
         raise code.unknown()
@@ -285,7 +284,7 @@ def _always(value: Any) -> Read:
 
 
 def halves_of(code: Code, operands: list[Operand], *, brain: bool) -> list[tuple[Read, Read]]:
-    """The halves of all sources; of numbers two belong together, the upper half first."""
+    """Halves of all sources; immediates come in pairs, upper half first."""
     found, rest = [], list(operands)
     while rest:
         of = rest.pop(0)

@@ -1,4 +1,4 @@
-"""Whole numbers: sums with carries, products, shifts, bits, comparisons."""
+"""Integer instructions: sums with carries, products, shifts, bits, comparisons."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ _LOW, _HIGH = U64(0xFFFFFFFF), U64(32)
 
 
 def _addend(of: Operand, code: Code) -> Read:
-    """A summand that leaves a carry: -x is 2**32 - x, also for 0."""
+    """A summand for carry computation: -x is 2**32 - x, also for 0."""
     if of.signs == "-":
         plain = bits(Operand(of.text, of.file, of.number, "", of.words, of.bank), code)
         return lambda s: U64(1 << 32) - plain(s).astype(U64)
@@ -35,7 +35,7 @@ def _addend(of: Operand, code: Code) -> Read:
 
 
 def _carries(written: list[Operand], code: Code) -> Callable[[Any, Any], None]:
-    """Writes up to two predicates with a sum's carry: the second has what is left of it."""
+    """Write up to two predicates with a sum's carry; the second gets the remaining carry."""
     ways = [truth(each, code) for each in written]
 
     def write(s: Any, total: Any) -> None:
@@ -191,7 +191,7 @@ def extend(code: Code) -> Step:
 
 
 def looked_up(table: int, a: Any, b: Any, c: Any) -> Any:
-    """A function of three bits, the table's bit 4 a + 2 b + c, for every bit or truth of arrays."""
+    """Function of three bits: bit 4 a + 2 b + c of a truth table, elementwise."""
     common = _COMMON.get(table)
     if common is not None:
         return common(a, b, c)
@@ -281,7 +281,7 @@ def absolute(code: Code) -> Step:
 
 
 def least_or_greatest(code: Code) -> Step:
-    """IMNMX, VIMNMX, VIMNMX3, VIADDMNMX: the least where the predicate holds, else the greatest."""
+    """IMNMX, VIMNMX, VIMNMX3, VIADDMNMX: minimum if the predicate holds, else maximum."""
     words = code.only("U32", "RELU", "S32")
     target, *sources, choice = code.operands
     read = bits if "U32" in words else signed
@@ -314,7 +314,7 @@ JOINED: dict[str, Callable[[Any, Any], Any]] = {"AND": np.logical_and, "OR": np.
 
 
 def compare(code: Code) -> Step:
-    """ISETP: a comparison joined with a predicate, and its opposite; EX: of the upper half of 64 bits."""
+    """ISETP: a comparison combined with a predicate, and its negation; EX: upper half of a 64-bit comparison."""
     words = code.only(*COMPARED, *JOINED, "U32", "EX", "S32")
     code.count(6 if "EX" in words else 5)
     by, joint = (next(w for w in code.words if w in table) for table in (COMPARED, JOINED))
@@ -348,7 +348,7 @@ def population(code: Code) -> Step:
 
 
 def leading(code: Code) -> Step:
-    """FLO: the place of the highest bit that differs from the sign; SH: how far below the top; none: all ones."""
+    """FLO: position of the highest bit that differs from the sign; SH: distance from the top; none: all ones."""
     words = code.only("U32", "SH", "S32")
     put, a = result(code.operands[-2], code), bits(code.operands[-1], code)
     if len(code.operands) == 3:
@@ -379,7 +379,7 @@ def reverse(code: Code) -> Step:
 
 
 def bit_mask(code: Code) -> Step:
-    """BMSK: b ones from place a on."""
+    """BMSK: b ones from position a."""
     words = code.only("W", "C")
     put, a, b = result(code.operands[0], code), bits(code.operands[1], code), bits(code.operands[2], code)
 

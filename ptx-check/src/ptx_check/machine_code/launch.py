@@ -1,7 +1,7 @@
-"""A launch of a cubin: its instructions with their meanings, its arguments, what goes wrong.
+"""Launch of a cubin: decoded instructions, arguments, faults.
 
-Every program runs in each of ORDERS, in which products and copies are complete at once or at the wait for them, and
-warps go together or apart. Results that differ between them depend on chance on a device.
+Every program runs in each of ORDERS, which complete products and copies at once or at the wait for them, and run warps
+together or separately. Results that differ between orders would be nondeterministic on a device.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from ptx_check.machine_code.run import ORDERS, Order, Warps
 from ptx_check.memory import Buffer
 
 LANES = 4096
-"""Threads that run at once."""
+"""Threads executed at once."""
 MEANINGS = {
     **integers.MEANINGS, **floats.MEANINGS, **moves.MEANINGS, **memory.MEANINGS, **products.MEANINGS,
     **barriers.MEANINGS, **barriers.CONTROL, **control.MEANINGS, **control.CONTROL,
@@ -25,7 +25,7 @@ MEANINGS = {
 
 
 def _read(of: cubin.Cubin) -> list[Code]:
-    """The instructions of a cubin."""
+    """Decoded instructions of a cubin."""
     (function,) = [each for each in sass.parse(of.text) if each.name == of.name]
     places = {each.address: place for place, each in enumerate(function.instructions)}
     made = []
@@ -80,7 +80,7 @@ class Launch:
         self.faults.setdefault((kind, address), Fault(kind, message, location))
 
     def execute(self, orders: tuple[Order, ...] = ORDERS) -> list[Fault]:
-        """Runs every program in each order on the memory as it is now; leaves what the last one does."""
+        """Run every program in each order on the current memory; keeps the results of the last one."""
         orders = orders if self.asynchronous else orders[: len(ORDERS) - 1]
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
         before = [buffer.bytes.copy() for buffer in self.known] if len(orders) > 1 else []

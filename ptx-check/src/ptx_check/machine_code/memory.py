@@ -1,7 +1,7 @@
 """Memory of warps: global, shared and local, with bounds and alignment; asynchronous copies; small matrices.
 
-Shared memory begins at RESERVED: what lies below belongs to the system, and no program may touch it. Before it is
-written it holds ones only, which are no number in any floating-point type.
+Shared memory begins at RESERVED: the part below belongs to the system. Unwritten bytes are all ones, a NaN in every
+floating-point type.
 """
 
 import re
@@ -16,14 +16,14 @@ from ptx_check.machine_code.operands import U32, U64, Code, Operand, Read, bits,
 from ptx_check.memory import Buffer, pointed_at
 
 RESERVED = 1024
-"""Bytes at the beginning of shared memory on sm_90."""
+"""Reserved bytes at the beginning of shared memory on sm_90."""
 _CACHING = ("E", "CONSTANT", "STRONG", "WEAK", "GPU", "SYS", "CTA", "SM", "EF", "EL", "LU", "BYPASS", "LTC128B",
             "LTC64B", "LTC256B", "NA", "ENL2", "PRIVATE", "MMIO")  # fmt: skip
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 def size_of(code: Code, *others: str) -> tuple[int, bool]:
-    """Bytes that an instruction moves, and whether they are extended by their sign."""
+    """Bytes moved by an instruction, and whether they are sign-extended."""
     words = code.only(*_SIZES, *_CACHING, *others)
     return next((_SIZES[word] for word in code.words if word in _SIZES), 4), bool(words & {"S8", "S16"})
 
@@ -60,14 +60,14 @@ def _extended(read: Read) -> Read:
 
 
 class Global:
-    """The tensors of a launch."""
+    """Global memory: the tensors of a launch."""
 
     def __init__(self, known: list[Buffer]) -> None:
         self.known = known
         self.last: dict[int, Buffer] = {}
 
     def pieces(self, s: Any, code: Code, at: Any, lanes: Any, size: int) -> Any:
-        """(buffer, offsets, lanes) of every buffer that is touched; reports what lies in none."""
+        """Yields (buffer, offsets, lanes) of every accessed buffer; reports other addresses."""
         if (at[lanes] & U64(size - 1)).any():
             s.fault("alignment", code, f"an address that {size} bytes do not divide")
             lanes = lanes & ((at & U64(size - 1)) == 0)
@@ -116,7 +116,7 @@ class Global:
 
 
 class Shared:
-    """The shared memory of some programs, each of `size` bytes from RESERVED on."""
+    """Shared memory of some programs, `size` bytes each from RESERVED on."""
 
     def __init__(self, programs: int, size: int) -> None:
         self.end = RESERVED + size
@@ -124,10 +124,10 @@ class Shared:
         self.bytes = np.full(programs * self.pitch, 0xFF, np.uint8)
         self.views = {size: self.bytes.view(kind) for size, kind in ((1, np.uint8), (2, np.uint16), (4, U32))}
         self.written, self.writer = (np.zeros(len(self.bytes) // 16, np.int64) for _ in range(2))
-        """Of each 16 bytes when they were last written by a thread, and by which warp."""
+        """Time and warp of the last thread write to each 16 bytes."""
 
     def places(self, s: Any, code: Code, at: Any, lanes: Any, size: int, what: str) -> tuple[Any, Any]:
-        """Places in `bytes`, and the lanes whose address may be touched."""
+        """Positions in `bytes`, and the lanes with valid addresses."""
         at = at.astype(np.int64)
         good = (at >= RESERVED) & (at + size <= self.end)
         if not (good | ~lanes).all():
@@ -157,7 +157,7 @@ class Shared:
 
 
 class Local:
-    """Each lane's own memory."""
+    """Local memory of lanes."""
 
     def __init__(self, lanes: int, size: int) -> None:
         self.size = size
@@ -229,13 +229,13 @@ def store(code: Code) -> Step:
 
 
 def _next(of: Operand, number: int) -> Operand:
-    """The register that comes so many behind another."""
+    """Register at an offset from another."""
     return of if of.zero or not number else Operand(of.text, of.file, of.number + number)
 
 
 def copy(code: Code) -> Step:
-    """LDGSTS: from global into shared memory, zeros where the predicate does not hold. Early, it is there at once;
-    late, at the wait for its group."""
+    """LDGSTS: from global into shared memory, zeros if the predicate is false. Completes at once (early) or at the
+    wait for its group (late)."""
     size, _ = size_of(code)
     code.count(2, 3)
     inside, outside = (address(each, code) for each in code.operands[:2])
@@ -255,7 +255,7 @@ def copy(code: Code) -> Step:
 
 
 def commit(code: Code) -> Step:
-    """LDGDEPBAR: the copies so far are a group."""
+    """LDGDEPBAR: commit the copies so far as a group."""
     code.only()
 
     def step(s: Any) -> None:
@@ -265,7 +265,7 @@ def commit(code: Code) -> Step:
 
 
 def wait(code: Code) -> Step:
-    """DEPBAR: all groups of copies but the youngest ones are there. Other scoreboards keep registers, which are
+    """DEPBAR: wait for all groups of copies but the youngest ones. Other scoreboards guard registers, which are
     written at once here."""
     code.only("LE")
     code.count(1, 2)
@@ -281,7 +281,7 @@ def wait(code: Code) -> Step:
 
 
 def arrived(s: Any, rows: Any, before: Any) -> None:
-    """Writes the copies of these warps whose group is below `before`; the rest stays on its way."""
+    """Complete the copies of these warps with groups below `before`."""
     kept = []
     waiting = np.zeros(len(s.groups), bool)
     waiting[rows] = True
@@ -298,7 +298,7 @@ def arrived(s: Any, rows: Any, before: Any) -> None:
 
 
 def load_matrices(code: Code) -> Step:
-    """LDSM: 8x8 matrices of 16 bits, each row at an address of a lane of its own; MT88: transposed."""
+    """LDSM: 8x8 matrices of 16-bit elements, one lane's address per row; MT88: transposed."""
     words = code.only("16", "M88", "MT88", "2", "4")
     code.count(2)
     count, turned = 4 if "4" in words else 2 if "2" in words else 1, "MT88" in words
@@ -340,7 +340,7 @@ def store_matrices(code: Code) -> Step:
 
 
 def whole(s: Any, code: Code) -> None:
-    """All lanes of a warp must come here together."""
+    """Require all lanes of a warp."""
     if s.m is not None and s.m.shape[1] != 1:
         s.fault("divergence", code, "not all lanes of a warp come here together")
 
@@ -351,7 +351,7 @@ _TYPES = {"S32": "s32", "U32": "u32", "64": "u64", "S64": "s64", "F32": "f32", "
 
 
 def atomic(code: Code) -> Step:
-    """ATOMG, REDG, RED: on global memory, lane after lane."""
+    """ATOMG, REDG, RED: atomics on global memory, lane by lane."""
     words = code.only(*_ATOMIC, *_TYPES, *_CACHING, "FTZ", "RN")
     form = next(_ATOMIC[word] for word in code.words if word in _ATOMIC)
     kind = next((_TYPES[word] for word in code.words if word in _TYPES), "u32")
@@ -384,7 +384,7 @@ def atomic(code: Code) -> Step:
 
 
 def fence(code: Code) -> Step:
-    """FENCE.VIEW.ASYNC: what these warps wrote in shared memory may be read by products and bulk copies."""
+    """FENCE.VIEW.ASYNC: make these warps' shared-memory writes visible to products and bulk copies."""
     code.only("VIEW", "ASYNC", "S", "G")
     if "G" in code.words:
         raise code.unknown()

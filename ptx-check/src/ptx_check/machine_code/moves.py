@@ -1,4 +1,4 @@
-"""Moves: between registers, from constants, of a lane's or a program's number, choices, and predicates as bits."""
+"""Data movement: registers, constants, special registers, selects, predicates as bits, shuffles and votes."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ _SPECIAL: dict[str, Any] = {
 
 
 def special(code: Code) -> Step:
-    """S2R, S2UR, CS2R: the numbers of thread and program; CS2R writes a pair."""
+    """S2R, S2UR, CS2R: special registers (thread and program indices); CS2R writes a pair."""
     words = code.only("32")
     code.count(2)
     value = _SPECIAL.get(code.operands[1].text)
@@ -59,7 +59,7 @@ def special(code: Code) -> Step:
 
 
 def to_uniform(code: Code) -> Step:
-    """R2UR: of the lowest lane that runs; all must have the same."""
+    """R2UR: value of the lowest running lane; all lanes must agree."""
     code.only()
     if len(code.operands) == 3 and code.operands[0].text not in ("PT", "UPT"):
         raise code.unknown("of this form is not known")
@@ -109,7 +109,7 @@ def load_constant(code: Code) -> Step:
 
 
 def from_predicates(code: Code) -> Step:
-    """P2R: seven predicates as bits, where the mask has ones; UP2UR."""
+    """P2R, UP2UR: seven predicates as bits, under a mask."""
     code.only()
     code.count(4)
     target, _, old, mask = code.operands
@@ -148,7 +148,7 @@ def to_predicates(code: Code) -> Step:
 
 
 def shuffle(code: Code) -> Step:
-    """SHFL: another lane's value; the predicate: whether there is such a lane."""
+    """SHFL: another lane's value; predicate: whether that lane is valid."""
     words = code.only("BFLY", "IDX", "UP", "DOWN")
     code.count(5)
     inside, target, *sources = code.operands
@@ -179,7 +179,7 @@ def shuffle(code: Code) -> Step:
 
 
 def vote(code: Code) -> Step:
-    """VOTE, VOTEU: any or all of the lanes that run, and which."""
+    """VOTE, VOTEU: any or all over running lanes, and their ballot."""
     words = code.only("ANY", "ALL")
     *written, source = code.operands
     read = predicate(source, code)
@@ -198,7 +198,7 @@ def vote(code: Code) -> Step:
 
 
 def elect(code: Code) -> Step:
-    """ELECT: the lowest lane that runs."""
+    """ELECT: the lowest running lane."""
     code.only()
     if any(not each.zero and each.file in ("R", "UR") for each in code.operands):
         raise code.unknown("of this form is not known")
@@ -216,7 +216,7 @@ _REDUCED: dict[str, Any] = {"SUM": np.add, "OR": np.bitwise_or, "AND": np.bitwis
 
 
 def reduce(code: Code) -> Step:
-    """REDUX: one number of all lanes that run, in a warp's register."""
+    """REDUX: reduction over running lanes into a uniform register."""
     words = code.only(*_REDUCED, "S32", "U32")
     code.count(2)
     put, a = result(code.operands[0], code), bits(code.operands[1], code)

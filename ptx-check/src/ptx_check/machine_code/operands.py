@@ -1,8 +1,8 @@
-"""Operands of machine code as nvdisasm writes them, and how warps read and write them.
+"""Operands of machine code in nvdisasm's syntax, and their access by warps.
 
 R0 to R254 are a lane's registers, UR0 to UR62 a warp's, P0 to P6 and UP0 to UP6 their predicates; RZ and PT are zero
-and true. A sign may stand before a register (-, ~, !, | |), and behind it the halves that count (.H0_H0). Numbers in
-hexadecimal are whole, all others floating-point. c[0x0][0x210] is a constant, [R4.64+0x8] an address.
+and true. A register may have a prefix (-, ~, !, | |) and a suffix that selects halves (.H0_H0). Hexadecimal numbers are
+integers, all others floating-point. c[0x0][0x210] is a constant, [R4.64+0x8] an address.
 """
 
 import re
@@ -18,25 +18,25 @@ U32, U64, I32, F32 = np.uint32, np.uint64, np.int32, np.float32
 _REGISTER = re.compile(r"([-~!|+]*)(UR|UP|R|P)(\d+|Z|T)((?:\.\w+)*)(\|?)((?:\.\w+)*)$")
 _CONSTANT = re.compile(r"([-~|]*)c\[0x(\w+)\]\[(?:(R\d+|RZ|UR\d+|URZ)\+?)?(-?0x\w+)?\](\|?)$")
 _ZERO, _TRUE = 255, 7
-"""Registers that are never written: RZ's and PT's places take what nobody reads."""
+"""Register slots; RZ and PT have slots for discarded writes."""
 
 Read = Callable[[Any], Any]
-"""warps -> an array of the warps that run, (warps, 32), (warps, 1) or (1, 1)."""
+"""Maps running warps to an array (warps, 32), (warps, 1) or (1, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     text: str
     file: str = ""
-    """R, UR, P or UP; c for a constant, n for a number, empty for anything else."""
+    """R, UR, P or UP; c: constant; n: number; empty: anything else."""
     number: int = 0
-    """Of the register; a constant's offset; a number's bits."""
+    """Register index, constant offset, or bits of a number."""
     signs: str = ""
     words: tuple[str, ...] = ()
-    """Behind the register: H0_H0, 64."""
+    """Suffix: H0_H0, 64."""
     bank: int = 0
     index: "Operand | None" = None
-    """The register that a constant's offset is added to."""
+    """Register added to a constant's offset."""
 
     @property
     def zero(self) -> bool:
@@ -64,13 +64,13 @@ def operand(text: str) -> Operand:
 
 
 def split(text: str) -> list[str]:
-    """Operands of an instruction: commas outside of brackets part them."""
+    """Split operands at commas outside of brackets."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text)] if text else []
 
 
 @dataclass(slots=True)
 class Code:
-    """An instruction that is being given its meaning."""
+    """An instruction being decoded."""
 
     kernel: str
     address: int
@@ -78,7 +78,7 @@ class Code:
     operands: list[Operand]
     guard: str
     target: int | None
-    """The place, not the address, of the instruction that a branch goes to."""
+    """Index (not address) of the branch target."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Code:
         return Unsupported(f"machine code: {self.opcode} {what}", self.location)
 
     def only(self, *known: str) -> set[str]:
-        """The opcode's words, which must be among these."""
+        """Opcode modifiers; must be among these."""
         if not set(self.words) <= set(known):
             raise self.unknown()
         return set(self.words)
@@ -107,7 +107,7 @@ class Code:
             raise self.unknown("of this form is not known")
 
     def outputs(self) -> tuple[list[Operand], Operand, list[Operand]]:
-        """The predicates that are written beside the register, the register, and the sources."""
+        """Destination predicates, destination register, and sources."""
         first, *rest = self.operands
         written = []
         while rest and rest[0].file in ("P", "UP") and "!" not in rest[0].signs:
@@ -120,7 +120,7 @@ def constant(value: int, kind: type = U32) -> Any:
 
 
 def _plain(of: Operand, code: Code) -> Read:
-    """A register's or a constant's 32 bits, without signs."""
+    """32 bits of a register or constant, prefixes ignored."""
     number = of.number
     if of.zero or of.file == "n":
         made = constant(0 if of.zero else number)
@@ -135,7 +135,7 @@ def _plain(of: Operand, code: Code) -> Read:
 
 
 def bits(of: Operand, code: Code) -> Read:
-    """A whole number of 32 bits."""
+    """A 32-bit integer."""
     plain = _plain(of, code)
     if of.words:
         raise code.unknown(f"takes {of.text}, which is not known,")
@@ -156,7 +156,7 @@ def signed(of: Operand, code: Code) -> Read:
 
 
 def real(of: Operand, code: Code, *, flush: bool = False) -> Read:
-    """A float32; flush: subnormal numbers count as zero."""
+    """A float32. flush: subnormals become zero."""
     plain, signs = _plain(of, code), of.signs
     if of.words or signs.replace("|", "").replace("-", ""):
         raise code.unknown(f"takes {of.text}, which is not known,")
@@ -175,7 +175,7 @@ def real(of: Operand, code: Code, *, flush: bool = False) -> Read:
 
 
 def wide(of: Operand, code: Code) -> Read:
-    """A whole number of 64 bits: a pair of registers; a number is extended by its sign."""
+    """A 64-bit integer: a register pair; immediates are sign-extended."""
     number = of.number
     if of.zero:
         made = constant(0, U64)
@@ -210,7 +210,7 @@ def predicate(of: Operand, code: Code) -> Read:
 
 
 def result(of: Operand, code: Code) -> Callable[[Any, Any], None]:
-    """A function that writes a register."""
+    """Writer of a register."""
     number = of.number
     if of.signs or of.words or of.file not in ("R", "UR"):
         raise code.unknown(f"writes {of.text}, which is not known,")
@@ -222,7 +222,7 @@ def result(of: Operand, code: Code) -> Callable[[Any, Any], None]:
 
 
 def pair(of: Operand, code: Code) -> Callable[[Any, Any], None]:
-    """A function that writes two registers with a number of 64 bits."""
+    """Writer of a 64-bit register pair."""
     if of.zero:
         return lambda s, value: None
     low = result(of, code)
@@ -236,7 +236,7 @@ def pair(of: Operand, code: Code) -> Callable[[Any, Any], None]:
 
 
 def truth(of: Operand, code: Code) -> Callable[[Any, Any], None]:
-    """A function that writes a predicate."""
+    """Writer of a predicate."""
     number = of.number
     if of.number == _TRUE:
         return lambda s, value: None

@@ -1,8 +1,8 @@
-"""Matrix products: HMMA of a warp, HGMMA of four, which goes on while the warps do.
+"""Matrix products: HMMA of one warp, asynchronous HGMMA of four.
 
-Each warp computes its own 16 rows of a group's 64. Early, a product is computed where it is issued; late, at the wait
-that covers it: until then its sums hold no numbers, and shared memory is read as it is at the wait. The left operand's
-registers are read at once in either order: the assembler guards them by a scoreboard.
+Each warp computes its own 16 of a group's 64 rows. A product is computed when issued (early) or at the wait that covers
+it (late): until then its sums are NaN, and shared memory is read as of the wait. The left operand's registers are read
+at once in both orders: a scoreboard guards them.
 Elements of fragments: matrices.py; descriptors: warpgroup.py.
 """
 
@@ -23,25 +23,25 @@ _NOTHING = U32(0x7FFFFFFF)
 
 
 def _kind(code: Code) -> tuple[str, int]:
-    """The operands' type and its bytes."""
+    """Operand type and its bytes."""
     return next((_KINDS[word] for word in code.words if word in _KINDS), ("f16", 2))
 
 
 def _numbers(register: Any, kind: str, size: int) -> Any:
-    """(warps, 32) registers as (warps, 8, columns) numbers."""
+    """Registers (warps, 32) as numbers (warps, 8, columns)."""
     raw = np.ascontiguousarray(register).view(np.uint16 if size == 2 else U32)
     return elements(raw.reshape(len(register), 8, -1), kind)
 
 
 def _left(registers: Any, kind: str, size: int) -> Any:
-    """(warps, 16, depth) of the left operand's registers."""
+    """Left operand (warps, 16, depth) from registers."""
     columns = [np.concatenate([_numbers(r, kind, size) for r in registers[first : first + 2]], 1)
                for first in range(0, len(registers), 2)]  # fmt: skip
     return np.concatenate(columns, 2)
 
 
 def _sums(product: Any) -> Any:
-    """(registers, warps, 32) of products (warps, 16, columns)."""
+    """Products (warps, 16, columns) as registers (registers, warps, 32)."""
     warps, _, columns = product.shape
     parts = product.reshape(warps, 2, 8, columns // 8, 4, 2)
     return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(columns // 2, warps, 32)
@@ -76,21 +76,21 @@ def multiply(code: Code) -> Step:
 
 @dataclass(slots=True)
 class Product:
-    """One HGMMA of some warps."""
+    """An HGMMA issued by some warps."""
 
     code: Code
     rows: Any
-    """Of the chunk's warps those that take part."""
+    """Participating warps."""
     group: Any
-    """Of each of them the group that it belongs to."""
+    """Product group of each warp."""
     keep: Any
-    """(warps, 1): whether the sums before are added to."""
+    """(warps, 1): whether to accumulate."""
     left: Any
-    """Numbers (warps, 16, depth), or descriptors (warps,)."""
+    """Left operand: numbers (warps, 16, depth), or descriptors (warps,)."""
     right: Any
     """Descriptors (warps,)."""
     fenced: Any
-    """When each warp had last done fence.proxy.async."""
+    """Time of each warp's last fence.proxy.async."""
 
     def part(self, some: Any) -> "Product":
         parts = self.rows, self.group, self.keep, self.left, self.right, self.fenced
@@ -108,7 +108,7 @@ class Form:
     turned: tuple[bool, bool]
     target: int
     fragments: int | None
-    """The first register of the left operand; None: it is in shared memory."""
+    """First register of the left operand; None: in shared memory."""
     descriptors: int
 
 
@@ -143,7 +143,7 @@ def predicate_never(s: Any) -> Any:
 
 
 def registers_of(code: Code) -> set[int]:
-    """The registers that an HGMMA takes: its sums, and its left operand's where they hold that."""
+    """Registers used by an HGMMA: its sums, and its left operand if in registers."""
     columns = int(code.words[0].split("x")[1])
     first, second = code.operands[:2]
     fragments = range(second.number, second.number + 4) if second.file == "R" else ()
@@ -199,7 +199,7 @@ def _total(s: Any, product: Product, form: Form, before: Any) -> Any:
 
 
 def _operand(s: Any, product: Product, descriptor: Any, rows: int, form: Form, turned: bool) -> Any:
-    """(warps, rows, depth) numbers of an operand in shared memory."""
+    """Numbers (warps, rows, depth) of an operand in shared memory."""
     code, shared, program = product.code, s.shared, s.program[product.rows][:, 0].astype(U64)
     keys, back = np.unique(np.stack([descriptor, program], 1), axis=0, return_inverse=True)
     back = back.reshape(-1)
@@ -221,7 +221,7 @@ def _operand(s: Any, product: Product, descriptor: Any, rows: int, form: Form, t
 
 
 def group_barrier(code: Code) -> Step:
-    """WARPGROUP: ARRIVE before the first product of a group; DEPBAR waits for all but the youngest groups."""
+    """WARPGROUP: ARRIVE before a group's first product; DEPBAR: wait for all but the youngest groups."""
     words = code.only("ARRIVE", "DEPBAR", "LE")
     if "ARRIVE" in words:
 

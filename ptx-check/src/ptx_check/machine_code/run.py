@@ -1,7 +1,7 @@
-"""Runs machine code: the warps of some programs, those that stand at one instruction all at once.
+"""Executes machine code: the warps of some programs, all warps at the same instruction at once.
 
-Lanes of a warp that part come together again where one waits for no other: the lowest place in the code runs first.
-Which warps go first is a choice (Order), so that both ends of what a device may do are run.
+Diverged lanes of a warp reconverge by running the lowest address first. The order of warps is a parameter (Order), so
+that both extremes of a device's behaviour are executed.
 """
 
 from dataclasses import dataclass
@@ -16,32 +16,32 @@ from ptx_check.machine_code.operands import F32, U32
 
 _FAR = np.int32(1 << 30)
 _MOST = 3_000_000
-"""Stretches of code of some programs."""
+"""Maximum code segments executed."""
 _PATIENCE = 2048
-"""Stretches after which other warps have their turn, should these wait for them."""
+"""Segments after which other warps get a turn, in case these wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A choice that is a device's: when asynchronous work is complete, and which warps go first."""
+    """Scheduling choices that a device makes: completion of asynchronous work, and order of warps."""
 
     copies: bool = False
-    """Copies are complete at the wait for them, not at once."""
+    """Copies complete at the wait for them instead of at once."""
     products: bool = False
-    """The same of products."""
+    """The same for products."""
     first: int | None = None
-    """One warp of each program runs until it waits for another, the first one (0) or the last (-1) before the others;
-    None: all go together."""
+    """Run one warp of each program until it waits, the first (0) or the last (-1) before the others; None: all
+    together."""
 
 
 EARLY = Order()
 ORDERS = (EARLY, Order(copies=True, first=-1), Order(products=True, first=0), Order(products=True, first=-1))
-"""The ends of what a device may do, for copies and for products; the last, for launches with asynchronous products: a
-producer behind its consumers overwrites what their products have still to read."""
+"""The extremes of a device's behaviour, for copies and for products. The last one, for launches with asynchronous
+products: a producer that runs after its consumers overwrites operands that their products have yet to read."""
 
 
 class Warps:
-    """Registers and memory of the programs `numbers` (programs, 1) of a launch, and where their warps are.
+    """State of the programs `numbers` (programs, 1) of a launch: registers, memory, program counters.
 
     Rows of all arrays are warps: the first warp of every program, then the second.
     """
@@ -68,7 +68,7 @@ class Warps:
         self.pcs = np.zeros((rows, 32), np.int32)
         self.alive = np.ones((rows, 32), bool)
         self.waiting = np.zeros(rows, bool)
-        """Whether a warp waits at a barrier, or for a condition that it asks for again when something has changed."""
+        """Whether a warp waits at a barrier, or for a condition that is tested again after a change."""
         self.asks = np.zeros(rows, bool)
         self.why: dict[int, str] = {}
         self.met = np.zeros((programs, 16), np.int64)
@@ -79,17 +79,17 @@ class Warps:
         self.pool = np.zeros(programs, np.int64)
         self.copies: list[tuple] = []
         self.groups = np.zeros(rows, np.int64)
-        """Groups of copies that each warp has committed."""
+        """Committed copy groups of each warp."""
         self.products = np.zeros(rows, np.int64)
-        """The same of products."""
+        """The same for products."""
         self.pending: list[tuple] = []
         self.sums = np.zeros((256, rows, 32), F32) if order.products and launch.asynchronous else None
         self.flying = np.zeros((256, rows), bool)
-        """Registers with which sums of late products begin, while the products are on their way."""
+        """Initial sums of pending late products."""
         self.fenced = np.zeros(rows, np.int64)
-        """When each warp last did fence.proxy.async."""
+        """Time of each warp's last fence.proxy.async."""
         self.touched = np.zeros((256, rows), bool)
-        """Registers of products that others wrote since the last wgmma.fence."""
+        """Product registers written by other instructions since the last wgmma.fence."""
         self.barriers: dict[tuple[int, int], Any] = {}
         self.bulk: list[Any] = []
         self.stores: list[Any] = []
@@ -99,7 +99,7 @@ class Warps:
     # ------------------------------------------------------------------------------------------- the chosen warps
 
     def select(self, w: Any, m: Any = None) -> None:
-        """These warps run from now on, of them the lanes of a mask (warps, 32) or (warps, 1)."""
+        """Select the running warps and their lanes, (warps, 32) or (warps, 1)."""
         self.w, self.rows = w, self.every[w]
         self.shape = (len(self.rows), 32)
         self.m = m
@@ -108,7 +108,7 @@ class Warps:
         return np.ones(self.shape, bool) if self.m is None else np.broadcast_to(self.m, self.shape)
 
     def whole_warps(self) -> bool:
-        """True if all lanes of the chosen warps that have not ended are here."""
+        """Whether all live lanes of the selected warps are here."""
         return bool((self.active() | ~self.alive[self.w]).all())
 
     def bank(self, number: int) -> np.ndarray:
@@ -157,14 +157,13 @@ class Warps:
         self.launch.fault(kind, code.address, message, code.location)
 
     def unfenced(self, grains: Any, fenced: Any) -> bool:
-        """True if any of these 16 bytes of shared memory were written after `fenced`, by a warp that has done no fence
-        since."""
+        """Whether any of these 16-byte units was written after `fenced`, by a warp without a fence since."""
         shared = self.shared
         late = shared.written[grains] > fenced
         return bool((late & (shared.written[grains] > self.fenced[shared.writer[grains]])).any())
 
     def guess(self, buffer: Any, places: Any, lanes: Any, unit: int) -> None:
-        """Notes that something is read that programs which were left out may have written."""
+        """Record a read of memory that skipped programs may have written."""
         self.launch.guessed = self.launch.guessed or buffer.touches_unknown(places, lanes, unit)
 
     def arrive(self, rows: Any, before: Any) -> None:
@@ -176,7 +175,7 @@ class Warps:
     # ------------------------------------------------------------------------------------------------------ places
 
     def run(self) -> None:
-        """Runs all programs to their ends."""
+        """Run all programs to completion."""
         for turn in range(_MOST):
             ready = self.alive.any(1) & ~self.waiting
             if not ready.any():
@@ -190,7 +189,7 @@ class Warps:
         raise Unsupported(f"machine code of {self.launch.name} runs for {_MOST} stretches: it may never end")
 
     def choose(self, ready: Any, turn: int) -> None:
-        """Selects warps that stand at one place, and their lanes."""
+        """Select warps at one address, and their lanes."""
         places = np.where(self.alive & ready[:, None], self.pcs, _FAR)
         first = 0
         if self.order.first is not None:
@@ -215,8 +214,7 @@ class Warps:
         self.alone = bool(self.m is None and here.all() and self.order.first is None)
 
     def stretch(self) -> None:
-        """Runs instructions one after the other up to one that parts the warps or has them wait, or to a place where
-        others may wait for them."""
+        """Run instructions up to one that diverges or waits, or to an address where other warps may wait."""
         instructions, leaders = self.launch.instructions, self.launch.leaders
         pc, chosen, here = self.pc, self.w, self.m
         while True:
@@ -242,7 +240,7 @@ class Warps:
                 return
 
     def narrow(self, guard: Any, here: Any) -> bool:
-        """Selects of the chosen warps those in which some lane passes a guard. False: there are none."""
+        """Restrict the selection to warps in which some lane passes a guard. False: there are none."""
         mask = guard(self) if here is None else guard(self) & here
         some = mask.any(1)
         if not some.all():
@@ -260,7 +258,7 @@ class Warps:
             self.pcs[self.w] = kept
 
     def go(self, target: int, way: Any) -> None:
-        """The lanes that run here go on elsewhere, where the condition holds."""
+        """Branch the running lanes for which the condition holds."""
         mask = self.m if way is None else way if self.m is None else way & self.m
         self.put_places(mask, np.int32(target))
 
@@ -280,13 +278,12 @@ class Warps:
     # ----------------------------------------------------------------------------------------------------- waiting
 
     def changed(self) -> None:
-        """Warps that wait for a condition ask again."""
+        """Wake warps that wait for a condition."""
         self.waiting[self.asks] = False
         self.asks[:] = False
 
     def go_on_without(self, waits: Any) -> bool:
-        """Has some of the chosen warps come to this instruction again when something has changed. False: no others are
-        left."""
+        """Make some selected warps retry this instruction after a change. False: no others are left."""
         if waits.any():
             rows = self.rows[waits]
             self.waiting[rows] = self.asks[rows] = True
@@ -296,7 +293,7 @@ class Warps:
         return len(self.rows) > 0
 
     def meet(self, code: Any, names: Any, counts: Any, *, waits: bool) -> None:
-        """Warps come to a barrier."""
+        """Warps arrive at a barrier."""
         for name in np.unique(names).tolist():
             here = names == name
             rows = self.rows[here]
@@ -315,7 +312,7 @@ class Warps:
             self.release(name)
 
     def living(self) -> Any:
-        """Warps of each program that have not ended."""
+        """Live warps of each program."""
         return self.alive.any(1).reshape(self.count_of, self.programs).sum(0)
 
     def release(self, name: int) -> bool:
@@ -328,7 +325,7 @@ class Warps:
         return True
 
     def stuck(self) -> bool:
-        """No warp can go on: copies arrive, and barriers count the warps that are left. False: nothing helps."""
+        """No warp can continue: complete pending copies and release barriers of exited warps. False: deadlock."""
         if self.bulk:
             self.bulk.pop().arrive(self)
             return True
