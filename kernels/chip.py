@@ -1,4 +1,4 @@
-"""Facts of a device that tiles depend on."""
+"""The properties of a device that the choice of tiles depends on."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chip:
-    """A device as far as tiles depend on it."""
+    """A kind of GPU, or the interpreter."""
 
     name: str
     """sm_90, gfx942, ...; interpreter for CPU tensors."""
     capability: int
     """Compute capability as one number, 90 for sm_90; 0 for AMD and the interpreter."""
     shared_memory: int
-    """Bytes of shared memory that one program can have."""
+    """Bytes of shared memory available to one program."""
     processors: int
     """Streaming multiprocessors or compute units."""
     matrix_units: bool
-    """Whether tl.dot of half-precision tiles is issued to matrix units (Triton does so from sm_80 and on CDNA)."""
+    """Whether Triton issues half-precision tl.dot to matrix units (from sm_80 and on CDNA)."""
 
     @property
     def warp(self) -> int:
-        """Threads of a warp, which AMD calls a wave."""
+        """Threads of a warp (AMD: a wave)."""
         return 64 if self.name.startswith("gfx9") else 32
 
 
 def named(name: str, shared_memory: int, processors: int) -> Chip:
-    """The Chip of this name, sm_90 or gfx942, whose abilities follow from it."""
+    """The Chip of this name, such as sm_90 or gfx942; its other properties follow from the name."""
     capability = int(name.removeprefix("sm_")) if name.startswith("sm_") else 0
     return Chip(
         name=name,
@@ -44,8 +44,8 @@ CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
         named("sm_60", 48 << 10, 56),  # P100
-        named("sm_70", 96 << 10, 80),  # V100: it has tensor cores, Triton does not use them
-        named("sm_75", 64 << 10, 40),  # T4, likewise
+        named("sm_70", 96 << 10, 80),  # V100: Triton does not use its tensor cores
+        named("sm_75", 64 << 10, 40),  # T4: the same
         named("sm_80", 163 << 10, 108),  # A100
         named("sm_86", 99 << 10, 82),  # RTX 3090
         named("sm_89", 99 << 10, 128),  # RTX 4090
@@ -57,4 +57,4 @@ CHIPS: dict[str, Chip] = {
         named("gfx950", 64 << 10, 256),  # MI355X
     )
 }
-"""The chips that every kernel must compile for, as launch.chip() would describe one product of each."""
+"""The chips that every kernel must compile for, one product each, as launch.chip() describes it."""

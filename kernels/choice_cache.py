@@ -1,11 +1,10 @@
-"""Results of `fasttfm tune`, in the user's cache directory: one JSON file a device, driver and set of versions.
+"""Results of `fasttfm tune` in the user's cache directory: one JSON file per device, driver and set of versions.
 
     $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
         tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
 
-A file that cannot be used (damaged, or of another driver or version) is left alone, with one warning, and what ships is
-in force: the tables, and before them what others have measured on the same product and sent in, in such files too
-(kernels/tiles/tuned).
+Without a usable file (damaged, or of another driver or version: one warning) the shipped choices apply: files that
+users of the same product contributed (kernels/tiles/tuned), then the tables.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from fasttfm.kernels.choices import Decision
 _FORMAT = 2
 
 SHIPPED = Path(__file__).parent / "tiles" / "tuned"
-"""The files that were sent in; proof/tuned.py checks them."""
+"""Contributed files; proof/tuned.py checks them."""
 
 System = dict[str, Any]
-"""Device, driver and versions that a measurement holds for, as a file names them: system_of()."""
+"""Device, chip, driver and versions for which a measurement is valid: system_of()."""
 
 
 class Measured(NamedTuple):
-    """The answer of a decision, as text, and its time."""
+    """The fastest answer of a decision, as text, and its time."""
 
     answer: str
     microseconds: float
     shipped_microseconds: float
-    """Time of the shipped choice in the same run."""
+    """Time of the shipped answer in the same run."""
 
 
 def system_of(device: torch.device, chip: Chip) -> System:
-    """The device as it is now."""
+    """The System of a device."""
     versions = {name: _version(name) for name in ("fasttfm", "torch", "triton")}
     return {"device": torch.cuda.get_device_name(device), "chip": chip.name, "driver": driver(), "versions": versions}
 
@@ -63,7 +62,7 @@ _DRIVERS = (
 
 
 def driver() -> str:
-    """The driver's version, or that of CUDA or ROCm where it is hidden."""
+    """Version of the GPU driver; of CUDA or ROCm if the driver's is not readable."""
     for file, pattern in _DRIVERS:
         if os.access(file, os.R_OK) and (match := re.search(pattern, Path(file).read_text())):
             return match[1]
@@ -71,20 +70,20 @@ def driver() -> str:
 
 
 def folder() -> Path:
-    """Return the user's cache folder; it need not exist."""
+    """The user's cache folder; it need not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttfm"
     return Path(os.environ.get("FASTTFM_CACHE") or cache)
 
 
 def file_of(system: System) -> Path:
-    """The file that keeps a system's answers; it need not exist."""
+    """The file of a system; it need not exist."""
     product = re.sub(r"[^A-Za-z0-9]+", "-", system["device"]).strip("-") or "device"
     digest = hashlib.sha256(json.dumps(system, sort_keys=True).encode()).hexdigest()[:12]
     return folder() / "tuned" / f"{product}-{digest}.json"
 
 
 def write(system: System, answers: dict[Decision, Measured]) -> Path:
-    """Keeps the answers in place of those kept before, all or nothing. Returns the file."""
+    """Replaces the answers of a system, atomically. Returns the file."""
     rows = sorted(answers.items(), key=str)
     entries = [{"choice": name, "size_class": size, **each._asdict()} for (name, size), each in rows]
     file = file_of(system)
@@ -95,7 +94,7 @@ def write(system: System, answers: dict[Decision, Measured]) -> Path:
 
 
 def parse(file: Path) -> tuple[System, dict[Decision, Measured]]:
-    """Read the content of a file. Raises ValueError where it is damaged."""
+    """Reads a file. Raises ValueError if it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))  # noqa: TID251 (kernels know nothing of fasttfm)
         if (written := content.pop("format")) != _FORMAT:
@@ -110,8 +109,7 @@ def parse(file: Path) -> tuple[System, dict[Decision, Measured]]:
 
 
 def read(system: System) -> dict[Decision, Measured]:
-    """The answers kept for a system; none where nothing is kept. Raises ValueError for a file that is damaged or of
-    another system."""
+    """The answers tuned for a system, {} without a file. Raises ValueError for a damaged or another system's file."""
     file = file_of(system)
     if not file.exists():
         return {}
@@ -122,24 +120,24 @@ def read(system: System) -> dict[Decision, Measured]:
 
 
 def shipped(system: System) -> dict[Decision, Measured]:
-    """Return what was sent in for this product, whatever its driver and versions."""
+    """Contributed answers for this product, of any driver and versions."""
     product, files = (system["device"], system["chip"]), map(parse, sorted(SHIPPED.glob("*.json")))
     fitting = [answers for other, answers in files if (other["device"], other["chip"]) == product]
     return {decision: measured for answers in fitting for decision, measured in answers.items()}
 
 
 def load(device: torch.device, chip: Chip) -> None:
-    """Puts in force what was tuned on this device; warns once, and changes nothing, when it cannot be used."""
+    """Applies the tuned answers of a device. An unusable file gives one warning and is ignored."""
     system = system_of(device, chip)
-    file, remedy = file_of(system), "what ships is in force; run `fasttfm tune` to measure again"
+    file, remedy = file_of(system), "the shipped choices apply; run `fasttfm tune` to measure again"
     answers = shipped(system)
     try:
-        kept = read(system)
+        tuned = read(system)
         old = sorted(set(file.parent.glob(file.stem[:-12] + "[0-9a-f]" * 12 + ".json")) - {file})
-        if not kept and old:
-            said = f"{old[-1]} was measured with another driver or version: {remedy}"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
-        answers |= kept
+        if not tuned and old:
+            message = f"{old[-1]} was measured with another driver or version: {remedy}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        answers |= tuned
     except ValueError as error:
         warnings.warn(f"{file} is damaged: {error}; {remedy}", RuntimeWarning, stacklevel=2)
     choices.keep(chip, {decision: each.answer for decision, each in answers.items()})

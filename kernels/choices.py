@@ -1,12 +1,11 @@
-"""Decisions that depend on the chip: which tile a kernel takes, which route an operator goes.
+"""Choices that depend on the chip: the tile of a kernel, or the route (backend) of an operator.
 
-Such a decision is a pure function of the chip and a size class, most often a table (tiles/table.py), with the
-alternatives that are worth measuring, and is called like the function:
+A Choice is a pure function of chip and size class, usually a table (tiles/table.py), with alternatives to measure:
 
     LAYER_NORM = Choice("layer_norm.tile", Table(...), lambda chip, columns, direction: ...)
 
-The function's own answer is what ships. `fasttfm tune` measures the alternatives on the user's device and keeps what
-was faster (choice_cache.py); that then goes before the shipped answer. Nothing is measured behind the user's back.
+The function's answer ships. `fasttfm tune` measures the alternatives on the user's device and stores the faster ones
+(choice_cache.py), which then override it. Nothing is measured unasked.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ Decision = tuple[str, tuple]
 """Choice and size class."""
 
 CHOICES: dict[str, Choice] = {}
-"""Every choice of the kernel files that have been imported, by name."""
+"""Every choice of the imported kernel files, by name."""
 
 _kept: dict[Chip, dict[Decision, str]] = {}
 
 version = 0
-"""Counts the calls of keep(): what was decided before holds no longer."""
+"""Number of keep() calls; plans made under another version are stale."""
 
 
 class Choice(Generic[Answer]):
-    """One decision, whose answers are tiles or names; kept and compared as the text that str() makes of them."""
+    """A decision between tiles or names, which are stored and compared as str()."""
 
     def __init__(
         self, name: str, shipped: Callable[..., Answer], alternatives: Callable[..., Sequence[Answer]]
     ) -> None:
-        """shipped: (chip, *size class) -> the answer that ships; alternatives: -> what may be taken instead."""
+        """shipped: (chip, *size class) -> the shipped answer; alternatives: the same -> other valid answers."""
         if name in CHOICES:
-            raise ValueError(f"two choices are called {name}")
+            raise ValueError(f"there are two choices named {name}")
         self.name, self.shipped, self.alternatives = name, shipped, alternatives
         self._answers: dict[tuple, Answer] = {}
         CHOICES[name] = self
 
     def __call__(self, chip: Chip, *size_class: Any) -> Answer:
-        # By name, not by chip: hashing a dataclass costs more than a launch can spare for this.
+        # By name, not by chip: hashing a dataclass is too slow for a launch.
         key = (chip.name, chip.processors, *size_class)
         answer = self._answers.get(key)
         if answer is None:
@@ -52,37 +51,37 @@ class Choice(Generic[Answer]):
         return answer
 
     def answers(self, chip: Chip, *size_class: Any) -> dict[str, Answer]:
-        """The shipped answer and its alternatives, by their text."""
+        """The shipped answer and its alternatives, by str()."""
         return {str(each): each for each in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class))}
 
     def _kept_answer(self, chip: Chip, size_class: tuple) -> Answer | None:
-        written = kept(chip).get((self.name, size_class))
-        if written is None:
+        tuned = kept(chip).get((self.name, size_class))
+        if tuned is None:
             return None
         answers = self.answers(chip, *size_class)
-        if written not in answers:
+        if tuned not in answers:
             keep(chip, {})
-            error = f"{written} is no answer that {self.name} can give for {size_class} on {chip.name}"
-            said = f"what was tuned is of no use: {error}; run `fasttfm tune` again"
-            warnings.warn(said, RuntimeWarning, stacklevel=3)
-        return answers.get(written)
+            error = f"{tuned} is not an answer of {self.name} for {size_class} on {chip.name}"
+            message = f"the tuned choices are ignored: {error}; run `fasttfm tune` again"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return answers.get(tuned)
 
 
 def keep(chip: Chip, answers: Mapping[Decision, str]) -> None:
-    """From now on answers so on this chip, with text; what is not listed is answered as shipped."""
+    """Overrides the shipped answers on a chip, by their str(), and drops earlier overrides."""
     global version
     version += 1
     _kept[chip] = dict(answers)
-    for known in CHOICES.values():
-        known._answers.clear()
+    for choice in CHOICES.values():
+        choice._answers.clear()
 
 
 def kept(chip: Chip) -> dict[Decision, str]:
-    """Return what keep() was last told for a chip."""
+    """The current overrides on a chip."""
     return _kept.get(chip, {})
 
 
 def asked(chip: Chip) -> list[Decision]:
-    """The decisions that were asked for on a chip since the last keep()."""
+    """The decisions made on a chip since the last keep()."""
     device = (chip.name, chip.processors)
-    return [(name, key[2:]) for name, known in CHOICES.items() for key in known._answers if key[:2] == device]
+    return [(name, key[2:]) for name, choice in CHOICES.items() for key in choice._answers if key[:2] == device]

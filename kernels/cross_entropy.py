@@ -1,19 +1,19 @@
-"""Label-smoothed cross entropy that leaves its gradient in the logits' memory.
+"""Label-smoothed cross entropy that overwrites the logits with their gradient.
 
     top = max over v of x[v]        total = sum over v of exp(x[v] - top)
     nll = log(total) + top - x[target]
     loss = (1 - a) nll + a (log(total) + top - mean over v of x[v])
     dx[v] = factor * (exp(x[v] - top) / total - a / V - (1 - a) [v == target])
 
-top + log(total), the logarithm of the sum of exponentials, is never formed: at logits of 60,000 it would be off by
-0.002, and every probability by as much.
+top + log(total), the log-sum-exp, is never formed: for logits of 60,000 it would be off by 0.002, and with it every
+probability.
 
-A program has a row. It reads the row once for the maximum, the sum of exponentials (rescaled when the maximum grows,
-Milakov and Gimelshein 2018; every thread has a maximum of its own until the end) and the plain sum, and once more, from
-the last tile back so that the cache still has it, to overwrite it with the gradient; a row that fills more than half of
-one tile stays in registers between the two. From and to memory that is 2 * M * V elements, with 2 * M * V exponentials:
-an H200 (4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000 in bfloat16, where a gradient beside the logits
-would take a second 1.85 GB. Statistics are float32.
+A program owns a row. It reads the row once for the maximum, the sum of exponentials (rescaled as the maximum grows,
+Milakov and Gimelshein 2018; every thread keeps its own maximum until the end) and the plain sum, and again, from the
+last tile back because the cache still holds it, to overwrite it with the gradient. A row that fills more than half of a
+tile stays in registers between the two. That moves 2 * M * V elements and takes 2 * M * V exponentials: an H200
+(4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000 in bfloat16; a gradient beside the logits would need another
+1.85 GB. Statistics are float32.
 Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functional.cross_entropy's definition.
 """
 
@@ -33,7 +33,7 @@ from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 from fasttfm.kernels.wide import wide
 
 LOG2E = tl.constexpr(1.4426950408889634)
-HELD = tl.constexpr(16)  # elements of a tile that a thread has, where there is more than one tile
+HELD = tl.constexpr(16)  # elements of a tile per thread, for rows of several tiles
 
 
 @triton.jit
@@ -252,23 +252,23 @@ def _scale(
 
 
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-_WIDEST = 4096  # of the rows that stay in registers
+_WIDEST = 4096  # widest row that stays in registers
 
 
 def size_class(V: int) -> int:
-    """Rows of up to so many classes are treated alike; the last size is open upwards."""
+    """The smallest of _SIZES >= V; larger V take the last one."""
     return min(_SIZES[-1], max(_SIZES[0], power_of_two(V)))
 
 
 class Forward:
-    """The losses of rows of logits, for one signature."""
+    """The loss of every row of logits, for one signature."""
 
     def __init__(
         self, logits: Tensor, target: Tensor, *, label_smoothing: float, ignore_index: int, overwrite: bool = False,
         factor_step: int = 0,
     ) -> None:  # fmt: skip
-        """logits (M, V) with unit stride along V, their shape and strides alone; target (M,) int64. overwrite: they
-        become factor * d loss / d logits; factor_step: from a row's factor to the next, 0 where all share one."""
+        """logits (M, V) with unit stride along V, only shape and strides are used; target (M,) int64. overwrite: the
+        logits become factor * d loss / d logits; factor_step: stride of factor, 0 for a scalar."""
         self.M, V = logits.shape
         block = CROSS_ENTROPY(chip(target.device), size_class(V))
         constants = {"ONE_TILE": block.columns >= V > block.columns // 2, "OVERWRITE": overwrite}
@@ -276,9 +276,11 @@ class Forward:
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), self.M, V
 
     def __call__(self, logits: Tensor, target: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """target: contiguous; factor () or (M,) float32, None for 1. Returns losses (2, M) float32, with and without
-        smoothing, zero at ignored rows, and what Backward needs, (2, M) float32: the largest logit of every row and its
-        probability; None with overwrite."""
+        """Returns losses (2, M) float32, with and without smoothing, 0 for ignored rows; and statistics (2, M) float32
+        for Backward: the largest logit of every row and its probability, None with overwrite.
+
+        target: contiguous; factor () or (M,) float32, None for 1.
+        """
         losses = logits.new_empty((2, self.M), dtype=torch.float32)
         statistics = None if self.overwrite else torch.empty_like(losses)
         self.launch(logits, target, losses, statistics, factor, *self.numbers)
@@ -289,30 +291,29 @@ class Backward:
     """The gradient of rows of logits, for one signature."""
 
     def __init__(self, logits: Tensor, *, label_smoothing: float, ignore_index: int, factor_step: int) -> None:
-        """Arguments as Forward takes them."""
-        self.launch, self.shape = _by_parts(_backward, logits), logits.shape
+        """Arguments as for Forward."""
+        self.launch, self.shape = _tiled_launch(_backward, logits), logits.shape
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), *logits.shape
 
     def __call__(self, factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor) -> Tensor:
-        """factor * d loss / d logits, (M, V) contiguous in logits' dtype; factor and target as Forward takes them,
-        statistics as it gave them."""
+        """factor * d loss / d logits, (M, V) contiguous in logits' dtype; statistics of Forward, the rest as there."""
         gradient = logits.new_empty(self.shape)
         self.launch(logits, target, statistics, gradient, factor, *self.numbers)
         return gradient
 
 
 class Scale:
-    """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; touches no memory when it is 1."""
+    """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; accesses no gradient if it is 1."""
 
     def __init__(self, gradient: Tensor) -> None:
-        self.launch, self.numbers = _by_parts(_scale, gradient), (gradient.stride(0), gradient.shape[1])
+        self.launch, self.numbers = _tiled_launch(_scale, gradient), (gradient.stride(0), gradient.shape[1])
 
     def __call__(self, gradient: Tensor, factor: Tensor) -> None:
         self.launch(gradient, factor, *self.numbers)
 
 
-def _by_parts(kernel: Any, rows: Tensor) -> Launch:
-    """A program for each tile of each row (M, V): no wider than the widest row that stays in registers."""
+def _tiled_launch(kernel: Any, rows: Tensor) -> Launch:
+    """Launch with one program per tile of each row (M, V), at most _WIDEST columns."""
     M, V = rows.shape
     block = CROSS_ENTROPY(chip(rows.device), min(_WIDEST, size_class(V)))
     return Launch(kernel, (M, ceil_div(V, block.columns)), block.options())

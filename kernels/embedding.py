@@ -4,11 +4,11 @@
     dweight[v] = scale * sum over the (b, l) whose token is v of dropout'(dy[b, l])
     dpositions[first + l] = sum over b of dropout'(dy[b, l]) where the token is not padding
 
-Forward reads a row of weight and of positions and writes a row of y for every token: 2 * M * N elements from memory,
-the positions staying in the cache; 12 us at M = 25,000 tokens, N = 512 in bfloat16 on an H200 (4.3 TB/s). In backward
-the tokens are sorted once, stably, so that each row of dweight is the sum of a run of rows of dy, added in the order of
-the tokens: the same bits every time, every row of dweight written once, no buffer to clear. It reads M * N and writes
-V * N elements. Both passes draw the keep-mask from the seed, M * N / 16 Philox blocks.
+Forward reads a row of weight and of positions and writes a row of y per token: 2 * M * N elements, as positions stay in
+cache; 12 us at M = 25,000 tokens, N = 512 in bfloat16 on an H200 (4.3 TB/s). Backward sorts the tokens, stably, so that
+each row of dweight is the sum of a run of rows of dy, added in order: deterministic, every row of dweight written once,
+no buffer to clear. It reads M * N and writes V * N elements. Both passes draw the keep-mask from the seed, M * N / 16
+Philox blocks.
 Source: Vaswani et al. 2017, sections 3.4, 3.5 and 5.4.
 """
 
@@ -29,9 +29,9 @@ from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import divided, wide
 
 _HALF = 1 << 15
-"""Half of the numbers that an int16 takes."""
+"""Half of the values of an int16."""
 _NONE = -(1 << 31)
-"""Stands for no padding: no token is that, where -1 may be one by mistake."""
+"""The pad_id for no padding: never a token, whereas -1 may be one by mistake."""
 
 
 @triton.jit
@@ -133,13 +133,12 @@ _WIDE = 512
 
 
 def tile(chip: Chip, N: int) -> Tile:
-    """Part of some rows, 1,024 or 2,048 elements. Of the widest tile a thread has half as many rows, each of which
-    takes instructions; of the others a run of rows has more threads."""
+    """The tile of forward, 1,024 or 2,048 elements: the widest if it divides N, with the fewest rows per thread."""
     return EMBEDDING(chip, _WIDE) if N % _WIDE == 0 else sums_tile(chip, N)
 
 
 def sums_tile(chip: Chip, N: int) -> Tile:
-    """Part of some rows of a run, 2,048 elements."""
+    """The tile of backward, 2,048 elements; narrower, so that more threads share a run of rows."""
     return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
 
@@ -150,7 +149,7 @@ class Forward:
         self, tokens: Tensor, weight: Tensor, positions: Tensor | None, scale: float = 1.0, pad_id: int | None = None,
         first_position: int = 0, dropout_p: float = 0.0,
     ) -> None:  # fmt: skip
-        """dropout_p: 0 drops nothing."""
+        """first_position: row of positions for the first token."""
         (B, L), (V, N) = tokens.shape, weight.shape
         block = tile(chip(weight.device), N)
         self.launch = Launch(_forward, (ceil_div(B * L, block.rows), ceil_div(N, block.columns)), block.options())
@@ -161,7 +160,7 @@ class Forward:
     def __call__(
         self, tokens: Tensor, weight: Tensor, positions: Tensor | None, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
-        """(B, L, N)."""
+        """Returns y (B, L, N)."""
         y = weight.new_empty(self.shape)
         if self.first:
             positions = positions[self.first :]  # type: ignore[index]
@@ -170,14 +169,14 @@ class Forward:
 
 
 class Gradient:
-    """The gradient of a table for one signature: of weight, (vocabulary, N) in dy's dtype, or without a vocabulary of
-    the positions that were read, (L, N) float32. dy (B, L, N), tokens (B, L), both contiguous."""
+    """The gradient of a table for one signature: of weight, (vocabulary, N) in dy's dtype, or, with vocabulary None, of
+    the L positions that were read, (L, N) float32. dy (B, L, N) and tokens (B, L) contiguous."""
 
     def __init__(
         self, dy: Tensor, tokens: Tensor, vocabulary: int | None = None, scale: float = 1.0, pad_id: int | None = None,
         dropout_p: float = 0.0,
     ) -> None:  # fmt: skip
-        """Arguments as Forward took them."""
+        """Other arguments as for Forward."""
         _, L, N = dy.shape
         runs = L if vocabulary is None else vocabulary
         block = sums_tile(chip(dy.device), N)
@@ -187,7 +186,7 @@ class Gradient:
         self.launch = Launch(_sum_rows, (runs, ceil_div(N, block.columns)), block.options())
 
     def __call__(self, dy: Tensor, tokens: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
-        """The gradient."""
+        """Returns the gradient."""
         out = dy.new_empty(self.shape, dtype=self.dtype)
         order = starts = None
         if self.vocabulary is not None:
@@ -197,9 +196,9 @@ class Gradient:
 
 
 def runs(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Places of tokens, sorted by token and in order among equals, and where the run of each begins (vocabulary + 1,).
+    """Indices of tokens in a stable sort, and the start of each token's run in it, (vocabulary + 1,).
 
-    A sort takes a pass a byte, so its keys are of two where the vocabulary allows, else of four.
+    Sorts int16 keys if the vocabulary allows, else int32: the radix sort takes one pass per byte.
     """
     dtype, first = (torch.int16, _HALF) if vocabulary < 2 * _HALF else (torch.int32, 0)
     flat, device = tokens.view(-1), tokens.device
@@ -214,5 +213,5 @@ def runs(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 _every: dict[tuple[int, torch.device], Tensor] = {}
-"""Keys of all tokens of a vocabulary and of its end, made once a device; not kept where a CUDA graph's capture would
-make them part of the graph."""
+"""Cached sort keys of all tokens, by vocabulary and device; not filled during a CUDA graph capture, which would make
+them part of the graph."""

@@ -1,30 +1,28 @@
-"""The feed-forward network's two hidden products with everything between them fused into their epilogues.
+"""The feed-forward network: both products next to the hidden layer, with everything between fused into their epilogues.
 
     forward     before = x W1^T + b1        hidden = keep * f(before)               out = scale * hidden W2^T + b2
     backward    dbefore = keep * scale * f'(before) * (dout W2)     db1, db2 = sums over rows of dbefore and dout
-                dW2 = scale * dout^T hidden, dx = dbefore W1, dW1 = dbefore^T x: plain products, left to cuBLAS
+                dW2 = scale * dout^T hidden, dx = dbefore W1, dW1 = dbefore^T x: plain products, by cuBLAS
 
-keep is dropout's mask (M, F), scale its 1 / (1 - p), which rides in the products as a factor. f is one of
+keep is the dropout mask (M, F), scale its 1 / (1 - p), applied as a factor of the products. f is one of
 
     relu        f(u) = max(0, u)
     gelu        f(u) = u * Phi(u)           Phi(u) = (1 + erf(u / sqrt 2)) / 2
-    gelu_tanh   likewise                    Phi(u) = 1 / (1 + exp(-2 w)), w = sqrt(2 / pi) * (u + 0.044715 u^3):
-                                            (1 + tanh w) / 2, and nothing cancels
+    gelu_tanh   f(u) = u * Phi(u)           Phi(u) = 1 / (1 + exp(-2 w)), w = sqrt(2 / pi) * (u + 0.044715 u^3), equal
+                                            to (1 + tanh w) / 2 without cancellation
     of both     f'(u) = Phi(u) + u * Phi'(u)
 
-Of a ReLU backward needs one bit an element, that it was positive and that dropout kept: the forward kernel writes M * F
-bits, and 2.125 bytes an element are kept where torch.nn keeps 5 in half precision. GELU's derivative depends on all of
-`before`, so that is kept, and hidden, which dW2 needs, is not: the epilogue of dout W2 reads `before` anyway and writes
-hidden again, for half the memory between the passes. The forward pass rounds `before` first and computes hidden from
-what is stored, so that both passes have the same hidden, bit by bit.
+Backward of ReLU needs one bit per element, positive and kept by dropout: the forward kernel writes M * F bits, so that
+2.125 bytes per element are saved where torch.nn saves 5 in half precision. The derivative of GELU needs `before`, which
+is saved in place of hidden: the epilogue of dout W2 reads it anyway and recomputes hidden for dW2, at half the memory.
+Forward computes hidden from the rounded `before`, so that both passes have the same hidden, bit by bit.
 
-Cost: forward 2 * M * N * F FLOPs a product, backward twice that. The epilogues hide under the products and save passes
-over hidden of 2 * M * F elements each, 48 us on an H200 (4.3 TB/s) at M = 25,000, F = 2048 in half precision: for bias
-and activation, for dropout, and for the two of them in backward. GELU writes 2 * M * F elements more. Where matrix
-units are out of Triton's reach (tiles/feed_forward.py), cuBLAS computes the products, and _activate and _gate, one pass
-each, do the rest.
+Cost: forward 2 * M * N * F FLOPs per product, backward twice that. The epilogues overlap with the products and save
+passes over hidden of 2 * M * F elements each, 48 us on an H200 (4.3 TB/s) at M = 25,000, F = 2048 in half precision:
+bias and activation, dropout, and both in backward. GELU writes 2 * M * F elements more. Where Triton cannot use matrix
+units (tiles/feed_forward.py), cuBLAS computes the products, and _activate and _gate do the rest in one pass each.
 Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor. GELU: Hendrycks and Gimpel
-2016; the approximation by tanh, section 2 there, is GPT-2's, the other one BERT's.
+2016; BERT uses the exact form, GPT-2 the tanh approximation of section 2.
 """
 
 from __future__ import annotations
@@ -239,13 +237,13 @@ def _gate(
 
 
 class Forward:
-    """The forward pass for one signature: x (..., K) contiguous, parameters of any strides, all of one dtype."""
+    """The forward pass for one signature: x (..., K) contiguous, parameters with any strides, all of one dtype."""
 
     def __init__(
         self, x: Tensor, weight1: Tensor, weight2: Tensor, *, activation: str = "relu", dropout_p: float = 0.0,
         route: str = "table",
     ) -> None:  # fmt: skip
-        """activation relu, gelu or gelu_tanh; dropout_p: 0 drops nothing; route fused, cublas or what the table has."""
+        """activation: relu, gelu or gelu_tanh; route: fused, cublas or table (ROUTE)."""
         (N, K), device = weight1.shape, chip(x.device)
         M = math.prod(x.shape[:-1])
         self.rows, self.hidden, self.out = (M, K), (M, N), (*x.shape[:-1], len(weight2))
@@ -260,14 +258,14 @@ class Forward:
             block = pass_tile(device, N)
             grid, options = (ceil_div(M, block.rows), ceil_div(N, block.columns)), block.options()
         self.launch = Launch(_forward if self.fused else _activate, grid, {"ACTIVATION": activation, **options})
-        self.drop = Add((M, N), x.device, dropout_p, scaled=False) if self.dropout[0] else None  # of cublas and ReLU
+        self.drop = Add((M, N), x.device, dropout_p, scaled=False) if self.dropout[0] else None  # for cublas and ReLU
 
     def __call__(
         self, x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
         seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Returns out (..., N'); what backward needs of the hidden layer, (M, F): hidden, with GELU what it is applied
-        to; and, of ReLU by the fused route, the bits (M, ceil(F / 32)) int32, else None."""
+        """Returns out (..., N'); the tensor (M, F) saved for backward, hidden for ReLU and `before` for GELU; and the
+        bits (M, ceil(F / 32)) int32 for ReLU by the fused route, else None."""
         x, dropout, bits = x.view(self.rows), (seed, site, *self.dropout), None
         if self.fused:
             hidden = kept = x.new_empty(self.hidden)
@@ -277,7 +275,7 @@ class Forward:
                 kept = torch.empty_like(hidden)
             weight1, bias1 = weight1.contiguous(), None if bias1 is None else bias1.contiguous()
             self.launch(x, weight1, bias1, None if self.relu else kept, hidden, bits, self.numbers, dropout)
-        elif self.relu:  # bias and ReLU in cuBLASLt's epilogue
+        elif self.relu:  # bias and ReLU in the epilogue of cuBLASLt
             if bias1 is None:
                 hidden = kept = torch.mm(x, weight1.t()).relu_()
             else:
@@ -289,11 +287,11 @@ class Forward:
             hidden = torch.empty_like(kept)
             self.launch(kept, hidden, dropout, self.numbers)
         out = scaled_linear(hidden, weight2, bias2, self.dropout[1])
-        return out.view(self.out).detach(), kept, bits  # what autograd gives out must be no view
+        return out.view(self.out).detach(), kept, bits  # autograd outputs must not be views
 
 
 def forward_route(x: Tensor, activation: str, dropped: bool, route: str) -> str:
-    """fused or cublas for this tensor's chip and dtype; route as Forward takes it."""
+    """The route of the forward pass, fused or cublas; route: as for Forward."""
     which = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
     return product.route_of(which, x.dtype, x.device, route)
 
@@ -305,7 +303,7 @@ class Backward:
         self, x: Tensor, kept: Tensor, bits: Tensor | None, weight2: Tensor, *, bias1: bool, bias2: bool,
         activation: str = "relu", dropout_p: float = 0.0, route: str = "table",
     ) -> None:  # fmt: skip
-        """kept and bits as Forward returned them, all else as it took it. bias1, bias2: whether to return theirs."""
+        """kept and bits of Forward, other arguments as there. bias1, bias2: whether to return their gradients."""
         (M, N), K, device = kept.shape, len(weight2), chip(x.device)
         self.x, self.rows, self.dout = x.shape, (M, x.shape[-1]), (M, K)
         self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
@@ -323,18 +321,18 @@ class Backward:
         self.launch = Launch(_backward if self.fused else _gate, grid, {"ACTIVATION": activation, **options})
         self.bias2 = bias2
         self.parts = (programs, N) if bias1 else None, (programs, K) if bias2 and self.fused else None
-        summed = {i: each for i, each in enumerate(self.parts) if each}
-        self.sums = Sums([*summed], [*summed.values()], [x.dtype] * len(summed), device)
+        shapes = {i: shape for i, shape in enumerate(self.parts) if shape}
+        self.sums = Sums([*shapes], [*shapes.values()], [x.dtype] * len(shapes), device)
 
     def __call__(
         self, dout: Tensor, x: Tensor, kept: Tensor, bits: Tensor | None, weight1: Tensor, weight2: Tensor,
         seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
-        """Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being None."""
+        """Returns dx, dweight1, dbias1, dweight2, dbias2; bias gradients are None unless requested."""
         dout, x, scale = dout.view(self.dout), x.view(self.rows), self.dropout[1]
         hidden = None if self.relu else torch.empty_like(kept)
-        dropout = None if self.relu else seed, site, *self.dropout  # a ReLU's output tells what was dropped
-        parts = tuple([None if each is None else kept.new_empty(each, dtype=torch.float32) for each in self.parts])
+        dropout = None if self.relu else seed, site, *self.dropout  # the output of ReLU shows what was dropped
+        parts = tuple([shape and kept.new_empty(shape, dtype=torch.float32) for shape in self.parts])
         if self.fused:
             dbefore, sign = torch.empty_like(kept), kept if bits is None else None
             self.launch(dout, weight2.contiguous(), sign, bits, dbefore, hidden, parts, self.numbers, dropout)

@@ -1,5 +1,4 @@
-"""Kernels in Gluon, which states the layouts, copies and barriers that Triton's compiler would choose, as launches of
-jit.py. Only where tensor_map.usable() is this file imported."""
+"""jit.jit() for Gluon, in which kernels state their own layouts, copies and barriers. Needs tensor_map.usable()."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from fasttfm.kernels.jit import Kernel
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """jit.jit() for Gluon, which has no interpreter. A TensorMap is given as a tensor_map.Mapped, in no tuple."""
+    """jit.jit() for a kernel in Gluon, which has no interpreter. Tensor maps are passed as tensor_map.Mapped, not in
+    tuples."""
     return _GluonKernel(function)
 
 

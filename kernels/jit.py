@@ -1,10 +1,9 @@
-"""triton.jit for kernels that are launched: the same kernel, found again in less of the host's time.
+"""triton.jit with less host time per launch: a Launch looks its compiled kernel up once.
 
-At every launch Triton binds all arguments, asks of each what it specialises on and writes the constants out as text to
-look the compiled kernel up. Here a launch is a value that is made once and asks nothing when it is called. The first
-call looks for the kernel by what decides: the pointers' dtypes, the integers that Triton specialises on as they are,
-and the constants. Triton itself is only asked for what is not found so: it compiles for the same arguments with one and
-the same number for every Varying, also in tuples, where Triton would otherwise specialise on whatever it sees.
+At every launch Triton binds all arguments, computes the specialization of each and formats the constants as a string to
+look up the compiled kernel. A Launch does so at its first call only, by a short key: the dtypes of the pointers, the
+integers that Triton specializes on, and the constants. On a miss Triton compiles the kernel, with the same number in
+place of every Varying, also inside of tuples, where it would otherwise specialize on the value.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from triton.runtime.jit import JITFunction
 from fasttfm.kernels.parameter import CONSTANT, kinds_of
 
 OPTIONS = {"enable_fp_fusion": True}
-"""a * b + c may become one instruction. Triton 3.9 warns that 3.10 will do so only where it is asked to: kernels would
-then run with other instructions and other last bits than those that are tested and held against the budgets."""
+"""Fuse a * b + c into one instruction. From Triton 3.10 on this is opt-in (3.9 warns); without it kernels would differ
+from the tested and budgeted ones in instructions and last bits."""
 
 LARGEST = (1 << 31) - 1
-"""Largest whole number that a kernel takes, but for strides."""
+"""Largest integer argument of a kernel, except strides."""
 
-_REMEMBERED = 4096
-"""Compiled kernels that are remembered: batches of ever new lengths have ever new strides."""
+_CACHED = 4096
+"""Most cached kernels per function: every new sequence length brings new strides."""
 
 _BOUNDED = ("Varying", "VaryingOrNone", "Size")
 _OR_NONE = ("VaryingOrNone", "RealOrNone")
 _NEUTRAL = 7
-"""A number that Triton does not specialise on: not 1, and no multiple of 16."""
+"""A number that Triton does not specialize on: neither 1 nor a multiple of 16."""
 
 _runtime = triton.knobs.runtime
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function that is launched, as @triton.jit does; what only kernels call takes @triton.jit itself.
+    """Decorator for kernels that the host launches; functions that only kernels call take @triton.jit.
 
-    It is launched as function[grid](*arguments, **constants): pointers, numbers and NamedTuples of them by position,
-    and what is annotated tl.constexpr, the last parameters, by name. Triton specialises on no integer that parameter.py
-    calls Varying; one that does not fit 32 bits is refused, unless it is a Stride.
+    Launched as function[grid](*arguments, **constants): pointers, numbers and NamedTuples of them by position, the
+    tl.constexpr parameters, which come last, by name. Triton does not specialize on an integer annotated Varying
+    (parameter.py). Integers must fit 32 bits, except a Stride.
     """
     return InterpretedKernel(function) if triton.knobs.runtime.interpret else Kernel(function)
 
@@ -54,8 +53,10 @@ def _kinds(kernel: Any) -> dict[str, Any]:
 
 
 def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
-    """All that Triton may compile a kernel anew for, the first pointer's device among it; None where that is more than
-    this looks at, addresses that do not divide by 16. Raises ValueError for a number that does not fit."""
+    """Cache key: everything that Triton specializes on, and the device of the first pointer.
+
+    None for addresses that are not multiples of 16. Raises ValueError for an integer that does not fit 32 bits.
+    """
     key: list[Any] = []
     addresses, device = 0, None
     for name, kind, value in _leaves(kernel.kinds.items(), arguments):
@@ -76,12 +77,12 @@ def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | No
             key.append(value is None)
         if kind in _BOUNDED and value is not None and not -LARGEST - 1 <= value <= LARGEST:
             family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
-            raise ValueError(f"{family}: {name} is {value:,}, and a kernel takes 32-bit numbers: at most {LARGEST:,}")
+            raise ValueError(f"{family}: {name} is {value:,}; kernels take 32-bit integers, at most {LARGEST:,}")
     return None if addresses % 16 else (device, *key, *constants, *constants.values())
 
 
 def _leaves(kinds: Iterable[tuple[str, Any]], values: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
-    """Name, kind and value of each argument, with those of its fields in place of a NamedTuple's."""
+    """Yields name, kind and value of each argument; NamedTuples are flattened."""
     for (name, kind), value in zip(kinds, values):
         if isinstance(kind, str):
             yield name, kind, value
@@ -90,12 +91,12 @@ def _leaves(kinds: Iterable[tuple[str, Any]], values: Iterable[Any]) -> Iterator
 
 
 def _typed(kind: Any, argument: Any) -> Any:
-    """The argument with NamedTuples where a kernel declares them."""
+    """Converts plain tuples to the NamedTuples that the kernel declares."""
     return type(kind)(*map(_typed, kind, argument)) if isinstance(kind, tuple) else argument
 
 
 def _neutral(kind: Any, argument: Any) -> Any:
-    """The argument as Triton compiles for it: with one and the same number for every Varying."""
+    """Replaces every Varying by the same number, for compilation."""
     if isinstance(kind, tuple):
         return type(kind)(*map(_neutral, kind, argument))
     if kind == "Varyings":
@@ -106,33 +107,32 @@ def _neutral(kind: Any, argument: Any) -> Any:
 
 
 def starter(run: Any, grid: tuple[int, ...], compiled: Any) -> tuple[Callable[..., Any], tuple, tuple]:
-    """The function of C in which a launcher of Triton ends, and what it is given before the stream and after it, the
-    tuple of the kernel's arguments last; without hooks.
+    """The C function behind a Triton launcher, with its arguments before and after the stream, except the last: the
+    tuple of kernel arguments. Hooks are left out.
 
-    A launcher allocates scratch memory, where a kernel needs any, and hands everything to that function, in an order of
-    its own for each vendor. A copy of it shows the order. Without such a function the launcher itself is started.
+    A launcher allocates scratch memory if the kernel needs any, then calls that C function; the order of arguments
+    depends on the vendor and is recorded from a copy of the launcher. Launchers that allocate are returned themselves.
     """
-    given = compiled.function, compiled.packed_metadata, None, None, None
-    # memory for scratch, and for Triton's sanitizer, is another one at each launch
-    own = any(getattr(run, name, 0) for name in ("global_scratch_size", "profile_scratch_size", "gsan_enabled"))
-    if own or not hasattr(run, "launch"):
-        return (lambda *all: run(*all[:-1], *all[-1])), grid, given
-    shown: list[tuple] = []
+    fixed = compiled.function, compiled.packed_metadata, None, None, None
+    # scratch memory, and that of Triton's sanitizer, is allocated anew at each launch
+    allocates = any(getattr(run, name, 0) for name in ("global_scratch_size", "profile_scratch_size", "gsan_enabled"))
+    if allocates or not hasattr(run, "launch"):
+        return (lambda *all: run(*all[:-1], *all[-1])), grid, fixed
+    calls: list[tuple] = []
     copied, stream = copy.copy(run), object()
-    copied.launch = lambda *all: shown.append(all)
-    copied(*grid, stream, *given)
-    (order,) = shown
-    place = next(n for n, each in enumerate(order) if each is stream)
+    copied.launch = lambda *all: calls.append(all)
+    copied(*grid, stream, *fixed)
+    (order,) = calls
+    place = next(n for n, argument in enumerate(order) if argument is stream)
     return run.launch, order[:place], order[place + 1 : -1]
 
 
 class Launch:
-    """A kernel at one grid with its constants: what a call starts with its arguments.
+    """A kernel with its grid and constants; calling it with arguments launches it.
 
-    The first call has Triton compile the kernel, for arguments like these; later ones look nothing up. So every call
-    must give arguments of the same dtypes, alignment to 16 bytes and sizes, None in the same places, and numbers that
-    fit. A plain tuple does for a NamedTuple, which Python makes more slowly. Triton's hooks are read at each call.
-    Where the grid is of no program, nothing is started.
+    The first call looks up or compiles the kernel; later calls only launch it. So every call must pass the same dtypes,
+    sizes and 16-byte alignment, None in the same places, and integers that fit. Plain tuples may stand for NamedTuples,
+    which are slower to construct. Triton's hooks are read at each call. An empty grid launches nothing.
     """
 
     __slots__ = (
@@ -153,13 +153,13 @@ class Launch:
         enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
         try:
             hooked = enter.calls or leave.calls
-        except AttributeError:  # a function in place of a chain of them, or None
+        except AttributeError:  # a plain function instead of a HookChain, or None
             hooked = True
         if hooked:
             compiled = self._compiled
-            told = compiled.launch_metadata(self.grid, stream, *arguments, *self._values)
-            given = compiled.function, compiled.packed_metadata, told, enter, leave, *arguments, *self._values
-            run(*self.grid, stream, *given)
+            launch_metadata = compiled.launch_metadata(self.grid, stream, *arguments, *self._values)
+            fixed = compiled.function, compiled.packed_metadata, launch_metadata, enter, leave
+            run(*self.grid, stream, *fixed, *arguments, *self._values)
         else:
             self._start(*self._before, stream, *self._after, (*arguments, *self._values))
 
@@ -170,18 +170,18 @@ class Launch:
         arguments = tuple(map(_typed, kernel.kinds.values(), arguments))
         if triton.knobs.runtime.interpret:
             kernel.start(self.grid, arguments, self.constants)
-        elif (known := kernel.compiled(self.grid, arguments, self.constants)) is not None:
-            self._compiled, self._values = compiled, _ = known
+        elif (cached := kernel.compiled(self.grid, arguments, self.constants)) is not None:
+            self._compiled, self._values = compiled, _ = cached
             active = triton.runtime.driver.active
             self._device, self._stream = active.get_current_device(), active.get_current_stream
-            run = compiled.run  # which loads the kernel
+            run = compiled.run  # loads the kernel
             self._start, self._before, self._after = starter(run, self.grid, compiled)
-            self._run = run  # last: another thread launches as soon as it sees it
+            self._run = run  # last: other threads launch as soon as it is set
             self(*arguments)
 
 
 class InterpretedKernel(InterpretedFunction):
-    """Result of `jit` while Triton interprets kernels."""
+    """A kernel of `jit` in Triton's interpreter."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -191,13 +191,13 @@ class InterpretedKernel(InterpretedFunction):
         return lambda *arguments, **constants: self.start(grid, arguments, constants)
 
     def start(self, grid: tuple[int, ...], arguments: tuple, constants: dict[str, Any]) -> None:
-        """Interpret the kernel. Raises ValueError for a number that does not fit."""
+        """Interprets the kernel. Raises ValueError for an integer that does not fit 32 bits."""
         _key(self, arguments, constants)
         super().__getitem__(grid)(*arguments, **constants)
 
 
 class Kernel(JITFunction):
-    """Result of `jit`."""
+    """A kernel of `jit`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -209,20 +209,20 @@ class Kernel(JITFunction):
         return lambda *arguments, **constants: Launch(self, grid, constants)(*arguments)
 
     def compiled(self, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple[CompiledKernel, tuple] | None:
-        """The kernel that Triton compiles, or has compiled, for arguments like these, and the values of its constants;
-        None where a hook keeps it from that. Raises ValueError for a number that does not fit."""
+        """The compiled kernel, from the cache or by Triton, and the values of its constants; None if a hook prevents
+        compilation. Raises ValueError for an integer that does not fit 32 bits."""
         key = _key(self, arguments, constants)
-        if (known := self._launched.get(key)) is not None:
-            return known
+        if (cached := self._launched.get(key)) is not None:
+            return cached
         neutral = map(_neutral, self.kinds.values(), arguments)
         compiled = self.run(*neutral, grid=grid, warmup=True, **constants, **OPTIONS)
         if compiled is None:
             return None
-        if not isinstance(compiled, CompiledKernel):  # but a promise of one
+        if not isinstance(compiled, CompiledKernel):  # a future of asynchronous compilation
             compiled = compiled.result()
-        known = compiled, tuple(constants[name] for name in self._constants)
+        cached = compiled, tuple(constants[name] for name in self._constants)
         if key is not None:
-            if len(self._launched) >= _REMEMBERED:
+            if len(self._launched) >= _CACHED:
                 self._launched.clear()
-            self._launched[key] = known
-        return known
+            self._launched[key] = cached
+        return cached

@@ -1,4 +1,4 @@
-"""LayerNorm, alone or with the residual connection and its dropout, forward and backward in one pass each.
+"""LayerNorm or RMSNorm, optionally fused with residual connection and dropout; one pass forward, one backward.
 
     s = residual + dropout(x + x_bias)     y = (s - mean(s)) * rstd(s) * weight + bias,     rstd = (variance + eps)^-1/2
 
@@ -7,20 +7,20 @@
     dx = dropout'(ds_total)            dweight = sum over rows of dy * x^        dbias = sum over rows of dy
                                        dx_bias = sum over rows of dx
 
-RMSNorm (Zhang and Sennrich 2019) is the same without the mean and without the bias, y = s * rstd(s) * weight with
-rstd = (mean(s^2) + eps)^-1/2; its derivative lacks the term mean(g). The kernels are told so by a missing `mean`.
+RMSNorm (Zhang and Sennrich 2019) has no mean and no bias, y = s * rstd(s) * weight with rstd = (mean(s^2) + eps)^-1/2,
+and its derivative lacks the term mean(g). The kernels select it by mean = None.
 
-x_bias is that of the product that made x: here it costs no reading, and its gradient no pass over dx.
+x_bias is the bias of the product that made x: adding it here saves a pass over x, and its gradient a pass over dx.
 
 Forward reads x and residual, writes y and s: 4 * M * N elements, so an H200 (4.3 TB/s) needs at least 24 us at
 M = 25,000, N = 512 in bfloat16. Backward reads dy, ds and s, writes dresidual and dx: 5 * M * N elements with dropout
-on a pre-norm site, 3 * M * N without both. The keep-mask is drawn anew from the seed, M * N / 8 Philox blocks each
-way. Two float32 numbers a row (mean, rstd) are kept between the passes.
+in a pre-norm layer, 3 * M * N without both. Both passes draw the keep-mask from the seed, M * N / 8 Philox blocks.
+Saved for backward: mean and rstd, float32 per row.
 
-A program holds whole rows in registers, several where rows are short. In backward, a fixed number of programs walk over
-all row tiles, each summing its own part of dweight and dbias in float32, and a second small kernel adds the parts in a
-fixed order: no atomics, the same bits every time. Beside a row of more than WIDEST columns there are no registers for
-the sums: another kernel then reads dy and s once more, a block of columns at a time, 2 * M * N elements.
+A program holds whole rows in registers, several if rows are short. In backward, a fixed number of programs loop over
+the row tiles and accumulate partial sums of dweight and dbias in float32, which a second small kernel adds in a fixed
+order: deterministic, without atomics. Above WIDEST columns no registers are left for these sums: another kernel then
+reads dy and s again, a block of columns at a time, 2 * M * N elements.
 Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 """
 
@@ -40,10 +40,10 @@ from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM, MAX_COLUMNS, NAR
 from fasttfm.kernels.tiles.table import Tile
 
 WIDEST = 4096
-"""Columns of a row that backward keeps in registers together with its sums of dweight and dbias."""
+"""Most columns for which backward holds a row and its sums of dweight and dbias in registers."""
 
 _SHARES = 32
-"""Programs among which the rows of a block of columns are divided for the sums over wider rows."""
+"""Programs that split the rows of a block of columns, in the column sums of wider rows."""
 
 
 @jit
@@ -216,21 +216,20 @@ def _column_sums(
 def tile(chip: Chip, N: int, *, backward: bool) -> Tile:
     """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
     if N > MAX_COLUMNS:
-        raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
+        raise ValueError(f"LayerNorm over {N} columns: a row must fit in registers, at most {MAX_COLUMNS} columns")
     return LAYER_NORM(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
 
 
 def _programs(chip: Chip, tile: Tile, M: int) -> int:
-    """Programs that share the row tiles in backward: 24 warps a processor as registers allow."""
+    """Programs that share the row tiles in backward: as many as the registers of each processor allow, 24 warps."""
     return min(ceil_div(M, tile.rows), max(1, 24 // tile.warps) * chip.processors)
 
 
 class Forward:
-    """The forward pass for one signature. Rows are contiguous, of any number of leading dimensions; weight, bias and
-    x_bias (N,) or None."""
+    """The forward pass for one signature: contiguous x and residual (..., N); weight, bias and x_bias (N,) or None."""
 
     def __init__(self, x: Tensor, residual: Tensor | None, *, rms: bool = False, dropout_p: float = 0.0) -> None:
-        """rms: RMSNorm; dropout_p: 0 drops nothing."""
+        """rms: RMSNorm instead of LayerNorm."""
         N = x.shape[-1]
         M = x.numel() // N
         self.M, self.shape = M, x.shape
@@ -243,7 +242,7 @@ class Forward:
         self, x: Tensor, residual: Tensor | None, x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
         eps: float, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """y in x's dtype; what was normalised, s in residual's dtype or x itself; mean (empty with RMSNorm) and rstd
+        """Returns y in x's dtype, s in residual's dtype (x itself without residual), mean (empty for RMSNorm) and rstd
         (M,) float32."""
         M = self.M
         y = x.new_empty(self.shape)
@@ -264,8 +263,8 @@ class Backward:
         self, s: Tensor, *parameters: Tensor | None, x_dtype: torch.dtype | None = None, rms: bool = False,
         dropout_p: float = 0.0,
     ) -> None:  # fmt: skip
-        """s: as Forward gave it; parameters: x_bias, weight and bias, as it took them. x_dtype: of dx; None: it equals
-        ds_total. rms, dropout_p: as Forward took them."""
+        """s: of Forward; parameters: its x_bias, weight and bias. x_dtype: dtype of dx, None if dx equals ds_total.
+        rms, dropout_p: as for Forward."""
         N = s.shape[-1]
         M = s.numel() // N
         device = chip(s.device)
@@ -290,9 +289,9 @@ class Backward:
         self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
         x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """dy, dy2, ds: gradients of y, of its second use and of s, contiguous rows; the latter two may be None.
+        """Returns dx (None if it equals ds_total), ds_total, and the gradients of x_bias, weight and bias (or None).
 
-        Returns dx, or None, ds_total, and the gradients of x_bias, weight and bias, None where there is none.
+        dy, dy2, ds: gradients of y, of a second use of y, and of s, contiguous; dy2 and ds may be None.
         """
         dresidual = torch.empty_like(s)
         dx = None if self.x_dtype is None else torch.empty_like(s, dtype=self.x_dtype)
@@ -312,5 +311,5 @@ class Backward:
         if wide and self.x_parts is not None:
             total = dresidual if dx is None else dx
             x_parts = total.view(-1, s.shape[-1]).sum(0, keepdim=True, dtype=torch.float32)
-        of_each = x_parts, None if weight is None else parts[0], None if bias is None else parts[-1]  # type: ignore[index]
-        return dx, dresidual, *self.sums(of_each)
+        sums = x_parts, None if weight is None else parts[0], None if bias is None else parts[-1]  # type: ignore[index]
+        return dx, dresidual, *self.sums(sums)

@@ -1,13 +1,13 @@
-"""Scale, mask, softmax and dropout in one pass over scores that cuBLAS made and for weights that cuBLAS takes.
+"""Scale, mask, softmax and dropout in one pass over scores, between the two cuBLAS products of attention.
 
     P = softmax(cap(scores * scale) + mask)        W = dropout(P)
     dscores = factor * cap' * P * (dropout'(dW) - rowsum(P * dropout'(dW)))
 
-For chips on which Triton's products do not reach the tensor cores (V100, T4), for head sizes above 256 and wherever the
-weights themselves are asked for. Windows, ALiBi and sinks are those of attention/steps.py. Scores and dW are float32.
-Forward reads scores and writes P (over them if told so) and, under dropout, W: 2 to 3 times B * H * L * S elements.
-Backward reads P and dW, writes dscores (over dW if told so) and, if asked, W once more, whose mask it draws anew; with
-a soft cap it reads the scores, too. Rows of up to ONE_PASS keys stay in registers; longer ones are walked over twice.
+For chips on which Triton cannot use the tensor cores (V100, T4), for head sizes above 256, and for callers that want
+the weights. Windows, ALiBi and sinks are those of attention/steps.py. Scores and dW are float32.
+Forward reads scores and writes P (optionally in place) and, with dropout, W: 2 to 3 times B * H * L * S elements.
+Backward reads P and dW, with a soft cap also the scores, and writes dscores (optionally in place) and, on request, W,
+redrawing its mask. Rows of up to ONE_PASS keys stay in registers; longer ones are read twice.
 Source: Vaswani et al. 2017, section 3.2.1.
 """
 
@@ -220,7 +220,7 @@ def _backward(
 
 
 def _launch(kernel: Any, x: Tensor, **constants: Any) -> Launch:
-    """Launch of a pass over x (B, H, L, S), of no program where there is no key."""
+    """Launch of a pass over x (B, H, L, S), with an empty grid if S is 0."""
     batch, heads, queries, keys = x.shape
     columns = max(16, power_of_two(keys))
     one = columns <= ONE_PASS
@@ -236,7 +236,7 @@ class Forward:
         self, scores: Tensor, *, causal: bool = False, dropout_p: float = 0.0, dtype: torch.dtype | None = None,
         in_place: bool = False,
     ) -> None:  # fmt: skip
-        """dtype: of the weights, unless it is the scores'; in_place: in the scores' own memory where that may be."""
+        """dtype: of the weights, None for the dtype of scores; in_place: overwrite the scores if dtypes agree."""
         self.launch = _launch(_forward, scores, CAUSAL=causal)
         self.sizes, self.dropout = tuple(scores.shape[1:]), dropout_rate(dropout_p)
         self.dtype, self.in_place = dtype, in_place and dtype in (None, scores.dtype)
@@ -245,10 +245,10 @@ class Forward:
         self, scores: Tensor, scale: float, masking: tuple = NOTHING_MASKED, key_lengths: Tensor | None = None,
         seed: Tensor | None = None, site: int = 0, lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """The weights before dropout, and after it (None without dropout).
+        """Returns the weights before dropout and after it (None without dropout).
 
-        masking: as masking_arguments() makes it; key_lengths (B,) contiguous; lse: memory (B, H, L) float32 for the
-        log-sum-exp, in base 2, of rows with a key or a sink.
+        masking: of masking_arguments(); key_lengths (B,) contiguous; lse: memory (B, H, L) float32 for the log-sum-exp,
+        in base 2, of rows with a key or a sink.
         """
         p = scores if self.in_place else torch.empty_like(scores, dtype=self.dtype)
         kept = None if seed is None else torch.empty_like(p)
@@ -259,10 +259,10 @@ class Forward:
 
 
 class Backward:
-    """The backward pass for one signature, over p (B, H, L, S) contiguous, the weights before dropout."""
+    """The backward pass for one signature; p (B, H, L, S) contiguous: the weights before dropout."""
 
     def __init__(self, p: Tensor, dropout_p: float = 0.0, *, in_place: bool = False, with_kept: bool = False) -> None:
-        """in_place: in the gradient's own memory where that may be; with_kept: the weights after dropout are of use."""
+        """in_place: overwrite the gradient if p is float32; with_kept: also return the weights after dropout."""
         self.launch = _launch(_backward, p)
         self.sizes, self.dropout = tuple(p.shape[2:]), dropout_rate(dropout_p)
         self.in_place, self.with_kept = in_place and p.dtype is torch.float32, with_kept
@@ -270,8 +270,8 @@ class Backward:
     def __call__(
         self, grad: Tensor, p: Tensor, factor: float, seed: Tensor | None = None, site: int = 0, cap: tuple = NO_CAP
     ) -> tuple[Tensor, Tensor]:
-        """grad float32, contiguous, of the weights after dropout. Returns the gradient of the masked scores times
-        factor in p's dtype, with cap that of the scores before the soft cap, and the weights after dropout, or p."""
+        """Returns factor times the gradient of the masked scores in p's dtype (with cap: of the scores before the soft
+        cap), and the weights after dropout, or p. grad: of the weights after dropout, float32, contiguous."""
         dscores = grad if self.in_place else torch.empty_like(p)
         kept = torch.empty_like(p) if self.with_kept and seed is not None else None
         self.launch(p, grad, dscores, kept, cap, (seed, site, *self.dropout), factor, *self.sizes)

@@ -1,6 +1,6 @@
-"""Adds up what programs summed on their own, in a fixed order: how parameter gradients stay the same every time.
+"""Adds the partial sums of programs in a fixed order: deterministic parameter gradients without atomics.
 
-Any number of sums in one launch: a training step has a hundred, of a few kilobytes each, so launches are their cost.
+One launch takes many sums: a training step has about a hundred, of a few kilobytes each, so their cost is launches.
 Reads 4 * P * N bytes for P programs: a few percent of what the programs themselves read.
 """
 
@@ -22,7 +22,7 @@ from fasttfm.kernels.parameter import Pointers, Varyings
 from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
 
 _LARGEST = 120
-"""Sums of one launch: their pointers and sizes, 24 bytes each, are kernel arguments, of which there may be 4 KB."""
+"""Most sums per launch: their pointers and sizes take 24 bytes each of the 4 KB of kernel arguments."""
 
 
 @jit
@@ -52,12 +52,12 @@ def _add_parts(
 
 
 class Sums:
-    """Adds up parts of known shapes: one launch for every dtype of outs, unless there are more than it can take."""
+    """Adds partial sums of fixed shapes: one launch for every dtype of outs and every _LARGEST sums."""
 
     def __init__(
         self, places: Sequence[int], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], chip: Chip
     ) -> None:
-        """places: of what is summed among the parts of a call; shapes: (P, N) of each; dtypes: of each sum."""
+        """places: indices of the partial sums among the parts of a call; shapes: (P, N) and dtypes: of each sum."""
         tile = PARTIAL_SUMS(chip)
         self.summed, self.chip = (places, shapes, dtypes), chip
         self._launches = []
@@ -73,8 +73,8 @@ class Sums:
     def __call__(self, parts: Sequence[Tensor | None], outs: Any = None) -> Any:
         """out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype; in a fixed order.
 
-        Returns outs; None: the parts, with new tensors in the place of those that are summed, which inside one_launch()
-        are written when that ends.
+        Returns outs. If None: a list of the parts with new tensors in place of the summed ones; inside of one_launch()
+        these are written when it exits.
         """
         if outs is None:
             outs, waiting = list(parts), _here.waiting
@@ -93,14 +93,14 @@ def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
 
 
 class one_launch:
-    """A context: the Sums that this thread calls inside wait, and are made together when it ends; not if it raised.
+    """Context manager that defers the Sums of this thread and launches them together on exit, unless it raises.
 
-    Until then nothing may read what they returned. All are of one device. known: a dict to keep in, from one time to
-    the next, what is decided for the same Sums in the same order; dtype: of all sums, in the place of their own.
+    Their results must not be read before. All are on one device. cache: a dict for the plans of recurring sequences of
+    Sums; dtype: overrides the dtype of all sums.
     """
 
-    def __init__(self, known: dict[tuple, Sums], dtype: torch.dtype | None = None) -> None:
-        self._known, self.dtype = known, dtype
+    def __init__(self, cache: dict[tuple, Sums], dtype: torch.dtype | None = None) -> None:
+        self._cache, self.dtype = cache, dtype
         self._noted: list[tuple[Sums, int]] = []
         self._parts: list[Tensor | None] = []
         self._outs: list[Tensor | None] = []
@@ -116,10 +116,10 @@ class one_launch:
     def __exit__(self, failed: object, *_: object) -> None:
         _here.waiting = self._outer
         if failed is None and (key := tuple(self._noted)):
-            together = self._known.get(key)
-            if together is None:
-                together = self._known[key] = _together(key, self.dtype)
-            together(self._parts, self._outs)
+            merged = self._cache.get(key)
+            if merged is None:
+                merged = self._cache[key] = _merged(key, self.dtype)
+            merged(self._parts, self._outs)
 
 
 class _Here(threading.local):
@@ -129,8 +129,8 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def _together(noted: Sequence[tuple[Sums, int]], dtype: torch.dtype | None) -> Sums:
-    """All of these, whose parts begin at these places, in one."""
+def _merged(noted: Sequence[tuple[Sums, int]], dtype: torch.dtype | None) -> Sums:
+    """One Sums in place of several, each with the index of its first part."""
     places = [first + place for sums, first in noted for place in sums.summed[0]]
     shapes, dtypes = ([each for sums, _ in noted for each in sums.summed[i]] for i in (1, 2))
     return Sums(places, shapes, [dtype or each for each in dtypes], noted[0][0].chip)  # type: ignore[arg-type, misc]

@@ -1,21 +1,22 @@
-"""The one dropout convention: a keep-mask from a seed and logical coordinates.
+"""Dropout: a keep-mask as a function of seed and logical coordinates.
 
 Every random number is a byte of a Philox4x32-7 block (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011; seven rounds are the fewest that pass BigCrush at this width):
 
     block  = philox(key=seed (64 bits), counter=(column // 16, row, plane, site))      four 32-bit words
-    lane   = column % 16: of word lane // 4 the byte lane % 4, the lowest first
-    keep   = lane's byte >= threshold,      threshold = round(p * 256)
+    lane   = column % 16: byte lane % 4 of word lane // 4, lowest byte first
+    keep   = byte of the lane >= threshold,      threshold = round(p * 256)
     kept values are multiplied by 256 / (256 - threshold), so that the expectation is exact
 
-(row, column) is the element's place in its logical matrix, plane the matrix's place in its batch (batch * H + head for
-attention weights (B, H, L, S); 0 for activations (M, N)), site the call's place in the model. Nothing depends on
-tiles, strides, padding or packing, so any kernel, any backward pass and the plain PyTorch reference draw the same mask.
+(row, column) is the index of an element in its logical matrix, plane the index of the matrix in its batch
+(batch * H + head for attention weights (B, H, L, S); 0 for activations (M, N)), site the index of the call in the
+model. Tiles, strides, padding and packing have no influence, so every kernel, every backward pass and the PyTorch
+reference draw the same mask.
 
-The rate is a multiple of 1/256, as flash-attention's is: a block then serves sixteen elements, and four comparisons of
-a register's two halves serve a word. No lane moves between threads, because whoever draws chooses which columns a
-thread holds: row-wise kernels take the eight neighbours that a load of 16 bytes brings, and attention loads the keys of
-a tile in the order of spread(), in which the scores that a thread gets of a matrix product are of neighbouring keys.
+The rate is a multiple of 1/256, as in flash-attention: one block serves sixteen elements, and four comparisons of
+register halves serve a word. Lanes are not exchanged between threads, because kernels choose the columns of a thread to
+match: row-wise kernels take the eight columns of a 16-byte load, and attention loads the keys of a tile in the order of
+spread(), in which a thread's scores of a matrix product belong to consecutive keys.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fasttfm.kernels.parameter import Int64Pointer, Real, Varying
 
 ROUNDS = tl.constexpr(7)  # after four, every word has the full shape
 LEVELS = 256
-"""Values of a lane."""
+"""Number of values of a lane."""
 
 
 class Dropout(NamedTuple):
@@ -45,8 +46,7 @@ class Dropout(NamedTuple):
 
 
 def _on_cuda(_semantic: Any = None) -> tl.constexpr:
-    """Tell if the kernel is compiled for an NVIDIA chip, whose words for pairs of halves Triton does not know. The
-    interpreter calls it as any function."""
+    """Whether the kernel is compiled for an NVIDIA chip, for inline PTX on packed halves; False in the interpreter."""
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")
 
 
@@ -54,7 +54,7 @@ _on_cuda.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 
 def _threads(_semantic: Any = None) -> tl.constexpr:
-    """Threads of a program; the interpreter has one."""
+    """Threads of a program; 1 in the interpreter."""
     if _semantic is None:
         return tl.constexpr(1)
     options = _semantic.builder.options
@@ -308,13 +308,13 @@ NOTHING_DROPPED = Dropout(None, 0, 0, 1.0)
 
 
 def dropout_rate(dropout_p: float) -> tuple[int, float]:
-    """Threshold and keep_scale of a Dropout; a threshold of 0 drops nothing."""
+    """Threshold and keep_scale of a Dropout; threshold 0 drops nothing."""
     threshold = round(dropout_p * LEVELS)
     return threshold, LEVELS / (LEVELS - threshold) if threshold < LEVELS else 0.0
 
 
 def dropout_arguments(dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0) -> Dropout:
-    """Dropout with this rate; seed None drops nothing."""
+    """The Dropout of this rate; seed None drops nothing."""
     threshold, keep_scale = dropout_rate(dropout_p)
     if seed is None or threshold == 0:
         return Dropout(None, site, 0, 1.0)

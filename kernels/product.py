@@ -1,7 +1,7 @@
-"""A product with an epilogue, as the feed-forward kernels begin: a program's tile of a b in float32, and its launch.
+"""Matrix product for kernels with an epilogue (the feed-forward network): a tile of a b in float32, and its launch.
 
-Programs take ROW_GROUP tiles of rows at a time, so that the second-level cache serves b. What an epilogue sums over
-rows, a bias's gradient, leaves each program as a part, which partial_sums.py adds up in a fixed order.
+Programs process ROW_GROUP tiles of rows together, so that b is read from the L2 cache. Epilogues write sums over rows,
+such as bias gradients, as partial sums per program, which partial_sums.py adds in a fixed order.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ def tile_of_product(
 
 
 def needs_neighbours(chip: Chip, kind: str) -> bool:
-    """Return whether matrix units share a product's columns out among threads, as NVIDIA's; kind: product_kind()'s.
+    """Whether matrix units distribute a product's columns over threads (NVIDIA); kind: of product_kind().
 
-    Elsewhere a thread has neighbours anyway. There the order must stay as it is: over columns that lie in lanes with
-    gaps between, Triton 3.7.1 sums wrongly, as the executed PTX shows.
+    Elsewhere threads hold consecutive columns already, and the order must stay: Triton 3.7.1 computes wrong sums over
+    columns in lanes with gaps, as executing its PTX shows.
     """
     return chip.capability >= 80 and kind != "fp32"
 
@@ -130,10 +130,10 @@ def row_sums(a, out, rows, M, K, DEPTH: tl.constexpr):
 def product_launch(
     dtype: torch.dtype, device: torch.device, M: int, N: int, K: int, *, two_results: bool = False
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Grid and options of a product (M, K) by (K, N) with its epilogue, which may have two results."""
-    described = chip(device)
-    kind = product_kind(dtype, described)
-    tile = PRODUCT(described, kind, size_class(described, M, N, K))
+    """Grid and options of a product (M, K) by (K, N); two_results: of its epilogue."""
+    target = chip(device)
+    kind = product_kind(dtype, target)
+    tile = PRODUCT(target, kind, size_class(target, M, N, K))
     tile = of_two_results(tile) if two_results else tile
     return (ceil_div(M, tile.rows) * ceil_div(N, tile.columns),), {
         "EVEN_K": K % tile.depth == 0,
@@ -143,11 +143,11 @@ def product_launch(
 
 
 def route_of(product: str, dtype: torch.dtype, device: torch.device, route: str) -> str:
-    """The route, fused or cublas; where it is table, what that has; product as ROUTE takes it."""
-    described = chip(device)
-    return ROUTE(described, product_kind(dtype, described), product) if route == "table" else route
+    """fused or cublas, by ROUTE if route is table; product: a key of ROUTE."""
+    target = chip(device)
+    return ROUTE(target, product_kind(dtype, target), product) if route == "table" else route
 
 
 def gate_programs(chip: Chip, M: int) -> int:
-    """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
+    """Programs that split the rows of a block of columns: they fill the chip at a hidden width of 512."""
     return min(ceil_div(M, COLUMN_SUMS(chip).rows), chip.processors)

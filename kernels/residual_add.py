@@ -1,7 +1,7 @@
-"""residual + dropout(x), and dropout alone: the elementwise ends of a residual stream.
+"""residual + dropout(x), or dropout(x) alone.
 
 Reads x and residual and writes their sum, 3 * M * N elements; the keep-mask is drawn from the seed, M * N / 16 Philox
-blocks, so that backward, which is dropout of the gradient, keeps nothing.
+blocks. Backward is dropout of the gradient and needs no saved tensors.
 Source: Vaswani et al. 2017 section 5.4.
 """
 
@@ -46,17 +46,17 @@ def _add_dropped(
 
 
 def tile(chip: Chip, N: int) -> Tile:
-    """Part of a few rows, 2,048 elements."""
+    """A tile of 2,048 elements."""
     return PASS(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
 class Add:
-    """residual + dropout(x), or dropout(x) alone, also its own derivative, for one shape and rate."""
+    """residual + dropout(x), or dropout(x) alone, for one shape and rate; also its own derivative."""
 
     def __init__(
         self, shape: Sequence[int], device: torch.device, dropout_p: float = 0.0, *, scaled: bool = True
     ) -> None:
-        """shape (..., N); dropout_p: 0 drops nothing; scaled: False leaves what is kept as it is."""
+        """shape (..., N); scaled: whether to multiply kept values by 1 / (1 - p)."""
         M, N = math.prod(shape[:-1]), shape[-1]
         block, (threshold, scale) = tile(chip(device), N), dropout_rate(dropout_p)
         self.shape, self.dropout = Shape(M, N), (threshold, scale if scaled else 1.0)
@@ -65,6 +65,6 @@ class Add:
     def __call__(
         self, x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
-        """Writes to out, of any dtype, which may be x itself; all contiguous. seed None drops nothing."""
+        """Writes to out and returns it: any dtype, may be x itself. All contiguous; seed None drops nothing."""
         self.launch(x, residual, out, (seed, site, *self.dropout), self.shape)
         return out

@@ -1,12 +1,12 @@
-"""Rotary position embedding: every pair of a head's elements turned by an angle that its position decides.
+"""Rotary position embedding: rotates pairs of elements of each head by an angle proportional to the position.
 
     (y1, y2) = (x1 cos - x2 sin, x2 cos + x1 sin),      cos, sin of position * base^(-2i / R) for pair i of R / 2
 
-Scores of turned queries and keys depend on positions only by their difference. Pairs are (i, i + R / 2), as in LLaMA
-and GPT-NeoX, or, interleaved, (2i, 2i + 1), as in the paper and GPT-J; elements from R on stay as they are. The
-inverse is the turn by -sin, so backward is the same kernel and keeps nothing.
-Reads x and writes y, 2 * B * H * L * D elements; a program's rows are the heads of few tokens of a sequence, which
-read the same line of the tables from cache. Source: Su et al. 2021, equation 34.
+Scores of rotated queries and keys depend only on the difference of their positions. Pairs are (i, i + R / 2), as in
+LLaMA and GPT-NeoX, or, interleaved, (2i, 2i + 1), as in the paper and GPT-J; elements from R on are copied. The inverse
+is the rotation by -sin, so backward is the same kernel and needs no saved tensors.
+Reads x and writes y, 2 * B * H * L * D elements; the rows of a program are the heads of a few tokens of one sequence,
+which read the same rows of the tables from cache. Source: Su et al. 2021, equation 34.
 """
 
 from __future__ import annotations
@@ -101,18 +101,18 @@ def _rotate(
 
 
 def tile(chip: Chip, pairs: int) -> Tile:
-    """Heads of a few tokens, 1,024 pairs."""
+    """A tile of 1,024 pairs: the heads of a few tokens."""
     return ROTARY(chip, max(_FEWEST, power_of_two(pairs)))
 
 
 class Rotation:
-    """The turn of one signature: x (B, H, L, D), or packed (T, H, D), with unit stride in D; cos, sin (P, pairs)
-    contiguous; positions (B or 1, L), of packed x (T,), int64; None: 0, 1, ... in every sequence."""
+    """The rotation for one signature: x (B, H, L, D), or packed (T, H, D), with unit stride in D; cos, sin (P, pairs)
+    contiguous; positions int64 (B or 1, L), packed (T,), None for 0, 1, ... in every sequence."""
 
     def __init__(
         self, x: Tensor, cos: Tensor, positions: Tensor | None, *, interleaved: bool = False, inverse: bool = False
     ) -> None:
-        """inverse: back by the same angles."""
+        """inverse: rotate by the negative angles."""
         by_head = x if x.dim() == 4 else x.transpose(0, 1)[None]
         (batch, heads, length, width), pairs = by_head.shape, cos.shape[1]
         block = tile(chip(x.device), pairs)
@@ -126,7 +126,7 @@ class Rotation:
         self.out = x.shape, (length * token, width, token, 1) if x.dim() == 4 else (token, width, 1)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Tensor:
-        """x turned, of its shape, its memory (B, L, H, D)."""
+        """Returns x rotated, in its shape, contiguous as (B, L, H, D)."""
         out = x.new_empty_strided(*self.out)
         self.launch(x, cos, sin, positions, out, *self.numbers)
         return out

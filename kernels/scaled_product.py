@@ -1,4 +1,4 @@
-"""Matrix products by PyTorch with a factor inside, which costs them nothing. Needs no Triton."""
+"""Matrix products by PyTorch with a scale in their epilogue, at no cost. Needs no Triton."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""A step of beam searches that live in device memory, beside the decoder's layers: four launches, no number read.
+"""Beam search steps entirely on the device, besides the decoder's layers: four launches, no synchronization.
 
-    admit       slots without a sentence take the next of a queue
+    admit       idle slots take the next sentences of a queue
     embed       y[r] = table[newest[r]] * scale + positions[position[r // K]]
-    likeliest   of each row and share of the vocabulary the largest logit, sum of exponentials, and W likeliest tokens
-    choose      total = score + logit - lse over the shares; the best go on, those that end are filed
+    likeliest   per row and share of the vocabulary: the largest logit, the sum of exponentials, the W likeliest tokens
+    choose      total = score + logit - lse over the shares; the best hypotheses continue, ended ones are stored
 
-S slots search a sentence each with K rows, at its own position; Memory says what they keep. Ties go to the lower row,
-then to the likelier token, then to the lower one. Logits are read once, R * V elements for R = S * K rows: at R = 160,
-V = 37,000 in bfloat16 12 MB, 2.8 us at 4.3 TB/s; all else is waiting for one another. Of numbers that are out of range
-nothing is read or written outside of memory.
+S slots with K rows each search one sentence per slot, each at its own position; Memory holds their state. Ties go to
+the lower row, then to the likelier token, then to the lower token. Logits are read once, R * V elements for R = S * K
+rows: 12 MB at R = 160, V = 37,000 in bfloat16, 2.8 us at 4.3 TB/s; the rest is latency. Invalid values in memory lead
+to no access out of bounds.
 """
 
 from __future__ import annotations
@@ -368,25 +368,25 @@ def _rows(beam: int) -> int:
 
 
 def _candidates(beam: int, vocabulary: int, columns: int) -> int | None:
-    """The size class of what shares of so many columns leave of a row; None: more than a program has room for."""
+    """Size class of the candidates that shares of this width leave per row; None if they do not fit one program."""
     parts, width = ceil_div(vocabulary, columns), min(2 * beam, vocabulary)
     return next((size for size in _CANDIDATES[_rows(beam)] if parts * width <= size and parts <= SHARES.value), None)
 
 
 def takes(beam: int, vocabulary: int, rows: int) -> bool:
-    """Return whether searches of rows // beam slots of `beam` rows fit the kernels, with as many hypotheses kept."""
+    """Whether the kernels support rows // beam slots of `beam` rows, with as many hypotheses kept."""
     return 1 <= beam <= 16 and rows <= 1024 * beam and _candidates(beam, vocabulary, _COLUMNS[-1]) is not None
 
 
 def share_tile(chip: Chip, beam: int, vocabulary: int, rows: int) -> Tile:
-    """Few rows have small shares, so that two programs or more a processor hide what each waits for."""
+    """The tile of a share: small if large ones would give fewer than two programs per processor to hide latency."""
     small, large = _COLUMNS
     occupied = rows * ceil_div(vocabulary, large) >= 2 * chip.processors
     return SEARCH_SHARES(chip, large if occupied or _candidates(beam, vocabulary, small) is None else small)
 
 
 def new_shares(sizes: Sizes, device: torch.device) -> Shares:
-    """Memory for what Likeliest tells Choose."""
+    """Allocates the buffers between Likeliest and Choose."""
     rows = sizes.S * sizes.K
     parts = ceil_div(sizes.V, share_tile(chip(device), sizes.K, sizes.V, rows).columns)
     logits = torch.empty(rows, parts, min(2 * sizes.K, sizes.V), dtype=torch.float32, device=device)
@@ -401,12 +401,12 @@ class Admit:
         self._launch, self._numbers = Launch(_admit, (1,), tile.options()), (sizes, bos)
 
     def __call__(self, memory: Memory) -> None:
-        """Changes memory."""
+        """Updates memory."""
         self._launch(memory, *self._numbers)
 
 
 class Embed:
-    """The newest tokens' embeddings, for one signature."""
+    """Embeddings of the newest tokens, for one signature."""
 
     def __init__(self, table: Tensor, positions: Tensor, sizes: Sizes, scale: float, padding: int) -> None:
         """table (V, d), positions (P, d) float32, contiguous."""
@@ -415,28 +415,28 @@ class Embed:
         self._numbers = sizes, scale, padding, *positions.shape
 
     def __call__(self, memory: Memory, table: Tensor, positions: Tensor, out: Tensor) -> None:
-        """out (R, d) in table's dtype; not a number where a token or a position does not exist."""
+        """Writes out (R, d) in table's dtype; NaN for an invalid token or position."""
         self._launch(memory, table, positions, out, *self._numbers)
 
 
 class Likeliest:
-    """The likeliest tokens of each share of each row, for one signature."""
+    """The likeliest tokens of every share of every row, for one signature."""
 
     def __init__(self, logits: Tensor, refused: Tensor, sizes: Sizes, eos: int) -> None:
-        """logits (R, V) float32, float16 or bfloat16, refused (V,) or (R, V) bool, unit stride along V."""
+        """logits (R, V) float32, float16 or bfloat16; refused (V,) or (R, V) bool; unit stride along V."""
         tile = share_tile(chip(logits.device), sizes.K, sizes.V, sizes.S * sizes.K)
         self._launch = Launch(_likeliest, (sizes.S * sizes.K, ceil_div(sizes.V, tile.columns)), tile.options())
         refused_stride = refused.stride(0) if refused.dim() == 2 else 0
         self._numbers = sizes, min(2 * sizes.K, sizes.V), eos, logits.stride(0), refused_stride
 
     def __call__(self, memory: Memory, logits: Tensor, refused: Tensor, selected: Tensor | None, out: Shares) -> None:
-        """selected (Q + 1, V) bool, contiguous: the tokens that each sentence may write, None: all. Rows of idle slots
-        are not written."""
+        """Writes out, except rows of idle slots. selected (Q + 1, V) bool, contiguous: the tokens that each sentence
+        may write, None for all."""
         self._launch(logits, refused, selected, memory, out, *self._numbers)
 
 
 class Choose:
-    """The rows of all slots after a step, and what has ended."""
+    """The hypotheses of all slots after a step, and those that have ended."""
 
     def __init__(self, sizes: Sizes, shares: Shares, eos: int) -> None:
         rows, (_, parts, width) = _rows(max(sizes.K, sizes.N)), shares.logits.shape
@@ -446,5 +446,5 @@ class Choose:
         self._numbers = sizes, parts, width, eos
 
     def __call__(self, memory: Memory, shares: Shares) -> None:
-        """Changes memory; idle slots stay as they are."""
+        """Updates memory, except for idle slots."""
         self._launch(memory, shares, *self._numbers)

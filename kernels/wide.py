@@ -1,4 +1,4 @@
-"""Words for which the compiler takes more instructions than there need be: wider floats, quotients of rows."""
+"""Operations with fewer instructions than the compiler's own: widening of floats, division of row indices."""
 
 from __future__ import annotations
 

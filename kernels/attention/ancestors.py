@@ -1,18 +1,18 @@
-"""Self-attention of one decoder step over keys that never move: a step of beam search.
+"""Self-attention of one beam search step over a KV cache whose entries never move.
 
     out = softmax([q k_0, ..., q k_position] * scale) [v_0, ..., v_position]
 
-Every hypothesis has one new token. Its key and value stay for good where they are stored, in the cache at
-row * T + position, their place; a hypothesis finds the tokens of its past by their places, its ancestors. So a search
-that reorders hypotheses copies 8 bytes a token in place of 2 * d elements a layer.
-A program owns a head of a row and has one query: matrix units would multiply 16 rows for it, so a step gathers COLUMNS
-keys and values and multiplies elementwise, in float32. Each of the COLUMNS has an online softmax of its own over the
-keys that fall to it, from the score of the new key on; they are added up once, after the walk, so that no step waits
-for another warp. The new key and value come from `joint`, never from the cache: no program reads what another writes.
-Of each key of the past 2 * d elements are read and 8 * H bytes of ancestors, of each row 3 * d elements are read and
-3 * d written: 30 keys of each of 1,024 rows of 512 in bf16 are 63 of the 71 MB that move.
-Keys from the position on are not touched. No memory outside of the tensors is read or written, whatever numbers
-ancestors and positions hold: a place that does not exist is no key, and nothing is stored at a position that does not.
+Every hypothesis has one new token, whose key and value are stored in the cache at row * T + position, their place, and
+stay there. A hypothesis finds its past by a list of places, its ancestors, so that reordering hypotheses copies 8 bytes
+per token in place of 2 * d elements per layer.
+A program owns one head of one row, with a single query, for which matrix units would multiply 16 rows. It therefore
+gathers COLUMNS keys and values per iteration and multiplies elementwise in float32. Each of the COLUMNS lanes keeps an
+online softmax of its own, starting from the score of the new key; the lanes are reduced once after the loop, so that no
+iteration synchronizes warps. The new key and value come from `joint`, not from the cache: no program reads what another
+writes. Per past key it reads 2 * d elements and 8 * H bytes of ancestors, per row it reads and writes 3 * d elements:
+30 keys for each of 1,024 rows of 512 in bf16 are 63 of 71 MB.
+Keys from the position on are not read. Invalid ancestors count as no key, and nothing is stored at an invalid position:
+no access is out of bounds.
 Sources: Vaswani et al. 2017, equation 1; Milakov and Gimelshein 2018 (online softmax).
 """
 
@@ -82,14 +82,14 @@ def _attend(
 
 
 class Ancestors:
-    """A decoder step's self-attention for one signature."""
+    """Self-attention of a beam search step, for one signature."""
 
     def __init__(
         self, joint: Tensor, cache: Tensor, ancestors: Tensor, positions: Tensor, *, heads: int, scale: float,
         tile: Tile | None = None,
     ) -> None:  # fmt: skip
-        """joint (R, 3 * d), cache (R * T, 2 * d), float32, float16 or bfloat16, one dtype, d = heads * D with D up to
-        256; ancestors (R, T), positions (S,) int64, R a multiple of S. Raises ValueError for what is not contiguous."""
+        """joint (R, 3 * d) and cache (R * T, 2 * d) of one dtype, float32, float16 or bfloat16, d = heads * D with D up
+        to 256; ancestors (R, T), positions (S,) int64, R a multiple of S. Raises ValueError for strided tensors."""
         for name, x in (("joint", joint), ("cache", cache), ("ancestors", ancestors), ("positions", positions)):
             if not x.is_contiguous():
                 raise ValueError(f"{name} has strides {x.stride()}: it must be contiguous")
@@ -100,9 +100,9 @@ class Ancestors:
         self._numbers = scale, rows, rows // max(1, len(positions)), room, heads
 
     def __call__(self, joint: Tensor, cache: Tensor, ancestors: Tensor, positions: Tensor, out: Tensor) -> None:
-        """Stores the new keys and values in cache, and writes out (R, d), contiguous.
+        """Stores the new keys and values in cache and writes out (R, d), contiguous.
 
-        ancestors: places of the past, below R * T, one for each position before that of the slot, anything from there
-        on; positions: of the new tokens of the R / S rows of each slot, below T.
+        positions: of the new tokens of each slot of R / S rows, < T; ancestors: places of earlier positions, < R * T,
+        ignored from the slot's position on.
         """
         self._launch(joint, cache, out, ancestors, positions, *self._numbers)

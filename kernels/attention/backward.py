@@ -3,17 +3,16 @@
     P = 2^(S - LSE)        delta = rowsum(dO * O)        dP = dropout'(dO V^T)        dS = P * (dP - delta)
     dV = dropout(P)^T dO             dQ = dS K * scale             dK = dS^T Q * scale
 
-The scores are computed anew in both launches (Dao et al. 2022). The first owns tiles of queries: it forms delta, which
-the second needs, and dQ. The second owns tiles of keys and forms dK and dV with transposed scores, so that P^T and dS^T
-are the left operands of their products as they come. Where query heads share a head of keys, a program of the second
-launch walks over the queries of all of them and adds up in its registers: dK and dV are written once, in the same bits
-every time, where a sum afterwards would write and read GROUP times as much.
-14 * B * H * L * S * D floating-point operations in all.
+Both launches recompute the scores (Dao et al. 2022). Programs of the first own tiles of queries and compute dQ and
+delta, which the second needs. Programs of the second own tiles of keys and compute dK and dV from transposed scores, so
+that P^T and dS^T are left operands without a transposition. Where query heads share a key head, they walk over the
+queries of all of these heads and accumulate in registers: dK and dV are written once and deterministic, where a
+separate reduction would write and read GROUP times as much. 14 * B * H * L * S * D FLOPs in all.
 
-10 of them where one launch does it all, _backward_heads(): a program has a head of keys, walks over its tiles one after
-the other, and adds each one's part of dQ up in float32 memory that no other program touches. So the order is fixed
-without atomics. That takes 4 * B * H * L * D bytes, which are to stay in the second-level cache, and as many heads as
-fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
+A single launch, _backward_heads(), takes 10 * B * H * L * S * D: a program owns a key head, walks over its tiles in
+order, and accumulates dQ in float32 memory of its own, deterministic without atomics. It needs 4 * B * H * L * D bytes,
+which should stay in the L2 cache, and enough heads to fill the chip: for rows of up to 512 keys (LAUNCHES in
+tiles/attention.py).
 """
 
 from __future__ import annotations
@@ -293,22 +292,22 @@ def _backward_heads(
 def _launch(
     call: Call, kernel: Any, programs: int, tile: Tile, walked: Sequence[Tensor], *placed: Any
 ) -> Callable[..., None]:  # fmt: skip
-    """A launch with the arguments that it is given, and `placed` behind them."""
+    """A launch that appends `placed` to its arguments."""
     stages = stages_for(call.chip, tile, *walked, gradients=True)
     launch = Launch(kernel, (programs,), call.constants | tile.options(stages))
     return lambda *arguments: launch(*arguments, *placed)
 
 
 def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: Tensor) -> Tile | None:
-    """rule.choose(), but for packed sequences and where a tile is given."""
-    taken = tile is None and call.problem.spans[1] is None
-    return rule.choose(choice, call, *walked) if taken else None
+    """rule.choose(); None for packed sequences and for an explicit tile."""
+    padded = call.problem.spans[1] is None
+    return rule.choose(choice, call, *walked) if padded and tile is None else None
 
 
 def _of_queries(
     call: Call, tile: Tile | None, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor
 ) -> Callable[..., None]:
-    """The launch that writes dQ and delta, with the arguments of hopper.backward_queries; tile as Backward takes it."""
+    """The launch that writes dQ and delta; arguments as for hopper.backward_queries, tile as for Backward."""
     query, key, value = call.inputs
     of_queries = tile or BACKWARD_QUERIES(*call.size_class)
     programs = ceil_div(call.queries, of_queries.rows) * call.planes
@@ -325,7 +324,7 @@ def _of_queries(
 def _of_keys(
     call: Call, tile: Tile | None, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]
 ) -> Callable[..., None]:
-    """The launch that writes dK and dV, with the arguments of hopper.backward_keys; tile as Backward takes it."""
+    """The launch that writes dK and dV; arguments as for hopper.backward_keys, tile as for Backward."""
     query, key, value = call.inputs
     of_keys = tile or BACKWARD_KEYS(*call.size_class)
     programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
@@ -345,8 +344,8 @@ class Backward:
     def __init__(
         self, call: Call, grad: Tensor, out: Tensor, lse: Tensor, gradients: Sequence[Tensor], tile: Tile | None = None
     ) -> None:
-        """Tensors laid out as those to come; gradients: of query, key and value. tile: of two launches, in place of the
-        tables' own."""
+        """Tensors with the layout of those to come; gradients: of query, key and value; tile: overrides the tables and
+        selects two launches."""
         query, key, value = call.inputs
         d_query, d_key, d_value = gradients
         self._heads = self._queries = self._keys = None
@@ -365,7 +364,7 @@ class Backward:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
         gradients: Sequence[Tensor], problem: tuple, sums: None = None,
     ) -> None:  # fmt: skip
-        """Writes the gradients of query, key and value; out and lse, contiguous, as the forward pass wrote them."""
+        """Writes the gradients of query, key and value; out and lse of the forward pass, contiguous."""
         delta = torch.empty_like(lse)
         d_query, d_key, d_value = gradients
         if self._heads is not None:
@@ -379,8 +378,8 @@ class Backward:
 
 
 def count_launches(call: Call) -> int:
-    """One where a program has a head of keys, else two."""
-    if call.problem.masking.window is not None:  # hides the first keys, which begin dQ, from later queries
+    """1 if a program owns a key head, else 2."""
+    if call.problem.masking.window is not None:  # hides the first keys, which initialize dQ, from later queries
         return 2
     rows = max(call.keys, call.queries * call.constants["GROUP"])
     rounds = "whole" if whole_rounds(call.key_planes, call.chip) else "broken"
@@ -388,6 +387,6 @@ def count_launches(call: Call) -> int:
 
 
 def whole_rounds(programs: int, chip: Chip) -> bool:
-    """Return whether programs, two at a time on each processor, fill four fifths of the rounds that they take."""
+    """Whether programs, two at a time per processor, fill at least four fifths of their waves."""
     slots = 2 * chip.processors
     return 5 * programs >= 4 * slots * ceil_div(programs, slots)

@@ -1,14 +1,13 @@
-"""Attention of a few queries over cached keys in pages, forward: a decoder's step.
+"""Attention of a few queries over a paged KV cache, forward: a decoder step.
 
     S = cap(Q K^T * scale) - slope * |distance|        O = softmax(S) V,        over the keys of each query's window
 
-A program owns ROWS of the rows that read one head of keys of one sequence: GROUP query heads of each query, under each
-other, so that the keys are read once for all of them. It walks over the keys in tiles of COLUMNS, finds each key's page
-in the block table, and keeps the softmax online as forward.py does. Keys outside of the rows' windows are never
-touched. What takes time is reading the cache, (D + DV) * S elements a head of keys; where sequences and heads are too
-few to occupy the chip, programs share the keys of a sequence, write their parts in float32, and _merge adds these up.
-New keys and values are written by _append before. No page, and no row of the table, is read or written that does not
-exist, whatever numbers the table and the lengths hold.
+A program owns ROWS of the rows that read one key head of one sequence: the GROUP query heads of each query, stacked, so
+that keys are read once for all of them. It walks over the keys in tiles of COLUMNS, looks up each key's page in the
+block table, and keeps an online softmax as forward.py does. Keys outside of the rows' windows are not read. The cost is
+reading the cache, (D + DV) * S elements per key head. Where sequences and heads are too few to fill the chip, programs
+split the keys of a sequence, write float32 partial results, and _merge adds these up. _append writes new keys and
+values beforehand. Invalid pages, table entries or lengths are never followed: no access is out of bounds.
 Sources: Kwon et al. 2023, section 4 (pages); Dao et al. 2023, "Flash-Decoding" (shares); Press et al. 2022 (slopes).
 """
 
@@ -41,7 +40,7 @@ from fasttfm.kernels.parameter import (
 from fasttfm.kernels.tiles.attention import DECODE, Tile
 
 LEAST = 256
-"""Keys that are worth a program of their own."""
+"""Fewest keys for which a program of its own pays."""
 
 
 class Pages(NamedTuple):
@@ -257,12 +256,12 @@ def _merge(
 
 
 def rows_tile(width: int) -> Tile:
-    """The tile of _append and _merge, a row a warp; width as width_class() gives it, 64 at least."""
+    """The tile of _append and _merge, one row per warp; width: width_class(), at least 64."""
     return Tile(4, width, 4, 1)
 
 
 def shares_of(chip: Chip, programs: int, keys: int) -> int:
-    """Programs that share the keys of a sequence: as many as occupy the chip twice, none with less than LEAST keys."""
+    """Programs per sequence: enough to fill the chip twice, each with at least LEAST keys."""
     return max(1, min(2 * chip.processors // max(1, programs), ceil_div(keys, LEAST)))
 
 
@@ -275,11 +274,11 @@ class Decode:
         scale: float, tile: Tile | None = None, shares: int | None = None,
     ) -> None:  # fmt: skip
         """query (B, H, L, D), key_cache (P, Hk, rows, D), value_cache (P, Hk, rows, DV), H a multiple of Hk;
-        block_table (B, pages of a sequence); left, right: keys of the window, None all; slopes (B, H) or (1, H)
+        block_table (B, pages per sequence); left, right: window in keys, None for unlimited; slopes (B, H) or (1, H)
         float32, sinks (H,)."""
-        given = query, key_cache, value_cache
-        self._copied = any(x.stride(-1) != 1 for x in given)
-        query, key_cache, value_cache = map(unit, given)
+        tensors = query, key_cache, value_cache
+        self._copied = any(x.stride(-1) != 1 for x in tensors)
+        query, key_cache, value_cache = map(unit, tensors)
         batch, heads, queries, width = query.shape
         key_heads, value_width = value_cache.shape[1::2]
         output = like_heads(query, value_width)
@@ -310,9 +309,9 @@ class Decode:
         block_table: Tensor | None, slopes: Tensor | None = None, sinks: Tensor | None = None,
         lse: Tensor | None = None, *, output: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """lengths and starts (B,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without any.
+        """Returns output (B, H, L, DV), contiguous as (B, L, H, DV), allocated if None.
 
-        Returns output, memory (B, H, L, DV), contiguous as (B, L, H, DV); None: made here.
+        lengths and starts (B,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without a key.
         """
         if output is None:
             output = query.new_empty_strided(self._shape, self._layout)
@@ -339,10 +338,10 @@ class Decode:
 
 
 class Append:
-    """Writes new keys or values to a cache, for one signature."""
+    """Appends new keys or values to a cache, for one signature."""
 
     def __init__(self, cache: Tensor, x: Tensor, block_table: Tensor | None) -> None:
-        """x (B, Hk, N, D), cache (P, Hk, rows, D); block_table as Decode takes it."""
+        """x (B, Hk, N, D), cache (P, Hk, rows, D); block_table as for Decode."""
         x = unit(x)
         batch, heads, new, width = x.shape
         tile = rows_tile(_class(width))
@@ -352,13 +351,13 @@ class Append:
         self._pages, self._tail = tuple(pages)[1:], (batch, (heads, new, room), strides(x, cache))
 
     def __call__(self, cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
-        """x goes to the rows from lengths (B,) on."""
+        """Writes x to the rows of each sequence from lengths (B,) on."""
         pages = None if block_table is None else unit(block_table), *self._pages
         self._launch(unit(x), cache, lengths.contiguous(), pages, *self._tail)
 
 
 def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:
-    """The pages, and how many keys of a sequence there is room for."""
+    """The Pages, and the capacity of a sequence in keys."""
     count, _, page = cache.shape[:3]
     if block_table is None:
         return Pages(None, 0, count, page), page

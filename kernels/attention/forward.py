@@ -1,16 +1,16 @@
-"""Attention for long rows, forward: softmax(Q K^T * scale + mask) V without ever writing the scores.
+"""Attention for long rows, forward: softmax(Q K^T * scale + mask) V without storing the scores.
 
     S = Q K^T * scale + mask           P = softmax(S)           O = dropout(P) V           LSE = log2 sum exp S
 
-A program owns ROWS queries of one head and walks over the keys in tiles of COLUMNS with the softmax kept online
-(Milakov and Gimelshein 2018; Dao et al. 2022): a running maximum m and sum l in float32, in base 2,
+A program owns ROWS queries of one head and walks over the keys in tiles of COLUMNS with an online softmax (Milakov and
+Gimelshein 2018; Dao et al. 2022): a running maximum m and sum l in float32, in base 2,
 
     m' = max(m, max S)       l' = l * 2^(m - m') + sum 2^(S - m')       acc' = acc * 2^(m - m') + dropout(2^(S - m')) V
 
-Tiles right of the diagonal and tiles past the visible keys are never touched; only the tiles that cross one of these
-borders pay for comparisons. 4 * B * H * L * S * D floating-point operations (half of it when causal); reads Q, K, V,
-writes O and 4 bytes of log-sum-exp a row. Dropout draws L * S / 16 Philox blocks a head.
-Query heads that share a head of keys (Ainslie et al. 2023) are neighbours in the grid and read the same K and V.
+Tiles right of the diagonal or past the visible keys are skipped; only tiles that cross one of these borders compare
+indices. 4 * B * H * L * S * D FLOPs (half when causal); reads Q, K, V, writes O and 4 bytes of log-sum-exp per row.
+Dropout draws L * S / 16 Philox blocks per head. Query heads that share a key head (Ainslie et al. 2023) are neighbours
+in the grid and read the same K and V.
 Source: Vaswani et al. 2017, equation 1.
 """
 
@@ -114,7 +114,7 @@ def _forward(
 
 
 def plan(call: Call, out: Tensor, lse: Tensor) -> Callable[..., None]:
-    """The forward pass for one signature, with Forward's arguments: in Gluon where a table says so, else Forward."""
+    """The forward pass for one signature: the Gluon kernel if HOPPER_FORWARD selects it, else Forward."""
     tile = rule.choose(HOPPER_FORWARD, call)
     if tile is None:
         return Forward(call, out, lse)
@@ -127,12 +127,12 @@ class Forward:
     """The forward pass for one signature."""
 
     def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
-        """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
+        """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
         tile = FORWARD(*call.size_class)
         constants = call.constants | tile.options(stages_for(call.chip, tile, *call.inputs[1:]))
         self._launch = Launch(_forward, (ceil_div(call.queries, tile.rows) * call.planes,), constants)
         self._strides = strides(*call.inputs, out), LineStrides(*lse.stride()[:2])
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
-        """Writes the output to out, and to lse the log-sum-exp in base 2."""
+        """Writes the output to out and the log-sum-exp in base 2 to lse."""
         self._launch(query, key, value, out, lse, *self._strides, problem)

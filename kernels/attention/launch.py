@@ -1,4 +1,4 @@
-"""The host side that all attention kernels share: the route, and what is passed on."""
+"""The host side shared by all attention kernels: route, size classes, kernel arguments."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ TILE_ROWS = 128
 
 @dataclass(slots=True)
 class Call:
-    """One call of attention, as its kernels take it."""
+    """One call of attention: inputs, sizes and the arguments that all of its kernels share."""
 
     inputs: tuple[Tensor, Tensor, Tensor]
-    """Query, key and value, with unit stride in their last dimension."""
+    """Query, key and value, with unit stride in the last dimension."""
     chip: Chip
     kind: str
     """fp32, tf32, fp16 or bf16."""
     planes: int
     """Batch times heads."""
     key_planes: int
-    """Batch times heads of keys."""
+    """Batch times key heads."""
     queries: int
     keys: int
     problem: Problem
@@ -44,18 +44,18 @@ class Call:
 
     @property
     def size_class(self) -> tuple:
-        """Return what tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
+        """The key of tile tables: chip, kind, width_class() of the larger head size from 64 on, and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
         masking, dropout = self.problem.masking, self.problem.dropout
         scored = any(x is not None for x in (masking.window, masking.softcap, masking.slopes))
         shared = self.constants["GROUP"] > 1
-        beside = extras(self.kind, dropout.seed is not None, masking.mask is not None, shared=shared, scored=scored)
-        return self.chip, self.kind, width, beside
+        extra = extras(self.kind, dropout.seed is not None, masking.mask is not None, shared=shared, scored=scored)
+        return self.chip, self.kind, width, extra
 
 
 def extras(kind: str, dropout: bool, mask: bool, *, shared: bool, scored: bool = False) -> int:
-    """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, 3 the heaviest, a window, a soft
-    cap or slopes, 4 shared keys, which with dropout count as a mask in float32, whose products take much."""
+    """Class of register use besides the scores: 0 none, 1 dropout, 2 a mask, 3 (the heaviest) a window, soft cap or
+    slopes, 4 shared keys. Shared keys with dropout count as a mask in float32, whose products take many registers."""
     if scored:
         return 3
     if mask or (dropout and shared and kind in ("fp32", "tf32")):
@@ -64,30 +64,30 @@ def extras(kind: str, dropout: bool, mask: bool, *, shared: bool, scored: bool =
 
 
 def key_class(keys: int) -> int:
-    """The size class of rows with that many keys: the power of two from 16 to 2048 that holds them, else 4096."""
+    """Size class of a row: the smallest power of two >= keys, from 16 to 2048, else 4096."""
     return _power_of_two(keys, 2048)
 
 
 def width_class(width: int) -> int:
-    """The power of two from 16 to MAX_WIDTH that a head of this size is computed in, else twice MAX_WIDTH."""
+    """Padded head size: the smallest power of two >= width, from 16 to MAX_WIDTH, else twice MAX_WIDTH."""
     return _power_of_two(width, MAX_WIDTH)
 
 
 def _power_of_two(size: int, most: int) -> int:
     power = 16
-    while power < size and power <= most:  # comparisons alone, because size may be symbolic under torch.compile
+    while power < size and power <= most:  # comparisons alone: size may be symbolic under torch.compile
         power *= 2
     return power
 
 
 def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
-    """Return whether the kernels for short rows take it without spilling; width and keys as _route() takes them."""
+    """Whether the kernels for short rows take this width_class() and key_class() without spilling."""
     return keys <= SHORT_KEYS(chip, kind, max(64, width))
 
 
 def takes_long(chip: Chip, kind: str, width: int) -> bool:
-    """Return whether the kernels for long rows take heads of this width_class(): with wider ones they spill, or
-    exceed the shared memory, whatever their tile."""
+    """Whether the kernels for long rows take this width_class(); wider heads spill, or exceed the shared memory, with
+    every tile."""
     return width <= LONG_WIDTH(chip, kind)
 
 
@@ -98,13 +98,13 @@ def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
 
 
 def _route(chip: Chip, kind: str, width: int, keys: int) -> str:
-    """short, flash or softmax: short.py, forward.py and backward.py, or masked_softmax.py between two cuBLAS products.
+    """The shipped route: short (short.py), flash (forward.py, backward.py) or softmax (masked_softmax.py between two
+    cuBLAS products).
 
-    kind as launch.product_kind() names it; width from width_class(); keys from key_class(). Where Triton has no matrix
-    units to use, cuBLAS wins as soon as the products weigh more than the traffic: a chip of 15 TFLOP/s and 900 GB/s
-    does 17 operations in the time of a byte, and a row of S keys needs about S / 2 of them a byte in half precision.
-    Above 1,024 keys the scores would fill the memory; but wide heads in float32 proper spill, because Triton keeps
-    their rows in registers. None of these limits has been measured yet.
+    kind of launch.product_kind(), width of width_class(), keys of key_class(). Without matrix units for Triton, cuBLAS
+    wins once products outweigh memory traffic: a chip of 15 TFLOP/s and 900 GB/s does 17 operations per byte, and a row
+    of S keys needs about S / 2 per byte in half precision. Above 1,024 keys the scores would fill the memory, so flash
+    runs, except for wide float32 heads, which spill. These limits have not been measured.
     """
     if fits_short(chip, kind, width, keys):
         return "short"
@@ -119,19 +119,19 @@ route = Choice("attention.route", _route, _routes)
 
 
 def unit(x: Tensor) -> Tensor:
-    """x with neighbouring elements in its last dimension, copied where they are not."""
+    """x with unit stride in the last dimension, copied if necessary."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def strides(*tensors: Tensor, rows: int = TILE_ROWS) -> tuple[tuple[int | None, ...], ...]:
-    """The strides of each tensor's batch, head and row, and None behind them, for which a kernel is compiled with
-    64-bit offsets, where so many rows of it lie further apart than 32 bits count."""
+    """Strides of batch, head and row of each tensor. A trailing None selects 64-bit offsets in the kernel, where the
+    offset across `rows` rows exceeds 32 bits."""
     reach = LARGEST // rows
     return tuple([x.stride()[:3] if x.stride(2) <= reach else (*x.stride()[:3], None) for x in tensors])
 
 
 def like_heads(x: Tensor, width: int | None = None) -> Tensor:
-    """An empty (B, H, L, width) whose memory is (B, L, H, width); x (B, H, L, ...)."""
+    """An empty tensor (B, H, L, width), contiguous as (B, L, H, width); x (B, H, L, ...)."""
     batch, heads, length = x.shape[:3]
     width = x.shape[3] if width is None else width
     shape, layout = (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
@@ -139,7 +139,7 @@ def like_heads(x: Tensor, width: int | None = None) -> Tensor:
 
 
 def clamped(causal_offset: int, queries: int, keys: int) -> int:
-    """An offset with the same meaning that can be added to a row in 32 bits: past the ends all or no keys are seen."""
+    """The causal offset limited to a range in which it keeps its meaning and adds to a row index in 32 bits."""
     return max(-queries, min(causal_offset, keys))
 
 
@@ -155,7 +155,7 @@ def masking_arguments(
     past: int = 0,
     sinks: Tensor | None = None,
 ) -> Masking:
-    """Arguments as fasttfm.functional.attention's Options, on scores of this shape (B, H, L, S)."""
+    """The Masking of scores of this shape (B, H, L, S); arguments as in fasttfm.functional.attention's Options."""
     _, heads, queries, keys = shape
     if mask is not None:
         mask = mask.expand(shape)
@@ -176,7 +176,8 @@ def masking_arguments(
 
 
 def _mask_strides(mask: Tensor | None) -> tuple[int | None, ...]:
-    """A mask's four, and None behind them as strides() has it: masked_softmax.py's tiles have up to 8,192 columns."""
+    """The four strides of a mask, and a trailing None as in strides(); tiles of masked_softmax.py have up to 8,192
+    columns."""
     if mask is None:
         return (0, 0, 0, 0)
     far = mask.stride(2) * TILE_ROWS + mask.stride(3) * 8192 > LARGEST
@@ -197,8 +198,8 @@ def prepare(
     packed: tuple[Tensor, Tensor, int, int] | None = None,
     **places: Any,
 ) -> Call:
-    """Arguments as fasttfm.functional.attention's Options, places masking_arguments()'s; query (B, H, ., .), key, value
-    (B, Hk, ., .); packed: cu_seqlens and max_seqlen of queries and keys, all sequences are in each row."""
+    """The Call for query (B, H, ., .) and key, value (B, Hk, ., .); other arguments as in Options of
+    fasttfm.functional.attention, places of masking_arguments(). packed: both cu_seqlens, then both max_seqlen."""
     query, key, value = unit(query), unit(key), unit(value)
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]
@@ -230,15 +231,14 @@ def prepare(
 
 
 class Problems:
-    """A Problem for each call of one signature: of its tensors, its seed and its site."""
+    """Builds the Problem of each call of one signature from its tensors, seed and site."""
 
     def __init__(
         self, call: Call, spans: Sequence[Tensor | None], *, mask: Tensor | None, slopes: Tensor | None,
         sinks: Tensor | None, positive: bool = False,
     ) -> None:  # fmt: skip
-        """call: prepared from tensors like those to come; spans as calls give them. positive: the scale without its
-        sign, which the queries have taken: the largest score is then the largest before it is scaled, as the forward
-        pass needs it."""
+        """call: prepared from tensors of this signature. positive: use |scale|; the caller has negated the queries
+        instead, because the forward pass takes the row maximum before scaling."""
         self._spans_copied = any(x is not None and not x.is_contiguous() for x in spans)
         _, masking, dropout, scale, self._sizes = call.problem
         self._scale = abs(scale) if positive else scale
@@ -252,7 +252,7 @@ class Problems:
         self._copied = not kept or masking.offsets is not None
 
     def __call__(self, spans: tuple[Tensor | None, ...], tensors: tuple[Tensor | None, ...], site: int) -> tuple:
-        """spans: key lengths, and where packed sequences begin among queries and among keys; tensors: mask, offsets,
+        """The Problem as a plain tuple. spans: key lengths, cu_seqlens of queries and of keys; tensors: mask, offsets,
         slopes, sinks and seed."""
         mask, offsets, slopes, sinks, seed = tensors
         if self._spans_copied:
@@ -271,18 +271,16 @@ class Problems:
 
 
 def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:
-    """The stages with which a loop over `walked`, the operands that it loads in each step, is right.
+    """Number of pipeline stages for a loop that loads the operands `walked`; 1 where a compiler fault makes more wrong.
 
-    One where some of them start at multiples of 16 and others do not. Copies of the first are then asynchronous and
-    those of the others are not; on sm_90 and sm_100 Triton 3.7.1 puts the one fence.proxy.async of a step behind the
-    stores of the others, when the copies have begun and not arrived, and matrix units read what no fence made visible
-    to them. Of a single stage nothing is asynchronous.
-
-    One also for gradients on sm_100: there the compiler moves the fence of both products out of the loop.
+    If only some operands are 16-byte aligned, only their copies are asynchronous. On sm_90 and sm_100, Triton 3.7.1
+    then places the single fence.proxy.async of a step after the stores of the others, before the copies have arrived,
+    so that matrix units read data that no fence made visible. In backward passes on sm_100, the compiler moves the
+    fence of both products out of the loop.
     """
     if tile.stages == 1 or not 90 <= chip.capability < 120:
         return tile.stages
     if gradients and chip.capability >= 100:
         return 1
-    even = {x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in x.stride()[:-1]) for x in walked}
-    return tile.stages if len(even) == 1 else 1
+    aligned = {x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in x.stride()[:-1]) for x in walked}
+    return tile.stages if len(aligned) == 1 else 1

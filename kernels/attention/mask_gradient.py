@@ -1,10 +1,10 @@
-"""Gradient of an additive attention mask, summed over the dimensions in which the mask was broadcast.
+"""Gradient of an additive attention mask, summed over its broadcast dimensions.
 
     dmask = sum over broadcast batches, heads, queries and keys of P * (dropout'(dO V^T) - rowsum(dO * O))
 
-A program owns a tile of the mask itself and computes the scores anew for every batch row, head and tile that read it,
-so nothing of size L * S is written but the mask's own gradient. Where the mask is small, several programs share a tile;
-each writes a part of its own and the parts are added in a fixed order: no atomics, the same bits every time.
+A program owns a tile of the mask and recomputes the scores of every batch row, head and tile that read it, so nothing
+of size L * S is stored except the gradient of the mask. For small masks several programs share a tile and write partial
+sums, which are added in a fixed order: deterministic, without atomics.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Gradient:
     """The gradient of a mask for one signature."""
 
     def __init__(self, call: Call, grad: Tensor, lse: Tensor, mask: Tensor) -> None:
-        """call: prepared with this mask; tensors laid out as those to come."""
+        """call: prepared with this mask; tensors with the layout of those to come."""
         self._like = shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
         planes, _, keys, _ = call.inputs[1].shape
         full = (planes, call.planes // max(1, planes), call.queries, keys)

@@ -1,4 +1,4 @@
-"""Attention by a kernel of one's choice, decided and launched in one call: what plans do in two."""
+"""Attention by a given kernel, planned and launched in one call."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fasttfm.kernels.attention.launch import Call, Problems, like_heads, prepare
 def forward(
     kernel: str, query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """kernel: short or flash; query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options
-    as launch.prepare()'s.
+    """Attention and its log-sum-exp by the short or flash kernel.
 
-    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
+    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options of launch.prepare().
+    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for both.
     """
     if options.get("scale", 1.0) < 0.0:
         query = -query
@@ -37,8 +37,11 @@ def backward(
     kernel: str, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, *,
     out: Sequence[Tensor] | None = None, **options: Any,
 ) -> Sequence[Tensor]:  # fmt: skip
-    """Gradients of query, key and value; grad, output (B, H, L, DV) and contiguous lse (B, H, L) of forward(), the rest
-    as there. out: memory for them."""
+    """Gradients of query, key and value.
+
+    grad and output (B, H, L, DV), lse (B, H, L) contiguous, from forward(); other arguments as there. out: memory for
+    the gradients.
+    """
     call, problem = _prepared(query, key, value, options)
     gradients = out or tuple(map(like_heads, call.inputs))
     grad, output = unit(grad), unit(output)
@@ -54,7 +57,7 @@ def backward(
 def gradient_of_mask(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, mask: Tensor, **options: Any
 ) -> Tensor:
-    """The gradient in mask's shape and dtype; arguments as backward()'s, of a forward pass that took this mask."""
+    """The gradient of an additive mask, in its shape and dtype; other arguments as for backward()."""
     call, problem = _prepared(query, key, value, options | {"mask": mask})
     grad = unit(grad)
     return mask_gradient.Gradient(call, grad, lse, mask)(grad, *call.inputs, output, lse, mask, problem)
@@ -66,8 +69,8 @@ def _prepared(
     call = prepare(query, key, value, **options)
     tensors = {name: options.get(name) for name in ("mask", "slopes", "sinks")}
     problems = Problems(call, call.problem.spans, **tensors, positive=positive)
-    given = tensors["mask"], options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed")
-    return call, problems(call.problem.spans, given, options.get("site", 0))
+    places = tensors["mask"], options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed")
+    return call, problems(call.problem.spans, places, options.get("site", 0))
 
 
 def decode(
@@ -75,12 +78,12 @@ def decode(
     block_table: Tensor | None, *, slopes: Tensor | None = None, sinks: Tensor | None = None, lse: Tensor | None = None,
     **scoring: Any,
 ) -> Tensor:  # fmt: skip
-    """Attention over cached keys; arguments as Decode takes them."""
+    """Attention over cached keys; arguments of Decode."""
     tensors = query, key_cache, value_cache
     plan = Decode(*tensors, block_table, slopes=slopes, sinks=sinks, **scoring)
     return plan(*tensors, lengths, starts, block_table, slopes, sinks, lse)
 
 
 def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
-    """Writes x to cache; arguments as Append takes them."""
+    """Writes x to the cache; arguments of Append."""
     Append(cache, x, block_table)(cache, x, lengths, block_table)

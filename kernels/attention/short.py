@@ -1,16 +1,15 @@
-"""Attention for short rows: a program holds all keys of its head; softmax takes one pass, backward one launch.
+"""Attention for short rows: a program holds all keys of its head, for a one-pass softmax and a one-launch backward.
 
     P = softmax(Q K^T * scale + mask)             O = dropout(P) V
     dP = dropout'(dO V^T)     dS = P * (dP - rowsum(P * dP))     dQ = dS K * scale     dK = dS^T Q * scale
     dV = dropout(P)^T dO
 
-At sentence lengths attention is bound by memory and launches, not by products: with 27 words a tile of 128 computes 16
-times what is asked for, one of 32 only 1.4 times. A row of up to 128 scores stays in registers, so its sum of
-P * dP is at hand: backward reads neither the output nor delta, and needs no second launch. It walks over the queries
-with transposed scores, so that its warps share the keys, and keeps dK and dV in float32 registers: nothing is added up
-in memory, and two runs agree bit for bit. Query heads that share a head of keys are walked one after the other, into
-the same dK and dV.
-Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D a head, each once.
+At sentence lengths attention is bound by memory and launches, not by products: for 27 words a tile of 128 computes 16
+times the needed scores, a tile of 32 only 1.4 times. A row of up to 128 scores stays in registers with its sum of
+P * dP: backward reads neither the output nor delta, and needs no second launch. It walks over the queries with
+transposed scores, so that warps divide the keys, and accumulates dK and dV in float32 registers, deterministically.
+Query heads that share a key head are processed in turn, into the same dK and dV.
+Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D per head.
 Source: Vaswani et al. 2017, equation 1.
 """
 
@@ -171,17 +170,17 @@ def _backward(
 
 
 class Forward:
-    """The forward pass over rows that launch.fits_short() takes, for one signature."""
+    """The forward pass for one signature that launch.fits_short() accepts."""
 
     def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
-        """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
+        """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
         tile = SHORT_FORWARD(*call.size_class, key_class(call.keys))
         constants = call.constants | tile.options()
         self._launch = Launch(_forward, (ceil_div(call.queries, tile.rows) * call.planes,), constants)
         self._strides = strides(*call.inputs, out), LineStrides(*lse.stride()[:2])
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
-        """Writes the output to out, and to lse the log-sum-exp in base 2."""
+        """Writes the output to out and the log-sum-exp in base 2 to lse."""
         self._launch(query, key, value, out, lse, problem, *self._strides)
 
 
@@ -189,8 +188,8 @@ def backward(
     call: Call, grad: Tensor, out: Tensor, lse: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor] | None,
     *, packed: bool = False,
 ) -> Backward | LongBackward:  # fmt: skip
-    """The backward pass for one signature: without sums, which the kernels for long rows do not make, and of padded
-    rows, these may be the faster. Arguments as Backward takes them, out as the forward pass wrote it."""
+    """The backward pass for one signature: Backward, or the kernels for long rows where SHORT_BY_LONG has measured them
+    faster (padded rows without sums). Arguments as for Backward; out: of the forward pass."""
     if sums is None and not packed:
         tile = SHORT_BY_LONG(*call.size_class, key_class(call.queries), key_class(call.keys))
         if isinstance(tile, Tile):
@@ -204,7 +203,7 @@ class Backward:
     def __init__(
         self, call: Call, grad: Tensor, lse: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor] | None
     ) -> None:
-        """Tensors laid out as those to come; gradients: of query, key and value."""
+        """Tensors with the layout of those to come; gradients: of query, key and value."""
         tile = SHORT_BACKWARD(*call.size_class, key_class(call.keys))
         self._launch = Launch(_backward, (call.key_planes,), call.constants | tile.options())
         of_sums = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
@@ -214,6 +213,6 @@ class Backward:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
         gradients: Sequence[Tensor], problem: tuple, sums: Sequence[Tensor | None] = (None, None, None),
     ) -> None:  # fmt: skip
-        """Writes the gradients of query, key and value; sums: memory for these summed over queries or keys, three
-        (B, H, D) float32 with contiguous heads, those of key and value in equal strides."""
+        """Writes the gradients of query, key and value, and their sums over queries or keys into sums: three (B, H, D)
+        float32 with contiguous heads, those of key and value with equal strides."""
         self._launch(query, key, value, grad, *gradients, lse, *sums, problem, *self._strides)

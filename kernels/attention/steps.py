@@ -1,20 +1,20 @@
-"""Steps of every attention kernel: find its head, load and store rows, multiply, hide keys.
+"""Building blocks of the attention kernels: locate the head, load and store rows, multiply, mask keys.
 
-Scores are in base 2: s = q k^T * scale * log2(e), where unscaled() may leave scale to the exponent; weights are
-exp2(s - log-sum-exp). A hidden key has the score -inf and therefore the weight 0; a row that sees no key at all has the
-log-sum-exp 0, so that its weights are exp2(-inf) = 0 again when a backward pass computes them anew.
+Scores are in base 2: s = q k^T * scale * log2(e), where unscaled() may defer the scale to the exponent; weights are
+exp2(s - log-sum-exp). A hidden key has score -inf and weight 0. A row without a visible key has log-sum-exp 0, so that
+its weights are exp2(-inf) = 0 when a backward pass recomputes them.
 
-The kernels of this folder share their parameters' meaning:
+Parameters shared by the kernels of this folder:
 
-    q, dq           (B, H, L, D) through their strides, unit stride in D, as all below in their last dimension
-    k, dk           (B, H // GROUP, S, D), GROUP query heads reading one head of keys and values
+    q, dq           (B, H, L, D), any strides except unit stride in the last dimension, as all tensors below
+    k, dk           (B, H // GROUP, S, D); GROUP query heads share one key head
     v, dv           (B, H // GROUP, S, DV)
     out, dout       (B, H, L, DV)
-    lse             (B, H, L), log2 of the sum of a row's exponentiated scores; 0 where no key is seen
-    delta           (B, H, L), the sum over a row of dout * out
-    strides         (batch, head, row) of every tensor that is annotated Pointer, in their order, as launch.strides()
-    lse_strides     (batch, head) of lse and delta, whose rows are neighbours
-    PRECISION       tf32, ieee, or upcast, as product() takes it
+    lse             (B, H, L), log2 of the sum of the exponentiated scores of a row; 0 without a visible key
+    delta           (B, H, L), rowsum(dout * out)
+    strides         launch.strides() of every parameter annotated Pointer, in order: batch, head, row
+    lse_strides     (batch, head) of lse and delta, contiguous in L
+    PRECISION       tf32, ieee or upcast, as in product()
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def main() -> int:
     assert again(*arguments(x=odd, site=1, M=16)) == (True, True)
     assert started[-1].metadata is started[-2].metadata
     for wrong in ({"site": 1 << 31}, {"M": 1 << 31}, {"site": -(1 << 31) - 1}, {"N": 1 << 40}):
-        with pytest.raises(ValueError, match="a kernel takes 32-bit numbers"):
+        with pytest.raises(ValueError, match="kernels take 32-bit integers"):
             again(*arguments(**wrong))
     assert again(*arguments()) == (False, False)
     print(f"{len(started)} launches, {len(by_triton)} of them by Triton")

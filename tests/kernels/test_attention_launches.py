@@ -43,7 +43,7 @@ def calls_with_site(site):
 
 def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():
     for call in calls_with_site(2**31):
-        with pytest.raises(ValueError, match=r"site is 2,147,483,648, and a kernel takes 32-bit numbers") as said:
+        with pytest.raises(ValueError, match=r"site is 2,147,483,648; kernels take 32-bit integers") as said:
             call()
         assert "\n" not in str(said.value)
     for call in calls_with_site(2**31 - 1):

@@ -42,7 +42,7 @@ def test_a_choice_answers_as_shipped_until_something_is_kept_for_its_chip_and_si
 
 
 def test_two_choices_of_one_name_are_refused(tile):
-    with pytest.raises(ValueError, match=r"two choices are called test\.tile"):
+    with pytest.raises(ValueError, match=r"two choices named test\.tile"):
         choices.Choice("test.tile", lambda chip: Tile(1), lambda chip: ())
 
 

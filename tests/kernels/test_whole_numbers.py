@@ -32,7 +32,7 @@ NETWORK = feed_forward.Forward(X, W, W, dropout_p=0.1, route="fused")
 )
 @pytest.mark.parametrize("number", [LARGEST + 1, -LARGEST - 2])
 def test_what_does_not_fit_32_bits_is_refused_by_name(name, call, number):
-    with pytest.raises(ValueError, match=f"{name} is {number:,}, and a kernel takes 32-bit numbers") as said:
+    with pytest.raises(ValueError, match=f"{name} is {number:,}; kernels take 32-bit integers") as said:
         call(number)
     assert "\n" not in str(said.value)
     call(LARGEST)

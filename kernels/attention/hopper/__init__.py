@@ -1,1 +1,1 @@
-"""Attention for long rows on sm_90, in Gluon: a warp that copies, two warp groups that multiply."""
+"""Attention for long rows on sm_90, in Gluon: warp-specialized, with one copying warp and two computing warp groups."""

@@ -1,15 +1,15 @@
-"""Attention for long rows on sm_90, dK and dV, in Gluon; what it computes is backward.py's, one folder up.
+"""Attention for long rows on sm_90, dK and dV, in Gluon; the math is that of attention/backward.py.
 
-One program a processor goes through the works: 128 keys of a head, 64 for each of its two warp groups, over the queries
-of all heads that read them, so that no sum leaves the registers. A step is, for ROWS queries,
+Persistent programs, one per processor, loop over work items: 128 keys of a head, 64 per warp group, against the queries
+of all heads that read them, so that sums stay in registers. A step, for ROWS queries, is
 
-    S^T = K Q^T begins      dP^T = V dO^T begins      P^T of S^T      dV += P^T dO begins      dS^T of dP^T
-    dK += dS^T Q begins     all have ended
+    start S^T = K Q^T      start dP^T = V dO^T      P^T from S^T      start dV += P^T dO      dS^T from dP^T
+    start dK += dS^T Q     wait for all
 
-P^T and dS^T are the left operands of their products as they come, in registers. No product is waited for before the
-next one has begun but for S^T, whose exponentials dP^T hides; the other group's products fill what is left. Four
-products of 64 x ROWS x D numbers a group: for D = 64, 16 cycles a score of a thread. FlashAttention-3 (Shah et al.
-2024) has this order, and a fifth product for dQ, which it adds up by atomics. Not run on a GPU.
+P^T and dS^T are left operands straight from registers. Every product is issued before the one ahead of it is waited
+for, except S^T, whose exponentials overlap with dP^T; the products of the other group fill the gaps. A group computes
+four products of 64 x ROWS x D: for D = 64, 16 cycles per score of a thread. FlashAttention-3 (Shah et al. 2024) has the
+same order, and a fifth product for dQ, accumulated by atomics. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -262,10 +262,10 @@ def _keys(
 
 
 class BackwardKeys(Persistent):
-    """dK and dV for one signature that rule.takes()."""
+    """dK and dV for one signature that rule.takes() accepts."""
 
     def __init__(self, call: Call, tile: Tile, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]) -> None:
-        """Tensors laid out as those to come; gradients: of key and value."""
+        """Tensors with the layout of those to come; gradients: of key and value."""
         blocks = tile.rows, tile.columns, tile.columns, tile.rows
         read = [(x, count, Heads.mapped) for x, count in zip((*call.inputs, grad), blocks)]
         super().__init__(_keys, call, tile, read, gradients, lse, of_keys=True)
@@ -274,5 +274,5 @@ class BackwardKeys(Persistent):
         self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, d_key: Tensor, d_value: Tensor, lse: Tensor,
         delta: Tensor, problem: tuple,
     ) -> None:  # fmt: skip
-        """Writes d_key and d_value; lse and delta as the passes before wrote them."""
+        """Writes d_key and d_value; lse of the forward pass, delta of BackwardQueries."""
         self.launch((query, key, value, grad), (d_key, d_value, lse, delta), problem)

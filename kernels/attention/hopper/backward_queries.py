@@ -1,12 +1,12 @@
-"""Attention for long rows on sm_90, dQ and delta, in Gluon; what it computes is backward.py's, one folder up.
+"""Attention for long rows on sm_90, dQ and delta, in Gluon; the math is that of attention/backward.py.
 
-The works, the copying warp and the two warp groups are the forward pass'. A step is, for tiles t of keys,
+Work items, copying warp and warp groups are as in the forward pass. A step, for key tiles t, is
 
-    S(t + 1) = Q K(t + 1)^T begins      dP(t + 1) = dO V(t + 1)^T begins      dQ += dS(t) K(t) begins
-    dS(t + 1) of S(t + 1) and dP(t + 1)      dQ has ended
+    start S(t + 1) = Q K(t + 1)^T      start dP(t + 1) = dO V(t + 1)^T      start dQ += dS(t) K(t)
+    dS(t + 1) from S(t + 1) and dP(t + 1)      wait for dQ
 
-so that the tensor cores compute dQ while the exponentials are taken. Three products of 64 x COLUMNS x D numbers a
-group: for D = 64, 12 cycles a score of a thread. Not run on a GPU.
+so that the tensor cores compute dQ during the exponentials. A group computes three products of 64 x COLUMNS x D: for
+D = 64, 12 cycles per score of a thread. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -260,10 +260,10 @@ def _queries(
 
 
 class BackwardQueries(Persistent):
-    """dQ and delta for one signature that rule.takes()."""
+    """dQ and delta for one signature that rule.takes() accepts."""
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor) -> None:
-        """Tensors laid out as those to come."""
+        """Tensors with the layout of those to come."""
         query, *walked = call.inputs
         map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
         keys = [(x, tile.columns, map_keys) for x in walked]
@@ -274,5 +274,5 @@ class BackwardQueries(Persistent):
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, d_query: Tensor, lse: Tensor,
         delta: Tensor, problem: tuple,
     ) -> None:  # fmt: skip
-        """Writes d_query and delta; out and lse as the forward pass wrote them."""
+        """Writes d_query and delta; out and lse of the forward pass."""
         self.launch((query, key, value, out, grad), (d_query, lse, delta), problem)

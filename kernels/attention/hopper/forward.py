@@ -1,13 +1,13 @@
-"""Attention for long rows on sm_90, forward, in Gluon; what it computes is forward.py's, one folder up.
+"""Attention for long rows on sm_90, forward, in Gluon; the math is that of attention/forward.py.
 
-One program a processor goes through the works. Its copying warp is a few tiles ahead; each of its two warp groups has
-64 of a work's 128 queries, and a step is, for tiles t of keys,
+Persistent programs, one per processor, loop over work items: 128 queries of a head, 64 per warp group. The copying warp
+runs a few tiles ahead. A step, for key tiles t from the last to the first, is
 
-    S(t - 1) = Q K(t - 1)^T begins      O += P(t) V(t) begins      P(t - 1) of S(t - 1)      both have ended
+    start S(t - 1) = Q K(t - 1)^T      start O += P(t) V(t)      P(t - 1) from S(t - 1)      wait for both
 
-so that the tensor cores compute O while the exponentials are taken, and the groups drift apart until one's exponentials
-meet the other's products. A step multiplies 64 x COLUMNS x 2 D numbers a group: for D = 64, 8 cycles a score of a
-thread, as many as its exponential. FlashAttention-3 (Shah et al. 2024) has this order. Not run on a GPU.
+so that the tensor cores compute O during the exponentials, and the groups drift apart until the exponentials of one
+overlap with the products of the other. A group multiplies 64 x COLUMNS x 2 D per step: for D = 64, 8 cycles per score
+of a thread, as long as its exponential. FlashAttention-3 (Shah et al. 2024) has this order. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -291,15 +291,15 @@ def _forward(
 
 
 class Forward(Persistent):
-    """The forward pass for one signature that rule.takes()."""
+    """The forward pass for one signature that rule.takes() accepts."""
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
-        """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
+        """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
         query, *walked = call.inputs
         map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
         read = [(query, tile.rows, Heads.mapped), *((x, tile.columns, map_keys) for x in walked)]
         super().__init__(_forward, call, tile, read, [out], lse)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
-        """Writes the output to out, and to lse the log-sum-exp in base 2."""
+        """Writes the output to out and the log-sum-exp in base 2 to lse."""
         self.launch((query, key, value), (out, lse), problem)

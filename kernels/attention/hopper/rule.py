@@ -1,4 +1,4 @@
-"""The rule by which a call goes to the kernels for sm_90, the tensor maps of its heads, and their launch."""
+"""Which calls the sm_90 kernels accept, the tensor maps of their heads, and their persistent launch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fasttfm.kernels.launch import ceil_div, interpreted
 from fasttfm.kernels.tiles.table import Tile
 
 WIDTHS = (64, 128)
-"""Head sizes."""
+"""Supported head sizes."""
 
 BLOCK = 16
-"""Neighbouring keys that a block of Philox serves; a map in their order has whole ones."""
+"""Consecutive keys per Philox block; maps in spread order hold whole blocks."""
 
 CACHED_BYTES = 32 << 20
-"""What a section of heads has of keys and values: less than the second-level cache's 50 MB."""
+"""Most bytes of keys and values per section of heads; the L2 cache has 50 MB."""
 
 
 class Heads(NamedTuple):
-    """Rows of every head of a tensor (B, H, L, D), as a tensor map has them."""
+    """The rows of every head of a tensor (B, H, L, D), as dimensions of a tensor map."""
 
     planes: int
     plane_stride: int
@@ -35,42 +35,42 @@ class Heads(NamedTuple):
     row_stride: int
     width: int
     origin: tuple[int, int, int]
-    """As an Origin of steps.py."""
+    """An Origin of steps.py."""
 
     def mapped(self, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
-        """Shape, strides and block of a Mapped, of which a copy brings so many neighbouring rows of a head."""
+        """Shape, strides and block of a Mapped that copies `rows` consecutive rows of a head."""
         return (self.planes, self.rows, self.width), (self.plane_stride, self.row_stride, 1), (1, rows, width)
 
     def spread(self, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
-        """mapped() of which a copy brings the rows in the order of steps.key_order()."""
+        """The same as mapped(), with rows copied in the order of steps.key_order()."""
         shape = (self.planes, BLOCK // 2, self.rows // BLOCK, 2, self.width)
         strides = (self.plane_stride, 2 * self.row_stride, BLOCK * self.row_stride, self.row_stride, 1)
         return shape, strides, (1, BLOCK // 2, rows // BLOCK, 2, width)
 
 
 def heads_of(x: Tensor) -> Heads | None:
-    """The Heads of x (B, H, L, D): beside one another in a row, or one after the other in memory; None where no map
-    of three dimensions has them all, or its steps are no multiples of 16 bytes."""
+    """The Heads of x (B, H, L, D), with heads either side by side within a row or as separate planes; None if no
+    three-dimensional tensor map covers them, or their strides are not multiples of 16 bytes."""
     (batch, heads, rows, width), (b, h, row, last) = x.shape, x.stride()
     if rows == 1:
-        row = heads * width  # of a single row the stride says nothing
-    if batch == 1 or b == 0:  # as of packed sequences
+        row = heads * width  # the stride of a single row is arbitrary
+    if batch == 1 or b == 0:  # b is 0 for packed sequences
         batch, b = 1, 0
     if heads == 1:
         h = 0
     if (heads - 1) * h + width <= row:
-        found = Heads(batch, b or rows * row, rows, row, (heads - 1) * h + width, (int(batch > 1), 0, h))
+        result = Heads(batch, b or rows * row, rows, row, (heads - 1) * h + width, (int(batch > 1), 0, h))
     elif batch == 1 or b == heads * h:
-        found = Heads(batch * heads, h, rows, row, width, (heads if batch > 1 else 0, 1, 0))
+        result = Heads(batch * heads, h, rows, row, width, (heads if batch > 1 else 0, 1, 0))
     else:
         return None
-    even = ((found.plane_stride | row | h) * x.element_size() | x.data_ptr()) % 16 == 0
-    fits = max(found.plane_stride, row * BLOCK, found.planes, found.rows, found.width) <= LARGEST
-    return found if last == 1 and even and fits else None
+    aligned = ((result.plane_stride | row | h) * x.element_size() | x.data_ptr()) % 16 == 0
+    fits = max(result.plane_stride, row * BLOCK, result.planes, result.rows, result.width) <= LARGEST
+    return result if last == 1 and aligned and fits else None
 
 
 def takes(call: Call, *walked: Tensor) -> bool:
-    """Return whether a kernel for sm_90 computes what this call asks for; walked: what it reads beside the inputs."""
+    """Whether the sm_90 kernels support a call; walked: tensors that they read besides the inputs."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
@@ -90,7 +90,7 @@ def takes(call: Call, *walked: Tensor) -> bool:
 
 
 def section_of(call: Call) -> int:
-    """Planes of a section: query heads whose keys and values fit CACHED_BYTES together, all sections of one size."""
+    """Query heads per section: their keys and values fit CACHED_BYTES; all sections have the same size."""
     group = call.constants["GROUP"]
     shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
     sections = ceil_div(call.planes, shared * group)
@@ -98,21 +98,21 @@ def section_of(call: Call) -> int:
 
 
 def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | None:
-    """The tile with which a kernel for sm_90 computes; None where it does not, or a table says triton; walked as
-    takes() has them."""
+    """The tile of an sm_90 kernel, None if it does not support the call or the table says triton; walked: see
+    takes()."""
     answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked) else None
     return answer if isinstance(answer, Tile) else None
 
 
 class Persistent:
-    """The launch of a kernel whose programs, one a processor, go through all works of a signature."""
+    """Launch of a persistent kernel, one program per processor, for one signature."""
 
     def __init__(
         self, kernel: Any, call: Call, tile: Tile, read: Sequence[tuple[Tensor, int, Callable[..., Any]]],
         written: Sequence[Tensor], lse: Tensor, *, of_keys: bool = False,
     ) -> None:  # fmt: skip
-        """Tensors laid out as those to come. read: what is copied, so many rows at a time, by a map of Heads;
-        written: what strides lead to; of_keys: a work is a tile of keys, not of queries."""
+        """Tensors with the layout of those to come. read: copied by tensor maps, each with its rows per copy and a
+        method of Heads; written: addressed by strides; of_keys: a work item is a tile of keys, not of queries."""
         width, rows, length = call.constants["D"], tile.rows, call.queries
         self._numbers = call.planes, section_of(call)
         if of_keys:
@@ -125,26 +125,25 @@ class Persistent:
         heads: list[Any] = [heads_of(x) for x, *_ in read]
         self._origins = tuple(x.origin for x in heads)
         self._strides = strides(*written), LineStrides(*lse.stride()[:2])
-        self._maps = [how(known, count, width) for known, (_, count, how) in zip(heads, read)]
+        self._maps = [make_map(x, count, width) for x, (_, count, make_map) in zip(heads, read)]
 
     def launch(self, read: Sequence[Tensor], written: Sequence[Tensor], problem: tuple) -> None:
-        """Starts the programs; written: with the lines of lse and delta behind."""
-        maps = (tensor_map.Mapped(x, *known) for x, known in zip(read, self._maps))
+        """Launches the programs; written: followed by lse and delta."""
+        maps = (tensor_map.Mapped(x, *described) for x, described in zip(read, self._maps))
         self._launch(*maps, *written, self._origins, *self._strides, problem, *self._numbers)
 
 
 class Attempt:
-    """A launch with tensor maps, and another with the same arguments that takes its place where the driver refuses
-    one of these maps."""
+    """A launch with tensor maps and a fallback with the same arguments, for maps that the driver rejects."""
 
-    def __init__(self, launch: Callable[..., None], other: Callable[..., None]) -> None:
-        self._launch, self._other = launch, other
+    def __init__(self, launch: Callable[..., None], fallback: Callable[..., None]) -> None:
+        self._launch, self._fallback = launch, fallback
 
     def __call__(self, *arguments: Any) -> None:
         try:
             self._launch(*arguments)
         except RuntimeError as error:
-            said = f"attention: the driver takes no tensor map of these strides ({error}); another kernel computes"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
-            self._launch = self._other
+            message = f"attention: the driver rejects a tensor map of these strides ({error}); using another kernel"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            self._launch = self._fallback
             self._launch(*arguments)

@@ -1,9 +1,9 @@
-"""The order in which programs take tiles of heads.
+"""The order in which persistent programs process tiles of heads.
 
-A section of planes at a time, whose keys and values the second-level cache holds; of a section the longest rows first.
-Every other turn the programs take theirs in the opposite order, and a section begins with the program behind the one
-that took the last section's last. The busiest of 132 programs then has 1.03 times the mean of 16 x 16 heads of 1,024
-causal rows, counted by tiles, and less than 1.01 times of 4,096 rows and more; in one order it has up to 1.16.
+Heads are processed in sections whose keys and values fit the L2 cache, and within a section the longest rows first. The
+order of programs is reversed every other turn, and a section starts with the program after the one that took the last
+tile of the previous section. The busiest of 132 programs then has 1.03 times the mean number of tiles for 16 x 16 heads
+of 1,024 causal rows, and less than 1.01 times from 4,096 rows on; with a fixed order up to 1.16 times.
 """
 
 from __future__ import annotations

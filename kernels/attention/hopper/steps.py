@@ -1,10 +1,10 @@
-"""Steps of the kernels for sm_90: which work is a program's, which numbers drop what, who has filled what.
+"""Building blocks of the sm_90 kernels: work items, shared-memory rings with their barriers, dropout.
 
-A warp copies, two warp groups multiply. A program takes works in turn, as schedule.py has them: a tile of ROWS rows of
-one head each.
+One warp copies, two warp groups compute. Programs take work items, each a tile of ROWS rows of one head, in the order
+of schedule.py.
 
-Dropout costs no exchange between threads: keys are copied in the order of key_order(), in which a warp group's product
-gives a thread the sixteen neighbours that one block of Philox serves.
+Dropout needs no exchange between threads: keys are copied in the order of key_order(), so that the product of a warp
+group gives each thread the sixteen consecutive keys of one Philox block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Dropout of weights that a warp group's product gives transposed, (64 keys, 64 queries): philox.py's, in registers.
+"""Dropout of transposed attention weights, (64 keys, 64 queries) per warp group: the bits of philox.py, in registers.
 
-A thread has two of the sixteen keys of a block of Philox. So eight threads draw together: each the blocks of two
-queries, as a bit a lane, and three exchanges give each the bits of its own keys. Nothing goes through shared memory.
+A thread holds two of the sixteen keys of a Philox block. So eight threads cooperate: each draws the blocks of two
+queries, one bit per lane, and three exchanges bring each thread the bits of its own keys. Shared memory is not used.
 """
 
 from __future__ import annotations
