@@ -13,7 +13,7 @@ from fasttfm.kernels.chip import INTERPRETER, Chip, named
 
 @functools.cache
 def interpreted() -> bool:
-    """Whether kernels run on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1, read by Triton at import)."""
+    """True if kernels run on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1, read by Triton at import)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 

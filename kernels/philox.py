@@ -46,7 +46,7 @@ class Dropout(NamedTuple):
 
 
 def _on_cuda(_semantic: Any = None) -> tl.constexpr:
-    """Whether the kernel is compiled for an NVIDIA chip, for inline PTX on packed halves; False in the interpreter."""
+    """True if the kernel is compiled for an NVIDIA chip, for inline PTX on packed halves; False in the interpreter."""
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")
 
 

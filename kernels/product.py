@@ -103,7 +103,7 @@ def tile_of_product(
 
 
 def needs_neighbours(chip: Chip, kind: str) -> bool:
-    """Whether matrix units distribute a product's columns over threads (NVIDIA); kind: of product_kind().
+    """True if matrix units distribute a product's columns over threads (NVIDIA); kind: of product_kind().
 
     Elsewhere threads hold consecutive columns already, and the order must stay: Triton 3.7.1 computes wrong sums over
     columns in lanes with gaps, as executing its PTX shows.

@@ -374,7 +374,7 @@ def _candidates(beam: int, vocabulary: int, columns: int) -> int | None:
 
 
 def takes(beam: int, vocabulary: int, rows: int) -> bool:
-    """Whether the kernels support rows // beam slots of `beam` rows, with as many hypotheses kept."""
+    """True if the kernels support rows // beam slots of `beam` rows, with as many hypotheses kept."""
     return 1 <= beam <= 16 and rows <= 1024 * beam and _candidates(beam, vocabulary, _COLUMNS[-1]) is not None
 
 

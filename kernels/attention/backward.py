@@ -387,6 +387,6 @@ def count_launches(call: Call) -> int:
 
 
 def whole_rounds(programs: int, chip: Chip) -> bool:
-    """Whether programs, two at a time per processor, fill at least four fifths of their waves."""
+    """True if programs, two at a time per processor, fill at least four fifths of their waves."""
     slots = 2 * chip.processors
     return 5 * programs >= 4 * slots * ceil_div(programs, slots)

@@ -81,12 +81,12 @@ def _power_of_two(size: int, most: int) -> int:
 
 
 def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
-    """Whether the kernels for short rows take this width_class() and key_class() without spilling."""
+    """True if the kernels for short rows take this width_class() and key_class() without spilling."""
     return keys <= SHORT_KEYS(chip, kind, max(64, width))
 
 
 def takes_long(chip: Chip, kind: str, width: int) -> bool:
-    """Whether the kernels for long rows take this width_class(); wider heads spill, or exceed the shared memory, with
+    """True if the kernels for long rows take this width_class(); wider heads spill, or exceed the shared memory, with
     every tile."""
     return width <= LONG_WIDTH(chip, kind)
 

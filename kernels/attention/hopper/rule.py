@@ -1,4 +1,4 @@
-"""Which calls the sm_90 kernels accept, the tensor maps of their heads, and their persistent launch."""
+"""The calls that the sm_90 kernels accept, the tensor maps of their heads, and their persistent launch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def heads_of(x: Tensor) -> Heads | None:
 
 
 def takes(call: Call, *walked: Tensor) -> bool:
-    """Whether the sm_90 kernels support a call; walked: tensors that they read besides the inputs."""
+    """True if the sm_90 kernels support a call; walked: tensors that they read besides the inputs."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
