@@ -51,7 +51,7 @@ _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def product_kind(dtype: torch.dtype, chip: Chip) -> str:
-    """How matrix products of this dtype are computed on a chip: fp32, tf32, fp16 or bf16.
+    """The kind of matrix products of this dtype on a chip: fp32, tf32, fp16 or bf16.
 
     float32 becomes tf32 where the chip supports it and torch.backends.cuda.matmul.fp32_precision (or
     torch.set_float32_matmul_precision) allows it.

@@ -1,107 +1,108 @@
-"""Compile cases of attention's kernels and their softmax: what a call of each variant has for arguments."""
+"""Compile cases of the attention kernels and their softmax: the arguments of every variant of a call."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from fasttfm.kernels.attention import launch
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.parameter import each_of, kinds_of
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.attention import Tile
 
 WIDTHS = (64, 128, 256)
-"""Head sizes that tiles are chosen for. Narrower heads take the tile of 64 and need less of everything."""
+"""Head sizes with tiles of their own. Narrower heads take the tile of 64 and fewer resources."""
 
 MASKS = ("none", "bool", "add")
-"""Of a call: none, one that allows, one that is added to the scores."""
+"""No mask, a boolean mask, a mask added to the scores."""
 
 SHARED = 4
-"""Query heads of a head of keys, in cases that share."""
+"""Query heads per key head in cases with shared keys."""
 
 FAR = ("sm_80", "sm_90")
-"""Chips with cases of rows that are far apart."""
+"""Chips with cases of 64-bit offsets."""
+
+_SUMS = ("dq_sums", "dk_sums", "dv_sums")
+_SCORING = ("offsets", "window", "softcap", "slopes", "sinks")
 
 
-def attention_case(
-    kernel: Any,
-    name: str,
-    kind: str,
-    tile: Tile,
-    *,
-    dropout: bool,
-    mask: str,
-    packed: bool = False,
-    sums: bool = False,
-    shared: bool = False,
-    scoring: bool = False,
-    far: bool = False,
-    **constants: Any,
-) -> CompileCase:
-    """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Options of an attention call; as a string, part of the names of its cases."""
 
-    name: family, kernel, variant; the tile is added. mask: none, bool or add. packed: sequences one after the other.
-    sums: with those that a projection's bias gets. shared: query heads share heads of keys. scoring: with a window, a
-    soft cap, ALiBi and sinks. far: rows need 64-bit offsets. constants: the kernel's own, but for those that follow
-    from the other arguments.
+    dropout: bool = True
+    mask: str = "none"
+    """One of MASKS."""
+    packed: bool = False
+    sums: bool = False
+    """With sums of the gradients, for the bias of a projection."""
+    shared: bool = False
+    """Query heads share key heads."""
+    scoring: bool = False
+    """With a window, a soft cap, ALiBi and sinks."""
+    far: bool = False
+    """With 64-bit offsets of rows."""
+
+    def __str__(self) -> str:
+        words = ["causal", "packed" if self.packed else "lengths", "dropout" * self.dropout]
+        words += [f"{self.mask}-mask" * (self.mask != "none"), "sums" * self.sums, "shared" * self.shared]
+        words += ["scoring" * self.scoring, "far" * self.far]
+        return "+".join(filter(None, words))
+
+    def extras(self, kind: str) -> int:
+        """launch.extras() of this variant."""
+        return launch.extras(kind, self.dropout, self.mask != "none", shared=self.shared, scored=self.scoring)
+
+
+def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Variant, **constants: Any) -> CompileCase:
+    """The case of an attention kernel as a model calls it, with strides that are multiples of 16 bytes.
+
+    name: family, kernel and variant; the tile is appended. constants: of the kernel, or overrides of arguments.
     """
-    element = "fp32" if kind == "tf32" else kind
-    apart = (None,) * far
-    known: dict[str, Any] = {
-        "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
-        "strides": (("i32:16",) * 3 + apart,) * list(kinds_of(kernel).values()).count("Pointer"),
+    far = (None,) * variant.far
+    kinds = kinds_of(kernel)
+    absent = ("seed",) * (not variant.dropout) + _SUMS * (not variant.sums) + _SCORING * (not variant.scoring)
+    arguments: dict[str, Any] = {
+        "mask": {"none": None, "bool": "*u8", "add": f"*{'fp32' if kind == 'tf32' else kind}"}[variant.mask],
+        "spans": (None, "*i64", "*i64") if variant.packed else ("*i64", None, None),
+        "strides": (("i32:16",) * 3 + far,) * list(kinds.values()).count("Pointer"),
         "sum_strides": ("i32:16",) * 2,
-        "mask_strides": (*["i32:16"] * 3, 1, *apart),
+        "mask_strides": (*["i32:16"] * 3, 1, *far),
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        "GROUP": SHARED if shared else 1,
+        "GROUP": SHARED if variant.shared else 1,
+        **dict.fromkeys(absent),
+        **constants,
     }
-    known |= {"offsets": None, "window": None, "softcap": None, "slopes": None, "sinks": None} if not scoring else {}
-    known |= {} if dropout else {"seed": None}
-    known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
-    known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
-    known |= constants
-    taken = {*kernel.arg_names, *(name for _, name, _ in each_of(kinds_of(kernel).items()))}
-    given = {name: value for name, value in known.items() if name in taken}
-    return kernel_case(kernel, name, kind, tile, given=given)
+    taken = {*kernel.arg_names, *(field for _, field, _ in each_of(kinds.items()))}
+    return kernel_case(kernel, name, kind, tile, **{key: value for key, value in arguments.items() if key in taken})
 
 
 def head_case(
-    kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Mapping[str, Any], **constants: Any
+    kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Variant, **constants: Any
 ) -> CompileCase:
-    """A case of a kernel that multiplies by heads of this size, a power of two, named by its variant: dropout, mask,
-    packed, sums, shared, scoring and far of attention_case()."""
+    """attention_case() of a causal kernel with heads of this size, a power of two; name: without the variant."""
     constants |= {"D": width, "DV": width, "CAUSAL": True}
-    return attention_case(kernel, f"{name}/{variant_name(**variant)}/D{width}", kind, tile, **variant, **constants)
+    return attention_case(kernel, f"{name}/{variant}/D{width}", kind, tile, variant, **constants)
 
 
 def product_kinds(chip: Chip) -> tuple[str, ...]:
-    """Return the types of products that compile differently: with matrix units float16 takes what bfloat16 takes."""
+    """Kinds of products that compile differently: with matrix units, float16 compiles like bfloat16."""
     if chip.capability >= 80:
         return ("bf16", "fp32", "tf32")
     return ("bf16", "fp32") if chip.matrix_units else ("bf16", "fp16", "fp32")
 
 
-def distinct(cases: Iterable[CompileCase]) -> Iterator[CompileCase]:
-    """The items without repetitions, in order."""
-    yield from {(case.name, case.dtype): case for case in cases}.values()
-
-
 def every_kind(chip: Chip) -> tuple[str, ...]:
-    """Return all types of products, float16 as well where it takes what bfloat16 takes."""
+    """product_kinds(), and float16 in any case."""
     return tuple(dict.fromkeys((*product_kinds(chip), "fp16")))
 
 
-def variant_name(
-    *, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False, scoring: bool = False,
-    far: bool = False,
-) -> str:  # fmt: skip
-    """The variant in a case's name."""
-    words = (
-        "causal",
-        "packed" if packed else "lengths",
-        "dropout" * dropout,
-        f"{mask}-mask" * (mask != "none"),
-        "sums" * sums,
-        "shared" * shared,
-        "scoring" * scoring,
-        "far" * far,
-    )
-    return "+".join(word for word in words if word)
+def distinct(compile_cases: Callable[[Chip], Iterator[CompileCase]]) -> Callable[[Chip], Collection[CompileCase]]:
+    """Decorator for compile_cases() that drops repeated cases."""
+
+    @functools.wraps(compile_cases)
+    def once(chip: Chip) -> Collection[CompileCase]:
+        return {(case.name, case.dtype): case for case in compile_cases(chip)}.values()
+
+    return once

@@ -1,20 +1,19 @@
-"""Cases that must compile: one for every kernel and tile that its launch functions can choose.
+"""Cases that must compile: every kernel with every tile that its launch can choose.
 
-A kernel file has, beside its launch functions, a pure tile(chip, ...size classes...) that they call; the file of the
-same name in cases/ has
+A kernel file has a pure function tile(chip, ...size classes...), which its launches call; the file of the same name in
+cases/ lists every tile that it can return:
 
-    def compile_cases(chip: Chip) -> Iterator[CompileCase]    everything that `tile` can return on that chip
+    def compile_cases(chip: Chip) -> Iterator[CompileCase]
 
-so that the compile matrix covers what really runs, chip by chip, without a device. residual_add.py is the worked
-example.
-Arguments are written as Triton's own ahead-of-time compiler writes them:
+So the compile matrix covers, chip by chip and without a device, what really runs. residual_add.py is an example.
+Arguments are in the notation of Triton's ahead-of-time compiler:
 
-    "*bf16", "*i64"    a pointer; 16-byte aligned, as torch allocates memory. None: the optional pointer is not given
-    "i32:16", "i32"    an integer, known to divide by 16 (as usual model sizes do) or not; 1: Triton specialises on it
+    "*bf16", "*i64"    a pointer, 16-byte aligned as torch allocates memory; None: an absent optional pointer
+    "i32:16", "i32"    an integer, a multiple of 16 (as usual model sizes are) or not; 1: Triton specializes on it
     "fp32"             a Python float
-    "map bf16 128x64"  a tensor map whose copies bring tiles of so many elements, for a kernel in Gluon
-    ("*bf16", "*bf16") a tuple of any of these
-    anything           for a parameter annotated tl.constexpr: its value
+    "map bf16 128x64"  a tensor map with tiles of this shape, for a kernel in Gluon
+    ("*bf16", "*bf16") a tuple of these
+    any value          of a parameter annotated tl.constexpr
 """
 
 from collections.abc import Mapping
@@ -41,29 +40,29 @@ NOTATION = {
     "VaryingOrNone": "i32",
     "RealOrNone": "fp32",
 }
-"""How a case writes an argument for such a parameter."""
+"""Annotation of a parameter (parameter.py) -> notation of its argument."""
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""The dtypes that kernels take, as Triton spells them, and their bytes."""
+"""Dtypes of kernels, in Triton's spelling -> bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileCase:
-    """One kernel with everything that Triton specialises on."""
+    """One kernel with everything that Triton specializes on."""
 
     kernel: Any
-    """The @triton.jit function, or Gluon's."""
+    """A function decorated by jit.jit() or gluon.jit()."""
     name: str
-    """Family, kernel, variant and tile, unique on a chip together with dtype, stable over time because the budgets are
-    filed under it: "attention.forward/causal+dropout/D64/64x32w4s2"."""
+    """Family, kernel, variant and tile: "attention.forward/causal+dropout/D64/64x32w4s2". Unique per chip and dtype,
+    and stable, because it is the key of the budgets."""
     dtype: str
-    """fp32, tf32, fp16 or bf16: what the matrix products, or else the main operands, are computed from."""
+    """fp32, tf32, fp16 or bf16: of the matrix products, or else of the main operands."""
     arguments: Mapping[str, Any]
     """Every parameter of the kernel by name, in the notation above."""
     num_warps: int
     num_stages: int
     matrix_product: bool = False
-    """Whether the kernel has a tl.dot that must be issued to matrix units where the chip has them for this dtype."""
+    """Whether the kernel has a tl.dot that must use matrix units where the chip has them for this dtype."""
 
     def __post_init__(self) -> None:
         expected = list(self.kernel.arg_names)
@@ -74,38 +73,33 @@ class CompileCase:
 
 
 def kernel_case(
-    kernel: Any,
-    name: str,
-    dtype: str,
-    tile: Tile,
-    *,
-    dtypes: Mapping[str, str] = MappingProxyType({}),
-    given: Mapping[str, Any] = MappingProxyType({}),
-) -> CompileCase:
-    """A case whose arguments are what the kernel's annotations say (parameter.py), for a tile and a dtype.
+    kernel: Any, name: str, dtype: str, tile: Tile, /, *, dtypes: Mapping[str, str] = MappingProxyType({}),
+    **overrides: Any,
+) -> CompileCase:  # fmt: skip
+    """The case of a tile and dtype, with arguments that follow from the annotations of the kernel (parameter.py).
 
-    name: family, kernel and variant; the tile is added. dtypes: of what a ResidualPointer and a ParameterPointer
-    point at, by "residual" and "parameter", where these are not dtype and fp32. given: arguments of which other is
-    known, or fields of them, in the notation above; None: the pointer is not given.
+    name: family, kernel and variant; the tile is appended. dtypes: of ResidualPointer ("residual") and ParameterPointer
+    ("parameter"), where they are not dtype and fp32. overrides: constants, other arguments or fields of arguments, in
+    the notation above.
     """
     element = "fp32" if dtype == "tf32" else dtype
-    every = {"dtype": element, "residual": element, "parameter": "fp32", **dtypes}
-    known = {**tile.sizes, **given}
+    pointed = {"dtype": element, "residual": element, "parameter": "fp32", **dtypes}
+    remaining = {**tile.sizes, **overrides}
 
     def described(name: str, kind: Any) -> Any:
-        if name in known:
-            return known.pop(name)
+        if name in remaining:
+            return remaining.pop(name)
         if isinstance(kind, str):
-            return NOTATION[kind].format(**every)
+            return NOTATION[kind].format(**pointed)
         return type(kind)(*map(described, kind._fields, kind))
 
-    kinds = {name: kind for name, kind in kinds_of(kernel).items() if name in known or kind not in CONSTANT}
+    kinds = {name: kind for name, kind in kinds_of(kernel).items() if name in remaining or kind not in CONSTANT}
     arguments = {name: described(name, kind) for name, kind in kinds.items()}
     return CompileCase(
         kernel=kernel,
         name=f"{name}/{tile}",
         dtype=dtype,
-        arguments={**arguments, **known},
+        arguments={**arguments, **remaining},
         num_warps=tile.warps,
         num_stages=tile.stages,
         matrix_product="PRECISION" in kernel.arg_names,

@@ -10,7 +10,7 @@ from fasttfm.kernels.tiles.table import Tile
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that ships in float32; half precision, which needs less, and the lighter kernel at the widest."""
+    """Every shipped tile in float32; at the widest, half precision, which needs less, and the lighter kernels."""
     whole = [block for classes in _SIZES if (block := CROSS_ENTROPY.shipped(chip, classes)).columns >= classes]
     walked = CROSS_ENTROPY.shipped(chip, _SIZES[-1])
     for block in whole:
@@ -34,5 +34,5 @@ def _gradient_cases(block: Tile, dtype: str) -> Iterator[CompileCase]:
 
 def _forward_case(block: Tile, dtype: str, *, whole_row: bool = False, in_place: bool = True) -> CompileCase:
     variant = f"{'in_place' if in_place else 'loss+statistics'}{'+whole_row' if whole_row else ''}"
-    given = {"V": "i32", "ONE_TILE": whole_row, "OVERWRITE": in_place, "statistics" if in_place else "factor": None}
-    return kernel_case(_forward, f"cross_entropy.forward/{variant}", dtype, block, given=given)
+    options = {"V": "i32", "ONE_TILE": whole_row, "OVERWRITE": in_place, "statistics" if in_place else "factor": None}
+    return kernel_case(_forward, f"cross_entropy.forward/{variant}", dtype, block, **options)

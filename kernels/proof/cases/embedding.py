@@ -9,8 +9,8 @@ from fasttfm.kernels.tiles.table import Tile
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in float32, with positions and dropout; half precision, which needs less, at the widest two of them;
-    without positions and dropout at one."""
+    """Every tile in float32 with positions and dropout; at the widest two, half precision, which needs less; at one,
+    without positions and dropout."""
     for columns in _COLUMNS:
         narrow = tile(chip, columns)
         yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", narrow)
@@ -20,12 +20,12 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     for dtype in ("fp16", "bf16"):
         for block in (narrow, wide):
             yield kernel_case(_forward, "embedding.forward/positions+dropout", dtype, block)
-        yield kernel_case(_forward, "embedding.forward/plain", dtype, wide, given={"positions": None, "seed": None})
+        yield kernel_case(_forward, "embedding.forward/plain", dtype, wide, positions=None, seed=None)
         yield from _sum_cases(dtype, narrow)
-        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, narrow, given={"seed": None})
+        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, narrow, seed=None)
 
 
 def _sum_cases(dtype: str, block: Tile) -> Iterator[CompileCase]:
     yield kernel_case(_sum_rows, "embedding.sum_rows/weight+dropout", dtype, block)
-    by_position = {"order": None, "starts": None, "out": "*fp32"}
-    yield kernel_case(_sum_rows, "embedding.sum_rows/positions+dropout", dtype, block, given=by_position)
+    positions = {"order": None, "starts": None, "out": "*fp32"}
+    yield kernel_case(_sum_rows, "embedding.sum_rows/positions+dropout", dtype, block, **positions)

@@ -11,50 +11,44 @@ from fasttfm.kernels.residual_add import tile as pass_tile
 from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
+_RELU: dict[str, Any] = {"ACTIVATION": "relu", "before": None}
+_RELU_BACKWARD: dict[str, Any] = {"ACTIVATION": "relu", "hidden": None, "seed": None}
+_GELU: dict[str, Any] = {"ACTIVATION": "gelu", "bits": None}
+
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that ships, for every kind of product, with dropout; the lighter variants in bfloat16."""
-    relu: dict[str, Any] = {"ACTIVATION": "relu", "before": None}
-    relu_backward: dict[str, Any] = {"ACTIVATION": "relu", "hidden": None, "seed": None}
-    gelu: dict[str, Any] = {"ACTIVATION": "gelu", "bits": None}
+    """Every shipped tile, for every kind of product, with dropout; lighter variants in bfloat16."""
     for kind in ("fp32", "tf32", "fp16", "bf16"):
-        if kind == "tf32" and chip.capability < 80:
-            continue
-        small, large = (PRODUCT.shipped(chip, kind, size) for size in ("small", "large"))
-        even: dict[str, Any] = {"EVEN_K": True, "PRECISION": "tf32" if kind == "tf32" else "ieee"}
-        odd = even | {"EVEN_K": False, "K": "i32"}
-        lighter = kind == "bf16"
-        neighbours = {"NEIGHBOURS": product.needs_neighbours(chip, kind)}
-        for tile in dict.fromkeys((small, large)):
-            given = even | relu
-            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=given | neighbours)
-            if lighter:
-                yield kernel_case(
-                    _forward, "feed_forward.forward/plain", kind, tile, given=given | {"seed": None} | neighbours
-                )
-            yield kernel_case(_forward, "feed_forward.forward/erf+dropout", kind, tile, given=even | gelu | neighbours)
-            given = even | relu_backward
-            yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=given | {"kept": None})
-            if lighter:
-                yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=given | {"bits": None})
-        for tile in dict.fromkeys(map(of_two_results, (small, large))):
-            yield kernel_case(_backward, "feed_forward.backward/erf+dropout", kind, tile, given=even | gelu)
-        yield kernel_case(
-            _forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd | relu | neighbours
-        )
-        if lighter:
-            given = odd | gelu
-            yield kernel_case(
-                _forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given | neighbours
-            )
-            for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
-                given = even | gelu | variant
-                yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, given=given | neighbours)
-                tile = of_two_results(large)
-                yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, tile, given=given)
+        if kind != "tf32" or chip.capability >= 80:
+            yield from _product_cases(chip, kind)
+    columns = COLUMN_SUMS(chip)
     for dtype in ("fp32", "fp16", "bf16"):
-        yield kernel_case(_gate, "feed_forward.gate", dtype, COLUMN_SUMS(chip), given=relu_backward)
-        yield kernel_case(_gate, "feed_forward.gate/erf", dtype, COLUMN_SUMS(chip), given={"ACTIVATION": "gelu"})
+        yield kernel_case(_gate, "feed_forward.gate", dtype, columns, **_RELU_BACKWARD)
+        yield kernel_case(_gate, "feed_forward.gate/erf", dtype, columns, ACTIVATION="gelu")
         for N in (128, 256, 512) if dtype == "bf16" else (512,):
-            given = {"ACTIVATION": "gelu"}
-            yield kernel_case(_activate, "feed_forward.activate/erf", dtype, pass_tile(chip, N), given=given)
+            yield kernel_case(_activate, "feed_forward.activate/erf", dtype, pass_tile(chip, N), ACTIVATION="gelu")
+
+
+def _product_cases(chip: Chip, kind: str) -> Iterator[CompileCase]:
+    small, large = (PRODUCT.shipped(chip, kind, size) for size in ("small", "large"))
+    even: dict[str, Any] = {"EVEN_K": True, "PRECISION": "tf32" if kind == "tf32" else "ieee"}
+    forward = even | {"NEIGHBOURS": product.needs_neighbours(chip, kind)}
+    odd = forward | {"EVEN_K": False, "K": "i32"}
+    lighter = kind == "bf16"
+    for tile in dict.fromkeys((small, large)):
+        yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, **forward, **_RELU)
+        if lighter:
+            yield kernel_case(_forward, "feed_forward.forward/plain", kind, tile, **forward, **_RELU, seed=None)
+        yield kernel_case(_forward, "feed_forward.forward/erf+dropout", kind, tile, **forward, **_GELU)
+        yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, **even, **_RELU_BACKWARD, kept=None)
+        if lighter:
+            yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, **even, **_RELU_BACKWARD, bits=None)
+    for tile in dict.fromkeys(map(of_two_results, (small, large))):
+        yield kernel_case(_backward, "feed_forward.backward/erf+dropout", kind, tile, **even, **_GELU)
+    yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, **odd, **_RELU)
+    if lighter:
+        yield kernel_case(_forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, **odd, **_GELU)
+        for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
+            gelu = _GELU | variant
+            yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, **forward, **gelu)
+            yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, of_two_results(large), **even, **gelu)

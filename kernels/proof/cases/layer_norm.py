@@ -9,8 +9,8 @@ from fasttfm.kernels.tiles.rows import COLUMN_SUMS, MAX_COLUMNS, NARROWEST
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in its heaviest variant (residual, dropout, both parameters); the lighter ones at N = 512, and every
-    combination of dtypes that a model has, under autocast or not."""
+    """Every tile in its heaviest variant (residual, dropout, both parameters); at N = 512, lighter variants and every
+    combination of dtypes that models have, with or without autocast."""
     columns = NARROWEST
     while columns <= MAX_COLUMNS:
         for dtype in ("fp32", "bf16"):
@@ -44,7 +44,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 
 _PLAIN = ("residual", "x_bias", "s", "seed")
-"""Parameters that plain LayerNorm leaves out."""
+"""Absent parameters of plain LayerNorm."""
 _SAME: dict[str, str] = {}
 """The residual stream has x's dtype, parameters are float32."""
 
@@ -56,7 +56,7 @@ def _forward_case(
     words += ["residual"] * ("residual" not in without) + ["dropout"] * ("seed" not in without)
     block = tile(chip, N, backward=False)
     name = f"layer_norm.forward/{_variant(words, dtypes)}/N{N}"
-    return kernel_case(_forward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
+    return kernel_case(_forward, name, dtype, block, dtypes=dtypes, **dict.fromkeys(without))
 
 
 def _backward_case(
@@ -68,16 +68,16 @@ def _backward_case(
     block = tile(chip, N, backward=True)
     name = f"layer_norm.backward/{_variant(words, dtypes)}/N{N}"
     without += ("parts", "x_parts") * (N > WIDEST)
-    return kernel_case(_backward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
+    return kernel_case(_backward, name, dtype, block, dtypes=dtypes, **dict.fromkeys(without))
 
 
 def _sums_case(
     chip: Chip, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ()
 ) -> CompileCase:
     name = f"layer_norm.column_sums/{_variant(['rms'] * bool(without), dtypes)}"
-    return kernel_case(_column_sums, name, dtype, COLUMN_SUMS(chip), dtypes=dtypes, given=dict.fromkeys(without))
+    return kernel_case(_column_sums, name, dtype, COLUMN_SUMS(chip), dtypes=dtypes, **dict.fromkeys(without))
 
 
 def _variant(words: list[str], dtypes: Mapping[str, str]) -> str:
-    """The variant in a case's name."""
+    """The variant in the name of a case."""
     return "+".join([*(words or ["plain"]), *(f"{dtype}-{what}" for what, dtype in dtypes.items())])

@@ -1,18 +1,17 @@
 """Compile cases of masked_softmax.py."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.masked_softmax import ONE_PASS, _backward, _forward
-from fasttfm.kernels.proof.attention_case import attention_case, variant_name
+from fasttfm.kernels.proof.attention_case import Variant, attention_case
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in half precision, causal with lengths, dropout and a mask; at one size walked rows, and every dtype
-    with every mask, and with a window, a soft cap, ALiBi and sinks."""
+    """Every tile in half precision, causal with lengths, dropout and a mask; at one size rows longer than a tile, every
+    dtype with every mask, and with a window, a soft cap, ALiBi and sinks."""
     for kind in ("bf16", "fp16"):
         for columns in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, ONE_PASS):
             yield from _cases(chip, kind, columns)
@@ -29,17 +28,16 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True, scoring: bool = False) -> Iterator[CompileCase]:
     yield _forward_case(chip, kind, columns, mask="none" if scoring else "add", one=one, scoring=scoring)
     name = f"masked_softmax.backward/dropout{'+cap' * scoring}{'' if one else '/walked'}/S{columns}"
-    variant: dict[str, Any] = {"dropout": True, "mask": "none", "scoring": scoring}
-    variant |= {} if scoring else {"scores": None, "scale": None}
-    yield attention_case(_backward, name, kind, MASKED_SOFTMAX(chip, columns), ONE=one, S="i32", **variant)
+    absent = dict.fromkeys(() if scoring else ("scores", "scale"))
+    tile, variant = MASKED_SOFTMAX(chip, columns), Variant(scoring=scoring)
+    yield attention_case(_backward, name, kind, tile, variant, ONE=one, S="i32", **absent)
 
 
 def _forward_case(
     chip: Chip, kind: str, columns: int, *, mask: str = "add", one: bool = True, scoring: bool = False
 ) -> CompileCase:
-    """The keys of a row come in any number."""
-    variant: dict[str, Any] = {"dropout": True, "mask": mask, "scoring": scoring}
-    name = f"masked_softmax.forward/{variant_name(**variant)}{'' if one else '/walked'}/S{columns}"
-    tile = MASKED_SOFTMAX(chip, columns)
-    variant |= {} if scoring else {"lse": None}
-    return attention_case(_forward, name, kind, tile, ONE=one, CAUSAL=True, S="i32", **variant)
+    """One case of the forward pass, for any number of keys."""
+    tile, variant = MASKED_SOFTMAX(chip, columns), Variant(mask=mask, scoring=scoring)
+    name = f"masked_softmax.forward/{variant}{'' if one else '/walked'}/S{columns}"
+    absent = dict.fromkeys(() if scoring else ("lse",))
+    return attention_case(_forward, name, kind, tile, variant, ONE=one, CAUSAL=True, S="i32", **absent)

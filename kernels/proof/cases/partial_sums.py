@@ -9,9 +9,9 @@ from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """One sum, some, and as many as fit."""
+    """One sum, a few, and as many as fit."""
     for dtype in ("fp32", "fp16", "bf16"):
         for count in (1, 3, _LARGEST):
             pointers: dict[str, tuple] = {"parts": ("*fp32",) * count, "outs": (f"*{dtype}",) * count}
-            integers = dict.fromkeys(("programs", "columns"), ("i32",) * count)
-            yield kernel_case(_add_parts, f"partial_sums/{count}", dtype, PARTIAL_SUMS(chip), given=pointers | integers)
+            sizes = dict.fromkeys(("programs", "columns"), ("i32",) * count)
+            yield kernel_case(_add_parts, f"partial_sums/{count}", dtype, PARTIAL_SUMS(chip), **pointers, **sizes)

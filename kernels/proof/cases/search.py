@@ -9,13 +9,13 @@ from fasttfm.kernels.tiles.rows import SEARCH_CANDIDATES, SEARCH_SHARES, SEARCH_
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile; of shares in every dtype, with and without tokens of a sentence's own."""
+    """Every tile; for shares every dtype, with and without selected tokens."""
     for dtype in ("bf16", "fp16", "fp32"):
         yield kernel_case(_embed, "search.embed", dtype, _EMBEDDING)
         for columns in _COLUMNS:
             tile = SEARCH_SHARES(chip, columns)
             yield kernel_case(_likeliest, "search.likeliest/selected", dtype, tile)
-            yield kernel_case(_likeliest, "search.likeliest", dtype, tile, given={"selected": None})
+            yield kernel_case(_likeliest, "search.likeliest", dtype, tile, selected=None)
     for slots in (128, 1024):
         yield kernel_case(_admit, "search.admit", "fp32", SEARCH_SLOTS(chip, slots))
     for rows, sizes in _CANDIDATES.items():

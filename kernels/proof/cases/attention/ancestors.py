@@ -13,6 +13,4 @@ from fasttfm.kernels.tiles.attention import ANCESTORS
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in every dtype."""
     for width, dtype in itertools.product(WIDTHS, DTYPES):
-        yield kernel_case(
-            _attend, f"attention.ancestors/D{width}", dtype, ANCESTORS(chip, dtype, width), given={"D": width}
-        )
+        yield kernel_case(_attend, f"attention.ancestors/D{width}", dtype, ANCESTORS(chip, dtype, width), D=width)

@@ -6,28 +6,33 @@ from typing import Any
 
 from fasttfm.kernels.attention.decode import _append, _decode, _merge, rows_tile
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import FAR, WIDTHS, attention_case, distinct, every_kind, product_kinds
+from fasttfm.kernels.proof.attention_case import (
+    FAR,
+    WIDTHS,
+    Variant,
+    attention_case,
+    distinct,
+    every_kind,
+    product_kinds,
+)
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.attention import DECODE
 
 
+@distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile with pages, shares and all scoring; at one size every dtype without."""
-    yield from distinct(_cases(chip))
+    """Every tile with pages, shares and all scoring; at one size every dtype without them."""
 
-
-def _cases(chip: Chip) -> Iterator[CompileCase]:
     def case(
         kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None,
         far: bool = False,
     ) -> CompileCase:  # fmt: skip
-        tile = DECODE(chip, kind, width, rows)
-        given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
-        given |= {"table": None, "output": None, "lse": lse} if plain else {}
+        variant = Variant(dropout=False, scoring=not plain, shared=shared, far=far)
+        constants: dict[str, Any] = {"bounds": ("*i64", None), "D": width, "DV": width, "CAUSAL": True}
+        constants |= {"table": None, "output": None, "lse": lse} if plain else {}
         words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
-        given |= {"D": width, "DV": width, "CAUSAL": True}
         name = f"attention.decode/{words}{'+grouped' * shared}{'+far' * far}/D{width}"
-        return attention_case(_decode, name, kind, tile, dropout=False, mask="none", shared=shared, far=far, **given)
+        return attention_case(_decode, name, kind, DECODE(chip, kind, width, rows), variant, **constants)
 
     for shared in (False, True):
         for width, kind, rows in itertools.product(WIDTHS, product_kinds(chip), (16, 32)):
@@ -37,10 +42,10 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
     yield case("bf16", 64, 16, plain=True, lse="*fp32")
     if chip.name in FAR:
         yield case("bf16", 64, 16, far=True)
+    strides = ("i32:16",) * 3
     for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
         for lse in (None, "*fp32") if (width, dtype) == (64, "bf16") else (None,):
-            given = {"strides": ("i32:16",) * 3, "DV": width, "row_lse": lse}
             name = f"attention.decode.merge{'' if lse is None else '/lse'}/D{width}"
-            yield kernel_case(_merge, name, dtype, rows_tile(width), given=given)
-        given = {"strides": (("i32:16",) * 3,) * 2, "DV": width}
-        yield kernel_case(_append, f"attention.decode.append/D{width}", dtype, rows_tile(width), given=given)
+            yield kernel_case(_merge, name, dtype, rows_tile(width), strides=strides, DV=width, row_lse=lse)
+        name = f"attention.decode.append/D{width}"
+        yield kernel_case(_append, name, dtype, rows_tile(width), strides=(strides, strides), DV=width)

@@ -1,37 +1,36 @@
-"""Compile cases of attention/forward.py, and the list that kernels for long rows share."""
+"""Compile cases of attention/forward.py, and the list shared by the kernels for long rows."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from fasttfm.kernels.attention.forward import _forward
-from fasttfm.kernels.attention.launch import extras, takes_long
+from fasttfm.kernels.attention.launch import takes_long
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import FAR, MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
+from fasttfm.kernels.proof import attention_case as attention
+from fasttfm.kernels.proof.attention_case import MASKS, WIDTHS, Variant, every_kind, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 
+@attention.distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
     and with shared keys."""
-    yield from distinct(long_cases(chip, _forward, "attention.forward", FORWARD))
+    yield from long_cases(chip, _forward, "attention.forward", FORWARD)
 
 
 def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) -> Iterator[CompileCase]:
-    """The cases of a kernel for long rows whose tile choose() says, as FORWARD does."""
+    """The cases of a kernel for long rows; choose: its table of tiles."""
 
-    def case(
-        kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
-        scoring: bool = False, far: bool = False, D: int | None = None,
-    ) -> CompileCase:  # fmt: skip
-        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
-        variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
-        return head_case(kernel, name, kind, tile, D or width, {**variant, "far": far})
+    def case(kind: str, width: int, *, mask: str = "add", D: int | None = None, **options: Any) -> CompileCase:
+        variant = Variant(mask=mask, **options)
+        tile = choose(chip, kind, width, variant.extras(kind))
+        return attention.head_case(kernel, name, kind, tile, D or width, variant)
 
     for width in WIDTHS:
         for kind in product_kinds(chip):
             if not takes_long(chip, kind, width):
-                continue  # the route takes another way
+                continue  # the route is softmax
             yield case(kind, width)
             if choose(chip, kind, width, 1) != choose(chip, kind, width, 2):
                 yield case(kind, width, mask="none")
@@ -50,5 +49,5 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         yield case("bf16", 128, dropout=False, mask="none", shared=True)
         yield case("bf16", 128, dropout=False, mask="none", scoring=True)
     yield case("bf16", 64, D=32)
-    if chip.name in FAR:
+    if chip.name in attention.FAR:
         yield case("bf16", 64, far=True)
