@@ -1,8 +1,8 @@
-"""The recorded resources of every compiled case, and the rules that hold whatever is recorded.
+"""Recorded resources of every compile case, and the rules that hold independently of the record.
 
-budgets.csv is meant to be reviewed: a line that grows in a commit is a kernel that got heavier on that chip. It is
-written by `python -m fasttfm.kernels.proof.matrix --update-budgets` with the Triton version that is pinned. Its first
-line says which Triton and which assemblers its numbers are of: assembler.toolchain().
+Review budgets.csv: a number that grows in a commit is a kernel that got heavier on that chip. `python -m
+fasttfm.kernels.proof.matrix --update-budgets` writes it with the pinned Triton; its first line is
+assembler.toolchain().
 """
 
 import csv
@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("budgets.csv")
 _FIELDS = ("registers", "spill", "shared", "matrix", "bound", "outside")
 
 ALLOWED_GROWTH = 1.03
-"""A count may grow by so much unsaid: the compiler's order of instructions moves it by a percent or two."""
+"""Tolerated growth of a count: the compiler's instruction order moves it by a percent or two."""
 
 Key = tuple[str, str, str]
 """Chip, case, dtype."""
@@ -29,7 +29,7 @@ def key(chip: Chip, case: CompileCase) -> Key:
 
 
 def read(file: Path = FILE) -> tuple[str, dict[Key, Resources]]:
-    """The toolchain that recorded the budgets, and the budgets."""
+    """The recording toolchain and the budgets."""
     with file.open(newline="") as lines:
         toolchain = lines.readline().removeprefix("# ").strip()
         return toolchain, {(row["chip"], row["case"], row["dtype"]): _parsed(row) for row in csv.DictReader(lines)}
@@ -41,7 +41,7 @@ def _parsed(row: Mapping[str, str]) -> Resources:
 
 
 def write(toolchain: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> None:
-    """Sorted by case, then chip from the oldest on, so that a reviewer sees one tile on all chips together."""
+    """Writes the budgets sorted by case, then chip from the oldest on, so that a tile's chips are adjacent."""
 
     def order(key: Key) -> tuple:
         chip, case, dtype = key
@@ -58,45 +58,45 @@ def write(toolchain: str, budgets: Mapping[Key, Resources], file: Path = FILE) -
 
 
 _MOST_SPILLED = {
-    # On an H100 tiles that spill as much were faster than those without.
+    # On an H100 tiles with these spills were faster than those without.
     ("sm_90", "attention.short.backward"): 48,
     ("sm_90", "attention.backward.keys"): 8,
-    # Addresses of rows, kept from one work to the next: outside of the loops over tiles, see broken_rules().
+    # Row addresses kept between work items, spilled outside of the loops over tiles: see broken_rules().
     **{(chip, "attention.backward.heads"): 320 for chip in ("sm_80", "sm_89", "sm_90", "sm_120")},
     ("sm_90", "attention.hopper.forward"): 40,
     ("sm_90", "attention.hopper.backward.keys"): 72,
 }
-"""Chip and kernel -> bytes that it may spill."""
+"""(chip, kernel) -> allowed bytes of spills."""
 _OUTSIDE = ("attention.backward.heads", "attention.hopper")
-"""Kernels that may spill nothing in their loops over tiles."""
+"""Kernels that may spill only outside of their loops over tiles."""
 
 
 def broken_rules(chip: Chip, case: CompileCase, measured: Resources, loops: Sequence[Usage] = ()) -> list[str]:
-    """Name the rules that a case breaks, recorded or not: more shared memory than there is, spills from sm_80 on,
-    matrix units left idle in a half-precision or TF32 product, or a float32 product computed in TF32.
+    """The rules that a case breaks: too much shared memory, spills from sm_80 on, idle matrix units in a half-precision
+    or TF32 product, or a float32 product computed in TF32.
 
-    loops: those over tiles, as far as they have been counted.
+    loops: the counted loops over tiles, if any.
     """
     kernel = case.name.split("/")[0]
     broken = []
     if measured.shared > chip.shared_memory:
         broken.append(f"takes {measured.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
     if chip.capability >= 80 and measured.spill > _MOST_SPILLED.get((chip.name, kernel), 0):
-        broken.append(f"spills {measured.spill} bytes: take a smaller tile or more warps")
+        broken.append(f"spills {measured.spill} bytes: use a smaller tile or more warps")
     if kernel.startswith(_OUTSIDE) and any(loop.spilled for loop in loops):
-        broken.append("spills inside of a loop over tiles: take a smaller tile or more warps")
+        broken.append("spills inside of a loop over tiles: use a smaller tile or more warps")
     if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not measured.matrix:
         broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")
     if case.matrix_product and chip.capability and case.dtype == "fp32" and measured.matrix:
         # NVIDIA has none for float32: on sm_100 Triton 3.7.1 issues IEEE products of 64 rows or more as TF32.
-        broken.append("has a matrix instruction: its float32 product is computed in TF32; take less than 64 rows")
+        broken.append("has a matrix instruction: its float32 product is computed in TF32; use fewer than 64 rows")
     return broken
 
 
 def regressions(measured: Resources, budget: Resources | None) -> list[str]:
-    """Name the resources in which a case is heavier than what was recorded for it."""
+    """The resources in which a case exceeds its budget."""
     if budget is None:
-        return ["is not in budgets.csv: look at its numbers, then run with --update-budgets"]
+        return ["is not in budgets.csv: review its numbers, then run with --update-budgets"]
     grown = []
     for field in ("registers", "spill", "shared"):
         now, then = getattr(measured, field), getattr(budget, field)

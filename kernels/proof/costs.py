@@ -1,15 +1,15 @@
-"""Costs of each kernel, from shapes alone: floating-point operations, bytes, launches, Philox blocks.
+"""Cost model of each kernel as a function of shapes: FLOPs, bytes, launches, Philox blocks.
 
-Bytes are what has to move between the chip and its memory when every input is read once and every output written
-once; rereading what a cache holds is not counted. Together with a machine's peak rates they give the time that a kernel
-cannot beat, which is what benchmarks compare with. Letters: B batch, H heads, L/S target/source length, D head size, M
-rows, N columns, F hidden width, V vocabulary; size is bytes an element.
+Bytes count every input read once and every output written once; rereads from a cache are free. With the peak rates of a
+machine they give the lower bound on time that benchmarks compare with. Letters: B batch, H heads, L/S target/source
+length, D head size, M rows, N columns, F hidden width, V vocabulary; size: bytes per element.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 _SINGLE = 4  # bytes of a float32
 
@@ -19,70 +19,65 @@ class Cost:
     """The cost of one or more launches."""
 
     flops: int = 0
-    """Of matrix products, two a multiply-add; pointwise work is not counted."""
+    """Of matrix products, two per multiply-add; pointwise work is not counted."""
     bytes: int = 0
     launches: int = 0
     philox: int = 0
-    """Philox blocks drawn: four words, sixteen bytes each."""
+    """Philox blocks drawn, of 16 bytes each."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.flops + other.flops,
-            self.bytes + other.bytes,
-            self.launches + other.launches,
-            self.philox + other.philox,
-        )
+        return Cost(*map(operator.add, astuple(self), astuple(other)))
 
     def __mul__(self, times: int) -> Cost:
-        return Cost(self.flops * times, self.bytes * times, self.launches * times, self.philox * times)
+        return Cost(*(times * value for value in astuple(self)))
 
     def seconds(self, machine: Machine) -> float:
-        """The least time on a machine: that of the busier of its two resources."""
+        """Lower bound on the time on a machine: that of its busier resource."""
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
     def bound(self, machine: Machine) -> str:
-        """Return which of the two that is: memory or products."""
+        """The busier resource: memory or products."""
         return "memory" if self.bytes / machine.bandwidth >= self.flops / machine.flops else "products"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Rates that a device sustains, not those of its data sheet."""
+    """Sustained rates of a device, not those of its data sheet."""
 
     flops: float
-    """Of matrix products in a dtype, a second; half precision where no other is named."""
+    """FLOP/s of matrix products, by default in half precision."""
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
 
 
 H200 = Machine(flops=790e12, bandwidth=4.3e12)
-"""Rates published for large cuBLAS products and copies; the floors of the plan are computed from them."""
+"""Published rates of large cuBLAS products and copies."""
 
 
 def _blocks(rows: int, columns: int, held: int = 8) -> int:
-    """Philox blocks that are drawn where a thread holds that many neighbours: row-wise kernels load 16 bytes of half
-    precision, and two threads draw a block each to take half of it; 16 where they exchange halves."""
+    """Philox blocks drawn if a thread holds `held` consecutive columns of a block of 16: 8 in row-wise kernels, which
+    load 16 bytes of half precision; 16 where two threads exchange halves."""
     return rows * -(-columns // held)
 
 
 def _held(keys: int) -> int:
-    """Neighbouring keys of a thread in attention's scores (philox.spread)."""
+    """Consecutive keys per thread in attention scores (philox.spread)."""
     return 16 if keys > 32 else 8 if keys > 16 else 4
 
 
 def linear(M: int, N: int, F: int, size: int) -> Cost:
-    """x (M, N) times weight (F, N), bias in the product's epilogue."""
+    """x (M, N) times weight (F, N), with bias in the epilogue."""
     return Cost(2 * M * N * F, size * (M * N + N * F + M * F), 1)
 
 
 def linear_backward(M: int, N: int, F: int, size: int, *, bias: bool) -> Cost:
-    """Gradients of x and weight, and the bias gradient as a sum over dy."""
+    """Gradients of x and weight, and of the bias as a sum over dy."""
     products = Cost(4 * M * N * F, 2 * size * (M * N + N * F + M * F), 2)
     return products + Cost(0, size * M * F, 1) if bias else products
 
 
 def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
-    """softmax(Q K^T) V in one launch: reads q, k, v, writes the output and a float32 log-sum-exp a row."""
+    """softmax(Q K^T) V in one launch: reads q, k, v, writes the output and a float32 log-sum-exp per row."""
     scores = _scores(L, S, causal)
     return Cost(
         flops=4 * B * H * scores * D,
@@ -93,14 +88,14 @@ def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool
 
 
 def attention_over_ancestors(past: Sequence[int], H: int, D: int, size: int) -> Cost:
-    """A decoder step of as many rows as `past` has numbers of keys: reads their keys, values and places, the new
-    query, key and value, and stores output, key and value; positions are small beside."""
+    """A decoder step, past: number of keys of each row. Reads keys, values and places, the new query, key and value;
+    writes output, key and value. Positions are negligible."""
     rows, keys = len(past), sum(past)
     return Cost(4 * H * D * (keys + rows), size * H * D * (2 * keys + 6 * rows) + 8 * keys, 1)
 
 
 def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
-    """One launch: a program holds its whole row of keys, so the output is not needed (delta comes from P * dP)."""
+    """One launch: a program holds its whole row of keys and needs no output (delta comes from P * dP)."""
     return Cost(
         flops=10 * B * H * _scores(L, S, causal) * D,
         bytes=B * H * (size * D * (3 * L + 4 * S) + _SINGLE * L),
@@ -110,72 +105,72 @@ def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, 
 
 
 def _scores(L: int, S: int, causal: bool) -> int:
-    """Pairs of query and key that attend; causal: query i sees the keys up to i."""
+    """Number of visible pairs of query and key; causal: query i sees keys 0 to i."""
     return sum(min(i + 1, S) for i in range(L)) if causal else L * S
 
 
 def layer_norm(M: int, N: int, size: int) -> Cost:
-    """Reads x, writes y and two float32 statistics a row."""
+    """Reads x, writes y and two float32 statistics per row."""
     return Cost(0, 2 * size * M * N + 2 * _SINGLE * M, 1)
 
 
 def residual_layer_norm(M: int, N: int, size: int, *, dropout: bool) -> Cost:
-    """Reads x and residual, writes y and s and two float32 statistics a row."""
+    """Reads x and residual, writes y, s and two float32 statistics per row."""
     return Cost(0, 4 * size * M * N + 2 * _SINGLE * M, 1, _blocks(M, N) if dropout else 0)
 
 
 def residual_layer_norm_backward(M: int, N: int, size: int, *, stream: bool, dropout: bool) -> Cost:
-    """Reads dy, s and, where the stream goes on (pre-norm), ds; writes the residual's gradient and, under dropout, x's.
+    """Reads dy, s and, with a continuing stream (pre-norm), ds; writes dresidual and, with dropout, dx.
 
-    A second launch adds the programs' parts of the parameter gradients, which are small beside.
+    A second launch adds the partial sums of the parameter gradients, whose bytes are negligible.
     """
     tensors = 3 + stream + dropout
     return Cost(0, tensors * size * M * N + 2 * _SINGLE * M, 2, _blocks(M, N) if dropout else 0)
 
 
 def cross_entropy(M: int, V: int, size: int) -> Cost:
-    """Reads the logits (a row stays in cache between its two passes) and writes their gradient over them."""
+    """Reads the logits (a row stays in cache between its two passes) and overwrites them with their gradient."""
     return Cost(0, 2 * size * M * V + 2 * _SINGLE * M, 1)
 
 
 def embedding(M: int, N: int, size: int, *, dropout: bool) -> Cost:
-    """Gathers a row of the table for every token and writes it; positions stay in cache."""
+    """Copies a row of the table for every token; positions stay in cache."""
     return Cost(0, 2 * size * M * N + 8 * M, 1, _blocks(M, N, 16) if dropout else 0)
 
 
 def embedding_backward(M: int, N: int, V: int, size: int, *, dropout: bool) -> Cost:
-    """Reads dy and writes the whole table's gradient."""
+    """Reads dy and writes the gradient of the whole table."""
     return Cost(0, size * (M * N + V * N) + 8 * M, 1, _blocks(M, N, 16) if dropout else 0)
 
 
 def search_step(R: int, V: int, parts: int, width: int, size: int) -> Cost:
-    """The choice of a beam search's step: reads the logits of R rows, writes and reads again what each part of the
-    vocabulary leaves, the likeliest `width` tokens of each; what slots keep is small beside."""
+    """Selection in a beam search step: reads the logits of R rows, writes and rereads the `width` likeliest tokens of
+    each part of the vocabulary; the state of the slots is negligible."""
     return Cost(0, size * R * V + 2 * R * parts * (2 * _SINGLE + 2 * _SINGLE * width), 2)
 
 
 def adam(parameters: int) -> Cost:
-    """Reads weight, gradient and two moments, writes all but the gradient, in float32."""
+    """Reads weight, gradient and two moments, writes weight and moments, in float32."""
     return Cost(0, 7 * _SINGLE * parameters, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Transformer as far as its cost depends on it."""
+    """The sizes of a Transformer that its cost depends on."""
 
     d_model: int
     heads: int
     d_ff: int
     vocabulary: int
     layers: int = 6
-    """Of the encoder, and of the decoder."""
+    """Of the encoder and of the decoder, each."""
 
 
 def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[str, list[Cost]]:
-    """The pieces of one step of a post-norm model on as many source and target tokens, no padding, by part.
+    """Costs by part of one training step of a post-norm model, without padding.
 
-    length: of every sentence. Dropout as in the paper: on sub-layers and embeddings. size: bytes an element; Adam works
-    on float32.
+    tokens: of the source and of the target, each; length: of every sentence. Dropout as in the paper, on sub-layers and
+    embeddings. size: bytes per element; Adam works on float32.
     """
     d, layers = shape.d_model, shape.layers
     sentences = (tokens // length, shape.heads, length, length, d // shape.heads, size)
@@ -184,7 +179,7 @@ def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[
         return [linear(tokens, inputs, outputs, size), linear_backward(tokens, inputs, outputs, size, bias=bias)]
 
     attend = [
-        attention(*sentences, causal=False, dropout=False),  # a causal tile of such a length is computed whole
+        attention(*sentences, causal=False, dropout=False),  # a causal tile of this length is computed whole
         attention_backward_short(*sentences, causal=False, dropout=False),
     ]
     join = [
@@ -210,6 +205,6 @@ def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[
 
 
 def parameters(shape: Shape) -> int:
-    """Weights of a model with one shared embedding table; biases and norms are small beside them."""
+    """Weights of a model with one shared embedding table; biases and norms are negligible."""
     d = shape.d_model
     return shape.vocabulary * d + shape.layers * (12 * d * d + 4 * d * shape.d_ff)

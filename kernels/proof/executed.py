@@ -1,4 +1,4 @@
-"""fasttfm's operators with their kernels executed from PTX on a CPU, by ptx_check, a package of its own (ptx-check/).
+"""fasttfm's operators with the PTX of their kernels executed on a CPU, by the separate package ptx_check (ptx-check/).
 
 with executed("sm_90") as machine:
     F.attention(query, key, value)      # CPU tensors, the tiles of an H100
@@ -19,7 +19,7 @@ from fasttfm.kernels.proof.ledger import ptx_check
 
 @contextlib.contextmanager
 def executed(chip: str, **options: Any) -> Iterator[ptx_check.Machine]:
-    """ptx_check.executed, inside of which fasttfm takes Triton kernels for CPU tensors too, with the chip's tiles."""
+    """ptx_check.executed in which fasttfm also runs Triton kernels on CPU tensors, with the chip's tiles."""
     with contextlib.ExitStack() as stack:
         machine = stack.enter_context(ptx_check.executed(chip, cuda=False, **options))
         stack.callback(take_for_device(CHIPS[chip]))
@@ -28,7 +28,7 @@ def executed(chip: str, **options: Any) -> Iterator[ptx_check.Machine]:
 
 
 def _kernels_for_the_cpu() -> Callable[[], None]:
-    """Operators take their kernels for CPU tensors too, wherever they would on a device. Returns what undoes it."""
+    """Makes operators run their kernels on CPU tensors as on a device. Returns an undo function."""
     backends = sys.modules.get("fasttfm.functional.backends")
     if backends is None:
         return lambda: None
@@ -40,8 +40,7 @@ def _kernels_for_the_cpu() -> Callable[[], None]:
 
 
 def take_for_device(product: Chip) -> Callable[[], None]:
-    """Makes every kernel file that has been imported choose its tiles for a chip, and forget what it has launched.
-    Returns what undoes it."""
+    """Makes every imported kernel file choose tiles for a chip, with empty launch caches. Returns an undo function."""
     undo_chip = replace_everywhere("chip", launch.chip, lambda device: product)
     modules = [module for name, module in sys.modules.items() if name.startswith("fasttfm.")]
     launched = [(k, k._launched) for module in modules for k in vars(module).values() if isinstance(k, Kernel)]
@@ -50,20 +49,20 @@ def take_for_device(product: Chip) -> Callable[[], None]:
 
     def undo() -> None:
         undo_chip()
-        for kernel, known in launched:
-            kernel._launched = known
+        for kernel, cache in launched:
+            kernel._launched = cache
 
     return undo
 
 
 def replace_everywhere(name: str, old: Any, new: Any) -> Callable[[], None]:
-    """Gives every module of fasttfm that has `old` under this name the new value. Returns what undoes it."""
+    """Replaces `old` by `new` under this name in every module of fasttfm. Returns an undo function."""
     for path, module in list(sys.modules.items()):
         if path.startswith("fasttfm.") and getattr(module, name, None) is old:
             vars(module)[name] = new
 
     def undo() -> None:
-        for module in list(sys.modules.values()):  # those that were imported meanwhile too
+        for module in list(sys.modules.values()):  # including modules imported since
             if getattr(module, name, None) is new:
                 vars(module)[name] = old
 

@@ -1,14 +1,13 @@
-"""Counts what a piece of PyTorch code launches on a GPU: Triton kernels and the device work of ATen operators.
+"""Counts the GPU launches of PyTorch code: Triton kernels and ATen operators.
 
     with LaunchLog() as log:
         training_step()
     print(log.table())
 
-It works without a GPU: there the kernels run through Triton's interpreter, and an ATen operator counts as the launch
-that it would be. What such a count rests on: every ATen operator that computes or moves elements is one launch
-(cuBLAS may take a second one to add split sums, a reduction along a large axis likewise); a view or an allocation is
-none; an operator on lists of tensors, such as a fused optimizer, takes as many as its tensors fill; a sort takes the
-passes of its radix sort.
+Without a GPU, kernels run in Triton's interpreter and ATen operators count as the launches that they would make: one
+per operator that computes or moves elements (cuBLAS and reductions along a large axis may take a second one to add
+partial sums), none for views and allocations, as many as the tensors fill for operators on lists of tensors, such as a
+fused optimizer, and the passes of a radix sort for a sort.
 """
 
 from __future__ import annotations
@@ -34,29 +33,28 @@ _NO_LAUNCH = {
     "new_empty_strided",
     "resize_",
     "set_",
-    "_local_scalar_dense",  # .item(): waits and copies, without a kernel
+    "_local_scalar_dense",  # .item(): synchronizes and copies, without a kernel
 }
 _PRODUCTS = {"_addmm_activation", "addmm", "addmm_", "baddbmm", "bmm", "mm"}
 _TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
-"""Tensors that one launch takes when an operator walks through 1 to 5 lists (ATen/native/cuda/MultiTensorApply): the
-fewest, of devices and builds whose kernel arguments end at 4 KB; elsewhere it is seven times as many."""
-
+"""Tensors per launch of an operator on 1 to 5 lists (ATen/native/cuda/MultiTensorApply), for devices and builds with
+4 KB of kernel arguments; others take seven times as many."""
 
 _SMALL_SORT = 4096
 """Elements that one program sorts (ATen/native/cuda/Sort.cpp)."""
 
 
 class LaunchLog:
-    """Counts launches inside its block by name; long_sorts: every sort as one of a training batch's many tokens."""
+    """Context manager that counts launches by name; long_sorts: count every sort as one of many elements."""
 
     def __init__(self, *, long_sorts: bool = False) -> None:
         self.long_sorts = long_sorts
         self.triton: Counter[str] = Counter()
         """Triton kernels, as file.kernel."""
         self.products: Counter[str] = Counter()
-        """Matrix products of ATen."""
+        """Matrix products by ATen."""
         self.others: Counter[str] = Counter()
-        """Every other ATen operator that is a launch."""
+        """Other ATen operators that launch."""
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> LaunchLog:
@@ -72,7 +70,7 @@ class LaunchLog:
         return self.triton.total() + self.products.total() + self.others.total()
 
     def table(self) -> str:
-        """A line for every kind and name, with its count."""
+        """One line per kind and name, with its count."""
         lines = []
         for kind, counts in (("triton", self.triton), ("product", self.products), ("aten", self.others)):
             lines.append(f"{kind:8} {counts.total():5}")
@@ -82,7 +80,7 @@ class LaunchLog:
 
 class _Operators(TorchDispatchMode):
     sees_through_operators = True
-    """The log sees operators of ours without the dispatcher: calls need no detour through it."""
+    """This mode needs no dispatch of fasttfm's operators: it sees the launches inside of direct calls."""
 
     def __init__(self, log: LaunchLog) -> None:
         super().__init__()
@@ -91,11 +89,11 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "fasttfm":
-            # Not a launch itself: look at what it does, with this mode on again and past its own dispatch.
+            # Not a launch itself: run its kernel with this mode enabled again, to count what that launches.
             device = next(a.device.type for a in args if isinstance(a, torch.Tensor))
             with self:
                 return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.upper())), *args)
-        with self:  # operators that are written in others, such as linear
+        with self:  # composite operators, such as linear
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -106,14 +104,14 @@ class _Operators(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _sort_launches(self, x: torch.Tensor) -> int:
-        """Launches that sort one row: places, their copy and the values', and the sort; or places, histogram, prefix
-        sum and a pass a byte (cub::DeviceRadixSort), whose clearing of counters is left out."""
+        """Launches of a sort of one row: indices, two copies and the sort; or, if large, indices, histogram, prefix sum
+        and one pass per byte (cub::DeviceRadixSort, without the clearing of counters)."""
         return 3 + x.element_size() if self._log.long_sorts or x.numel() > _SMALL_SORT else 4
 
 
 def _launches(args: tuple) -> int:
     lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
-    if len(lists) == 5:  # a fused optimizer's step numbers come along without taking a tensor's place
+    if len(lists) == 5:  # the step numbers of a fused optimizer do not count as tensors
         lists = lists[:4]
     if len(lists) == 0 or len(lists) > len(_TENSORS_PER_LAUNCH):
         return 1
@@ -128,7 +126,7 @@ def _interpreted_launches(log: LaunchLog) -> Iterator[None]:
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         log.triton[_name(self.fn)] += 1
-        with _disable_current_modes():  # what the interpreter does with tensors is not a launch
+        with _disable_current_modes():  # the interpreter's own tensor operations are not launches
             return run(self, *args, **kwargs)
 
     with mock.patch.object(interpreter.GridExecutor, "__call__", counted):
@@ -139,7 +137,7 @@ def _interpreted_launches(log: LaunchLog) -> Iterator[None]:
 def _device_launches(log: LaunchLog) -> Iterator[None]:
     try:
         from triton import knobs
-    except ImportError:  # no Triton: nothing of it is launched
+    except ImportError:  # no Triton, no launches
         yield
         return
 

@@ -10,7 +10,7 @@ from fasttfm.kernels.proof.ledger import occupancy
 from ptx_check.ledger.text_table import aligned
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compile-matrix.md"
-"""The page of a checkout that shows the report of what is recorded, between these two lines."""
+"""The page of a checkout with the recorded report, between these two lines."""
 BEGIN = "<!-- the table: written by compile_matrix --update-budgets -->"
 END = "<!-- the end of the table -->"
 
@@ -19,10 +19,10 @@ Row = tuple[Chip, CompileCase, Any]
 
 
 def by_kernel(rows: Iterable[Row]) -> str:
-    """One line for every kernel and chip: the worst of its cases in each column.
+    """Table with one line per kernel and chip: the worst of its cases in each column.
 
-    Occupancy is estimated from registers, shared memory and warps, not measured. Matrix instructions are the fewest in
-    any case that must have them.
+    Occupancy is estimated from registers, shared memory and warps, not measured. Matrix instructions: the fewest of the
+    cases that must have them.
     """
     groups: dict[tuple[str, Chip], list[Row]] = {}
     for row in rows:
@@ -32,30 +32,19 @@ def by_kernel(rows: Iterable[Row]) -> str:
         ("kernel", "chip", "cases", "registers", "spill B", "shared B", "occupancy", "matrix instr.", "errors")
     ]
     for (kernel, chip), members in sorted(groups.items(), key=lambda item: item[0][0]):
-        known = [(case, outcome.resources) for _, case, outcome in members if outcome.resources is not None]
-        errors = str(len(members) - len(known))
-        if not known:
-            lines.append((kernel, chip.name, str(len(members)), *[""] * 5, errors))
-            continue
-        must_match = [r.matrix for case, r in known if case.matrix_product and case.dtype != "fp32"]
-        lines.append(
-            (
-                kernel,
-                chip.name,
-                str(len(members)),
-                str(max(r.registers for _, r in known)),
-                str(max(r.spill for _, r in known)),
-                str(max(r.shared for _, r in known)),
-                f"{min(occupancy(chip.name, r, case.num_warps) for case, r in known):.0%}",
-                str(min(must_match)) if must_match else "-",
-                errors,
-            )
-        )
+        compiled = [(case, outcome.resources) for _, case, outcome in members if outcome.resources is not None]
+        cells = [""] * 5
+        if compiled:
+            worst = [max(getattr(r, field) for _, r in compiled) for field in ("registers", "spill", "shared")]
+            share = min(occupancy(chip.name, r, case.num_warps) for case, r in compiled)
+            matrix = [r.matrix for case, r in compiled if case.matrix_product and case.dtype != "fp32"]
+            cells = [*map(str, worst), f"{share:.0%}", str(min(matrix, default="-"))]
+        lines.append((kernel, chip.name, str(len(members)), *cells, str(len(members) - len(compiled))))
     return aligned(lines, names=2)
 
 
 def by_case(rows: Iterable[Row]) -> str:
-    """One line for every case and chip."""
+    """Table with one line per case and chip."""
     lines: list[Sequence[str]] = [
         ("case", "dtype", "chip", "registers", "spill B", "shared B", "warps", "occupancy", "matrix instr.")
     ]
@@ -71,14 +60,14 @@ def by_case(rows: Iterable[Row]) -> str:
 
 
 def _family(case: CompileCase) -> str:
-    function = getattr(case.kernel, "fn", case.kernel)  # an interpreted kernel's own module is the interpreter
+    function = getattr(case.kernel, "fn", case.kernel)  # the module of an interpreted kernel is the interpreter
     return function.__module__.removeprefix("fasttfm.kernels.")
 
 
 def write_page(table: str, page: Path = PAGE) -> None:
-    """Puts the table where the page has its own. Raises ValueError when the page has no place for it."""
+    """Replaces the table of the page. Raises ValueError if BEGIN or END is missing."""
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"{page} must have the lines {BEGIN} and {END}, between which the table goes")
+        raise ValueError(f"{page} must have the lines {BEGIN} and {END} around the table")
     page.write_text(f"{before}{begin}\n```text\n{table}\n```\n{end}{after}")

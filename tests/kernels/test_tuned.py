@@ -58,16 +58,16 @@ def test_what_the_user_measured_goes_before_it(sent_in):
 
 def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
     assert tuned.main([str(sent_in(SYSTEM, ANSWER))]) == 0
-    assert "1 files fit to ship" in capsys.readouterr().out
+    assert "1 valid files" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"chip": "sm_999"}, "measured on sm_999, which is none of"),
+        ({"chip": "sm_999"}, "measured on sm_999, which is not one of"),
         ({"format": 99}, "damaged: format 99 is not 2"),
         ({"choice": "nobody"}, "there is no choice nobody"),
-        ({"answer": "3x3w3s3"}, "is no answer that feed_forward.tile can give"),
+        ({"answer": "3x3w3s3"}, "is not an answer of feed_forward.tile"),
         ({"size_class": ["bf16"]}, "feed_forward.tile ('bf16',)"),
     ],
 )
