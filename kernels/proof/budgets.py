@@ -105,7 +105,7 @@ def regressions(measured: Resources, budget: Resources | None) -> list[str]:
     if measured.matrix < budget.matrix:
         grown.append(f"matrix instructions {budget.matrix} -> {measured.matrix}")
     if budget.bound and measured.bound > budget.bound * ALLOWED_GROWTH:
-        grown.append(f"bound {budget.bound:.1f} -> {measured.bound:.1f} cycles an element")
+        grown.append(f"bound {budget.bound:.1f} -> {measured.bound:.1f} cycles per element")
     if budget.bound and measured.outside > budget.outside * ALLOWED_GROWTH + 4:
         grown.append(f"instructions outside of loops {budget.outside} -> {measured.outside}")
     return grown

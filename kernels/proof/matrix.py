@@ -1,12 +1,12 @@
-"""Compiles every kernel and tile for every chip, without a device, and holds the outcome against recorded budgets.
+"""Compiles every kernel and tile for every chip, without a device, and compares the results with recorded budgets.
 
     python -m fasttfm.kernels.proof.matrix --report                            every kernel on every chip
     python -m fasttfm.kernels.proof.matrix --cases --chips sm_60,sm_80 --kernels attention
-    python -m fasttfm.kernels.proof.matrix --heaviest                          two cases a kernel and chip
-    python -m fasttfm.kernels.proof.matrix --update-budgets                    record what came out
+    python -m fasttfm.kernels.proof.matrix --heaviest                          two cases per kernel and chip
+    python -m fasttfm.kernels.proof.matrix --update-budgets                    record the results
 
-What is compiled is what cases/ lists: compile_case.py says how, residual_add.py shows it. The first run takes a
-second a case or so; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
+cases/ lists the cases, as compile_case.py describes. The first run takes about a second per case; later runs use
+Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton).
 """
 
 import argparse
@@ -50,15 +50,15 @@ SAMPLED: dict[str, Chip] = {
         named("gfx1201", 64 << 10, 64),  # RX 9070 XT
     )
 }
-"""Chips of which a sample is compiled, one case of every kernel file: they take the tiles of their relatives
-(tiles/table.py), so that all cases would say little more."""
+"""Chips with only one case per kernel file: they take the tiles of their relatives (tiles/table.py), so that more
+cases would show little."""
 
 KNOWN = CHIPS | SAMPLED
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A case by its place, because kernels do not travel between processes."""
+    """A case by its index, because kernels cannot be pickled."""
 
     family: str
     chip: str
@@ -69,36 +69,35 @@ class Task:
 class Outcome:
     resources: Resources | None
     error: str = ""
-    """Why it did not compile, when resources is None."""
+    """The compiler's error, if resources is None."""
     counted: Counted | None = None
-    """The ledger's counts of the machine code."""
+    """The counts of the machine code, by the ledger."""
 
 
 @functools.cache
 def families() -> dict[str, Callable[[Chip], Iterable[CompileCase]]]:
-    """Kernel file, as attention.forward, -> the compile_cases of the file of its name in cases/."""
+    """Kernel file, such as attention.forward -> compile_cases() of the file of the same name in cases/."""
     root = f"{listed.__name__}."
     names = [module.name for module in pkgutil.walk_packages(listed.__path__, root) if not module.ispkg]
     return {name.removeprefix(root): importlib.import_module(name).compile_cases for name in names}
 
 
 def _listed(cases: Callable[[Chip], Iterable[CompileCase]], chip: Chip) -> Iterable[CompileCase]:
-    """All cases of a kernel file; for a sampled chip the first in bfloat16, if there is one: some files are for one
-    chip alone."""
+    """All cases of a kernel file; for a sampled chip the first one in bfloat16, if any."""
     if chip.name not in SAMPLED:
         return cases(chip)
     return [case for case in cases(chip) if case.dtype == "bf16"][:1]
 
 
-def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterator[tuple[Task, CompileCase]]:
-    """All cases of the kernel files whose name starts with one of `wanted` (all files without it).
+def enumerate_cases(chips: Iterable[Chip], prefixes: Sequence[str] = ()) -> Iterator[tuple[Task, CompileCase]]:
+    """Yields all cases of the kernel files whose name starts with one of the prefixes, by default of all files.
 
-    Raises ValueError when two cases of a chip have one name.
+    Raises ValueError if two cases of a chip have the same name.
     """
     for chip in chips:
         seen = set()
         for family, cases in families().items():
-            if wanted and not family.startswith(tuple(wanted)):
+            if prefixes and not family.startswith(tuple(prefixes)):
                 continue
             for index, case in enumerate(_listed(cases, chip)):
                 key = budgets.key(chip, case)
@@ -110,28 +109,27 @@ def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterat
 
 
 def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """The first case of every kernel on every chip, the recorded one with the most spills, then registers, and each
-    that has no budget: tiles that another Triton alone takes."""
+    """Per kernel and chip, the first case and the one with the most recorded spills, then registers; also cases without
+    a budget, whose tiles only another Triton takes."""
     _, recorded = budgets.read()
-    unknown = Resources(0, 0, 0, 0)
-    chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
+    by_kernel: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
     for task, case in cases.items():
-        measured = recorded.get(budgets.key(KNOWN[task.chip], case), unknown)
-        kernel_key = (task.family, task.chip, case.kernel.__name__)
-        chosen.setdefault(kernel_key, []).append((measured.spill, measured.registers, -task.index, task))
-    heavy = [task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))]
+        measured = recorded.get(budgets.key(KNOWN[task.chip], case), Resources(0, 0, 0, 0))
+        kernel = (task.family, task.chip, case.kernel.__name__)
+        by_kernel.setdefault(kernel, []).append((measured.spill, measured.registers, -task.index, task))
+    heavy = [task for weighed in by_kernel.values() for *_, task in (weighed[0], max(weighed))]
     return list(dict.fromkeys([*heavy, *unrecorded(cases)]))
 
 
 def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """The cases that budgets.csv does not have, or has without a bound."""
+    """The cases without a budget or without a bound in it."""
     _, recorded = budgets.read()
-    known = {key for key, needs in recorded.items() if needs.bound}
-    return [task for task, case in cases.items() if budgets.key(KNOWN[task.chip], case) not in known]
+    bounded = {key for key, resources in recorded.items() if resources.bound}
+    return [task for task, case in cases.items() if budgets.key(KNOWN[task.chip], case) not in bounded]
 
 
 def _start_worker() -> None:
-    """Has a worker end when the process that started it has, however that ended: nobody waits for the outcome then."""
+    """Makes a worker exit when its parent process ends in any way."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     threading.Thread(target=lambda: (wait([starter.sentinel]), os._exit(1)), daemon=True).start()
@@ -144,16 +142,16 @@ def _cases(family: str, chip: str) -> list[CompileCase]:
 
 def _run(task: Task) -> Outcome:
     try:
-        found = counted.of_case(KNOWN[task.chip], _cases(task.family, task.chip)[task.index])
-        return Outcome(found.resources, counted=found)
-    except Exception as error:  # whatever the compiler raises is the outcome
+        result = counted.of_case(KNOWN[task.chip], _cases(task.family, task.chip)[task.index])
+        return Outcome(result.resources, counted=result)
+    except Exception as error:  # any exception of the compiler is an outcome
         reason = "; ".join(line for line in str(error).splitlines() if line.strip())
         return Outcome(None, f"{type(error).__name__}: {reason[:400]}")
 
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """Processes in which Triton compiles: whoever imports it for its interpreter cannot compile with it any more."""
+    """Worker processes that compile with Triton, which a process in interpreter mode cannot."""
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:
         with concurrent.futures.ProcessPoolExecutor(
@@ -168,7 +166,7 @@ def _pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
 def compile_tasks(
     tasks: Sequence[Task], workers: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> dict[Task, Outcome]:
-    """Compiles in parallel processes; a case that crashes the compiler is an error like another."""
+    """Compiles in parallel processes; a crash of the compiler becomes an error of its case."""
     outcomes: dict[Task, Outcome] = {}
     workers = max(1, min(workers or os.cpu_count() or 1, len(tasks)))
     remaining = list(tasks)
@@ -182,12 +180,12 @@ def compile_tasks(
                         progress(len(outcomes), len(tasks))
             except BrokenProcessPool:
                 pass
-            except BaseException:  # Ctrl-C: what waits need not be compiled first
+            except BaseException:  # Ctrl-C: cancel the queue
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         remaining = [task for task in tasks if task not in outcomes]
         if remaining:
-            # One of the first few killed its process and took the pool along: find out which, one process each.
+            # One of the first few crashed its process and broke the pool: rerun each in a process of its own.
             for task in remaining[: workers + 1]:
                 with _pool(1) as alone:
                     try:
@@ -199,8 +197,8 @@ def compile_tasks(
 
 
 def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resources | None, *, exact: bool) -> list[str]:
-    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton and
-    assemblers may."""
+    """Errors, broken rules and regressions of an outcome. exact: compare with the budget, which is valid only for the
+    recording Triton and assemblers."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
     loops = outcome.counted.count.loops if outcome.counted is not None else ()
@@ -211,16 +209,16 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
 
 
 def recorded_table() -> str:
-    """The report of what budgets.csv records of the cases that the kernel files list."""
+    """The report of the recorded budgets of all listed cases."""
     made_by, recorded = budgets.read()
-    keyed = [(KNOWN[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
-    budgeted = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
-    rows = [(chip, case, Outcome(known)) for chip, case, known in budgeted if known is not None]
-    return f"{len(rows):,} of {len(keyed):,} cases, {made_by}\n\n{compile_report.by_kernel(rows)}"
+    listed_cases = [(KNOWN[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
+    budgeted = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in listed_cases]
+    rows = [(chip, case, Outcome(budget)) for chip, case, budget in budgeted if budget is not None]
+    return f"{len(rows):,} of {len(listed_cases):,} cases, {made_by}\n\n{compile_report.by_kernel(rows)}"
 
 
 def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
-    """Records what compiled, drops what no kernel file lists any more and keeps the rest."""
+    """Records the compiled cases, drops cases that are no longer listed and keeps the rest."""
     _, recorded = budgets.read()
     current = {budgets.key(KNOWN[task.chip], case) for task, case in enumerate_cases(KNOWN.values())}
     recorded = {key: value for key, value in recorded.items() if key in current}
@@ -232,21 +230,17 @@ def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome])
 
 
 def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
-    """Appends a line of JSON: what compiled how many cases on which chips, each that broke a rule, and the bound that
-    the ledger counts of each beside that of its budget, None for a tile that the budgets do not have."""
+    """Appends a JSON line: toolchain, chips, number of cases, broken rules, and the counted bound of each case beside
+    that of its budget, None without one."""
     _, recorded = budgets.read()
-    named = {task: {"chip": task.chip, "case": case.name, "dtype": case.dtype} for task, case in cases.items()}
-    broken = [
-        {**named[task], "complaint": complaint}
-        for task, case in cases.items()
-        for complaint in complaints(KNOWN[task.chip], case, outcomes[task], None, exact=False)
-    ]
-    bounds = [
-        {**named[task], "bound": known.bound, "budget": budget and budget.bound}
-        for task, case in cases.items()
-        if (known := outcomes[task].resources) is not None
-        for budget in [recorded.get(budgets.key(KNOWN[task.chip], case))]
-    ]
+    broken, bounds = [], []
+    for task, case in cases.items():
+        names = {"chip": task.chip, "case": case.name, "dtype": case.dtype}
+        for complaint in complaints(KNOWN[task.chip], case, outcomes[task], None, exact=False):
+            broken.append({**names, "complaint": complaint})
+        if (resources := outcomes[task].resources) is not None:
+            budget = recorded.get(budgets.key(KNOWN[task.chip], case))
+            bounds.append({**names, "bound": resources.bound, "budget": budget and budget.bound})
     record = {
         "benchmark": "compile_matrix",
         **origin("fasttfm.kernels.proof.matrix"),
@@ -263,7 +257,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
 
 
 def origin(module: str) -> dict[str, str | None]:
-    """Return what a record says of where it is from: the command of this module, the date, the commit, the Triton."""
+    """The provenance of a record: command of this module, date, commit and version of Triton."""
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -273,22 +267,19 @@ def origin(module: str) -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout; None where this is installed without one."""
-    folder = Path(__file__).resolve().parent
+    """The commit of the checkout; None outside of one."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
 
 
 def progress_line() -> Callable[[int, int], None]:
-    """Cases done and the time left: one line that is written over on a terminal, elsewhere a line a hundred."""
+    """Progress callback: finished cases and time left, one updated line on a terminal, else every hundred cases."""
     began = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         left = (time.monotonic() - began) * (total - done) / done
         line = f"{done}/{total} compiled, about {left / 60:.0f} min left"
         if sys.stderr.isatty():
@@ -296,34 +287,34 @@ def progress_line() -> Callable[[int, int], None]:
         elif done % 100 == 0 or done == total:
             print(line, file=sys.stderr, flush=True)
 
-    return tell
+    return show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fasttfm.kernels.proof.matrix", description=__doc__.split("\n")[0])
-    parser.add_argument("--report", action="store_true", help="print the worst of every kernel on every chip")
+    parser.add_argument("--report", action="store_true", help="print the worst case of every kernel on every chip")
     parser.add_argument("--cases", action="store_true", help="print every case")
     parser.add_argument("--chips", default=",".join(KNOWN), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names (default: all)")
+    parser.add_argument("--kernels", default="", help="comma-separated prefixes of kernel files (default: all)")
     parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
-    parser.add_argument("--unrecorded", action="store_true", help="only cases that have no budget yet")
+    parser.add_argument("--unrecorded", action="store_true", help="only cases without a budget")
     parser.add_argument(
         "--update-budgets",
         action="store_true",
-        help=f"record the outcome in {budgets.FILE.name} and in the table of {compile_report.PAGE.name}",
+        help=f"record the results in {budgets.FILE.name} and in the table of {compile_report.PAGE.name}",
     )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="append what broke a rule as a line of JSON")
-    parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
-    parser.add_argument("--quiet", action="store_true", help="no progress; the outcome and errors stay")
-    parser.add_argument("--json", action="store_true", help="print the outcome as one JSON document on standard output")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append broken rules and bounds as a JSON line")
+    parser.add_argument("--workers", type=int, help="parallel processes (default: one per core)")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only results and errors")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON document on standard output")
     args = parser.parse_args(argv)
     unknown = [name for name in args.chips.split(",") if name not in KNOWN]
     if unknown:
         parser.error(f"unknown chip {', '.join(unknown)}: choose from {', '.join(KNOWN)}")
-    wanted = [name for name in args.kernels.split(",") if name]
-    cases = dict(enumerate_cases([KNOWN[name] for name in args.chips.split(",")], wanted))
+    prefixes = [name for name in args.kernels.split(",") if name]
+    cases = dict(enumerate_cases([KNOWN[name] for name in args.chips.split(",")], prefixes))
     if not cases:
-        parser.error(f"no kernel file begins with {args.kernels}: there are {', '.join(families())}")
+        parser.error(f"no kernel file starts with {args.kernels}: choose from {', '.join(families())}")
     if args.heaviest:
         cases = {task: cases[task] for task in heaviest(cases)}
     if args.unrecorded:
@@ -335,21 +326,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.record:
         write_record(args.record, cases, outcomes)
     made_by, recorded = budgets.read()
+    exact = made_by == toolchain()
     rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report and not args.json:
         print(compile_report.by_kernel(row for row in rows if row[0].name in CHIPS))
     if args.cases and not args.json:
         print(compile_report.by_case(rows))
     failures = [
-        f"{task.chip} {case.name} {case.dtype}: {complaint}"
-        for task, case in cases.items()
-        for complaint in complaints(
-            KNOWN[task.chip],
-            case,
-            outcomes[task],
-            recorded.get(budgets.key(KNOWN[task.chip], case)),
-            exact=made_by == toolchain(),
-        )
+        f"{chip.name} {case.name} {case.dtype}: {complaint}"
+        for chip, case, outcome in rows
+        for complaint in complaints(chip, case, outcome, recorded.get(budgets.key(chip, case)), exact=exact)
     ]
     for failure in failures:
         print(failure, file=sys.stderr)
@@ -364,4 +350,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("interrupted; what was compiled stays in Triton's cache")
+        sys.exit("interrupted; Triton's cache keeps the compiled kernels")

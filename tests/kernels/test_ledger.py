@@ -225,14 +225,14 @@ def test_row_kernels_stand_beside_the_bandwidth():
     [
         (["--chips", "sm_1"], "unknown chip sm_1: choose from sm_60"),
         (["--dtypes", "bf17"], "unknown dtype bf17: choose from fp32"),
-        (["--kernels", "nothing"], "no kernel file begins with nothing"),
-        (["--search", "nothing"], "no kernel file begins with nothing"),
+        (["--kernels", "nothing"], "no kernel file starts with nothing"),
+        (["--search", "nothing"], "no kernel file starts with nothing"),
         (["--match", "("], "is not a regular expression"),
         (["--against", "/no/such"], "there is no file /no/such"),
         (["--workers", "0"], "--workers 0: at least 1"),
         (["--bytes", "--search", "attention.forward"], "exclude each other"),
-        (["--record", "/no/such/folder/file"], "a file in a folder that is there"),
-        (["--kernels", "rotary", "--match", "nothing", "--chips", "sm_80"], "has a match of 'nothing'"),
+        (["--record", "/no/such/folder/file"], "a file in an existing folder"),
+        (["--kernels", "rotary", "--match", "nothing", "--chips", "sm_80"], "matches 'nothing'"),
     ],
 )
 def test_wrong_arguments_end_in_a_line(words, told, capsys):

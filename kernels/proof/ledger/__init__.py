@@ -1,4 +1,4 @@
-"""The ledger of machine code for the compile matrix: ptx_check counts (ptx-check/), this keeps and compares."""
+"""The ledger of the compile matrix: machine code counted by ptx_check (ptx-check/), recorded and compared here."""
 
 try:
     import ptx_check

@@ -1,13 +1,13 @@
-"""Demands of the kernels' machine code on each chip's units, counted without a GPU: a lower bound, and no time.
+"""Cycles that the kernels' machine code takes on each unit of a chip, counted without a GPU: lower bounds, not times.
 
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
-    ledger --record benchmarks/results/ledger.jsonl  these cases for the record: those that have changed
+    ledger --record benchmarks/results/ledger.jsonl  count and record the cases that have changed
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
-    ledger --search attention.forward --chips sm_80  tiles of a case, the best first
-    ledger --bytes                                   row kernels beside the bandwidth, of what is recorded
+    ledger --search attention.forward --chips sm_80  tiles of a case, best first
+    ledger --bytes                                   row kernels compared with the bandwidth, from the budgets
 
-ledger stands for python -m fasttfm.kernels.proof.ledger; `ptx-check ledger` counts other people's kernels. What such a
-count can tell: docs/ledger.md.
+ledger stands for python -m fasttfm.kernels.proof.ledger; `ptx-check ledger` counts other people's kernels.
+docs/ledger.md explains the counts.
 """
 
 import argparse
@@ -32,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _among(parser, "dtype", args.dtypes, DTYPES)
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
-            parser.error(f"no kernel file begins with {begin}: there are {', '.join(matrix.families())}")
+            parser.error(f"no kernel file starts with {begin}: choose from {', '.join(matrix.families())}")
     if sum(map(bool, (args.search, args.bytes, args.record, args.against))) > 1:
-        parser.error("--search, --bytes, --record and --against exclude each other: give one")
+        parser.error("--search, --bytes, --record and --against exclude each other")
     if args.workers is not None and args.workers < 1:
-        parser.error(f"--workers {args.workers}: at least 1")
+        parser.error(f"--workers {args.workers}: must be at least 1")
     try:
         args.match = re.compile(args.match)
     except re.error as error:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.against and not args.against.is_file():
         parser.error(f"there is no file {args.against}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
-        parser.error(f"--record {args.record}: a file in a folder that is there")
+        parser.error(f"--record {args.record}: must be a file in an existing folder")
     if args.bytes:
         print(bandwidth.table())
         return 0
@@ -55,10 +55,10 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _among(parser: argparse.ArgumentParser, what: str, text: str, known: Collection[str]) -> list[str]:
-    """The names between commas; ends the program where one is not known."""
-    if unknown := [name for name in _names(text) if name not in known]:
-        parser.error(f"unknown {what} {', '.join(unknown)}: choose from {', '.join(known)}")
+def _among(parser: argparse.ArgumentParser, what: str, text: str, allowed: Collection[str]) -> list[str]:
+    """Splits comma-separated names; exits if one is not allowed."""
+    if unknown := [name for name in _names(text) if name not in allowed]:
+        parser.error(f"unknown {what} {', '.join(unknown)}: choose from {', '.join(allowed)}")
     return _names(text)
 
 
@@ -68,24 +68,24 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--kernels", default="", help="beginnings of kernel files' names, with commas (default: all)")
-    parser.add_argument("--chips", default="", help="with commas (default: all)")
-    parser.add_argument("--dtypes", default="", help=f"of {', '.join(DTYPES)}, with commas (default: all)")
-    parser.add_argument("--match", default="", help="regular expression that a kernel's name must have a match of")
+    parser.add_argument("--kernels", default="", help="comma-separated prefixes of kernel files (default: all)")
+    parser.add_argument("--chips", default="", help="comma-separated (default: all)")
+    parser.add_argument("--dtypes", default="", help=f"comma-separated, of {', '.join(DTYPES)} (default: all)")
+    parser.add_argument("--match", default="", help="only cases whose name matches this regular expression")
     parser.add_argument(
         "--search",
         metavar="FAMILY",
-        help="as attention.forward: every tile of its first case, or of each that --match has",
+        help="such as attention.forward: every tile of its first case, or of each case of --match",
     )
-    parser.add_argument("--bytes", action="store_true", help="row kernels: instructions beside what bandwidth leaves")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keep the outcome as JSON, a line a chip")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="name the cases that have grown since this record")
-    parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
+    parser.add_argument("--bytes", action="store_true", help="row kernels: cycles compared with the bandwidth's")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="record the counts as JSON, one line per chip")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="list the cases that have grown since this record")
+    parser.add_argument("--workers", type=int, help="parallel processes (default: one per core)")
     return parser
 
 
-def _nothing(why: str) -> int:
-    print(why, file=sys.stderr)
+def _failed(message: str) -> int:
+    print(message, file=sys.stderr)
     return 1
 
 
@@ -102,45 +102,45 @@ def _listed(args: argparse.Namespace, named: Sequence[str], kernels: str) -> dic
 def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Sequence[str]) -> int:
     cases = _listed(args, named, args.kernels)
     if not cases:
-        parser.error(f"no case of these kernels, chips and dtypes has a match of {args.match.pattern!r}")
+        parser.error(f"no case of these kernels, chips and dtypes matches {args.match.pattern!r}")
     if args.record:
         return _record(args.record, cases, args.workers, some=bool(args.kernels or args.dtypes or args.match.pattern))
     rows = _rows(cases, args.workers)
     if args.against:
         try:
-            grown, shrunk, known = record.against(args.against, list(rows.values()))
+            grown, shrunk, compared = record.against(args.against, list(rows.values()))
         except (ValueError, LookupError, TypeError):
-            return _nothing(f"{args.against} is no record of the ledger")
-        told = f"{len(grown)} grew by more than 3%, {shrunk} shrank by as much"
-        print(*grown, f"{known} of {len(rows)} cases are in the record: {told}", sep="\n")
+            return _failed(f"{args.against} is not a record of the ledger")
+        summary = f"{len(grown)} grew by more than 3%, {shrunk} shrank by as much"
+        print(*grown, f"{compared} of {len(rows)} cases are in the record: {summary}", sep="\n")
         return 1 if grown or len(rows) < len(cases) else 0
     print(report.table(list(rows.values())))
     return 0 if len(rows) == len(cases) else 1
 
 
 def _rows(cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> dict[matrix.Task, Row]:
-    """Counts the cases that compile; says which do not."""
+    """Counts the cases; prints the errors of those that do not compile."""
     outcomes = matrix.compile_tasks(list(cases), workers, matrix.progress_line())
     rows: dict[matrix.Task, Row] = {}
     for task, case in cases.items():
-        if (found := outcomes[task].counted) is not None:
-            rows[task] = CHIPS[task.chip], case, found
+        if (result := outcomes[task].counted) is not None:
+            rows[task] = CHIPS[task.chip], case, result
         else:
             print(f"{task.chip} {case.name} {case.dtype}: {outcomes[task].error}", file=sys.stderr)
     return rows
 
 
 def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int | None, *, some: bool) -> int:
-    """Counts, chip after chip, what compiles otherwise than when it was recorded; the rest stays as it is. some: a
-    chip has other cases than these, which stay too."""
+    """Counts, chip by chip, the cases whose digest differs from the recorded one, and keeps the other entries.
+
+    some: the cases are not all cases of the chips; the others stay recorded.
+    """
     before, missing = record.counted_before(file), 0
     for chip in dict.fromkeys(task.chip for task in cases):
         keys = {task: (chip, counted.digest(CHIPS[chip], case)) for task, case in cases.items() if task.chip == chip}
         rows = _rows({task: cases[task] for task, key in keys.items() if key not in before}, workers)
-        made = {task: record.entry_of(*row) | {"key": keys[task][1]} for task, row in rows.items()}
-        entries = [
-            made[task] if task in made else before[key] for task, key in keys.items() if task in made or key in before
-        ]
+        fresh = {task: record.entry_of(*row) | {"key": keys[task][1]} for task, row in rows.items()}
+        entries = [entry for task, key in keys.items() if (entry := fresh.get(task) or before.get(key))]
         chosen = {(cases[task].name, cases[task].dtype) for task in keys}
         others = [entry for (of, _), entry in before.items() if some and of == chip]
         others = [entry for entry in others if (entry["case"], entry["dtype"]) not in chosen]
@@ -153,10 +153,10 @@ def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int |
 def _search(args: argparse.Namespace, named: Sequence[str]) -> int:
     cases = _listed(args, named, args.search)
     if not cases:
-        return _nothing(f"no case of {args.search} and these chips and dtypes has a match of {args.match.pattern!r}")
+        return _failed(f"no case of {args.search}, these chips and dtypes matches {args.match.pattern!r}")
     chosen: dict[tuple[str, str], tuple[matrix.Task, CompileCase]] = {}
     for task, case in cases.items():
-        chosen.setdefault((task.chip, "" if not args.match.pattern else case.name + case.dtype), (task, case))
+        chosen.setdefault((task.chip, case.name + case.dtype if args.match.pattern else ""), (task, case))
     for task, case in chosen.values():
         tried = search.search(CHIPS[task.chip], case)
         print(report.tried(CHIPS[task.chip], tried))
@@ -168,4 +168,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("interrupted; what was counted is kept")
+        sys.exit("interrupted; finished counts are cached")

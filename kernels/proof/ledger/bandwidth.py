@@ -1,10 +1,10 @@
-"""Kernels that move bytes: their instructions for an element beside the time that its bytes take.
+"""Memory-bound kernels: their cycles per element compared with the time that the bytes of an element take.
 
-    share = cycles an element of the busiest unit / cycles in which the memory brings and takes the element's bytes
+    share = cycles per element of the busiest unit / cycles in which the memory moves the bytes of an element
 
-Below 1 the memory is what such a kernel waits for, if enough warps are resident. Bytes are those that must move:
-each operand once. Cycles are those of the loop that walks over a row, or of the whole program where it has none.
-Attention of short rows is among them, of as many queries as a tile has keys: an element is a score there.
+Below 1 a kernel is bound by memory, if enough warps are resident. Bytes count every operand once. Cycles are of the
+loop over a row, or of the whole program if it has none. Attention of short rows is included, with as many queries as a
+tile has keys; its elements are scores.
 """
 
 import re
@@ -40,9 +40,7 @@ _MOVED = (
     (r"rotary", 4),
     (r"search\.embed", 2),
 )
-"""Beginning of a case's name -> tensors of its dtype of which an element of the tile is read or written; of rotary's
-pairs both halves."""
-
+"""Pattern of a case's name -> tensors of its dtype that are read or written per element of the tile; rotary: per pair."""
 
 _SHORT = re.compile(r"attention\.short\.(forward|backward)/.*/D(\d+)/(\d+)x(\d+)w(\d+)s\d+$")
 
@@ -53,9 +51,9 @@ class Share:
     case: str
     dtype: str
     instructions: float
-    """Cycles of the busiest unit an element."""
+    """Cycles of the busiest unit per element."""
     leaves: float
-    """Cycles in which its bytes move."""
+    """Cycles in which the bytes of an element move."""
 
     @property
     def share(self) -> float:
@@ -63,35 +61,35 @@ class Share:
 
 
 def bytes_moved(name: str, dtype: str) -> float | None:
-    """Bytes that must move for an element of a case's tile; None for a kernel that products bound."""
+    """Bytes moved per element of a tile; None for a kernel bound by matrix products."""
     if short := _SHORT.match(name):
-        rows = 4 if short[1] == "forward" else 7  # of q, k, v and out; of q, k, v, dout, dq, dk and dv
+        rows = 4 if short[1] == "forward" else 7  # q, k, v, out; q, k, v, dout, dq, dk, dv
         return rows * int(short[2]) * (4 if dtype == "tf32" else DTYPES[dtype]) / int(short[4])
     tensors = next((number for pattern, number in _MOVED if re.match(pattern, name)), None)
     if tensors is None:
         return None
     size = 4 if name.startswith("partial_sums") else DTYPES[dtype]
     wide = 2 if "fp32-residual" in name else 0  # the residual stream, read and written
-    if name.startswith("masked_softmax"):  # scores, or the weights' gradient and a cap's scores
+    if name.startswith("masked_softmax"):  # scores, or the gradient of the weights and the scores of a cap
         wide = 1 + ("+cap" in name)
     return tensors * size + wide * (4 - size)
 
 
 def shares(cases: Iterable[tuple[str, str, str, float]]) -> Iterator[Share]:
-    """cases: chip, name, dtype, bound in cycles an element. Of every product with such a chip."""
+    """The Share of every case (chip, name, dtype, bound in cycles per element) on every product with that chip."""
     for chip, name, dtype, bound in cases:
         moved = bytes_moved(name, dtype)
         if moved is None or not bound:
             continue
         for product in PRODUCTS.values():
             if product.chip == chip:
-                cycle = product.bandwidth / product.clock / product.schedulers  # bytes a cycle and scheduler
+                cycle = product.bandwidth / product.clock / product.schedulers  # bytes per cycle and scheduler
                 yield Share(product, name, dtype, bound, moved * CHIPS[chip].warp / cycle)
 
 
 def _cycles(chip: str, name: str, needs: Resources) -> float:
-    """Cycles an element. A program of attention's backward pass over short rows goes once around its loop for each tile
-    of queries; what it does outside of it, which is as much again, is taken at an instruction a cycle."""
+    """Cycles per element. For the backward pass of short attention this adds the instructions outside of the loop over
+    tiles of queries, as many again, at one per cycle."""
     short = _SHORT.match(name)
     if not short or short[1] == "forward":
         return needs.bound
@@ -100,22 +98,22 @@ def _cycles(chip: str, name: str, needs: Resources) -> float:
 
 
 def recorded() -> list[Share]:
-    """The shares of all cases with a bound in budgets.csv, in order of their products."""
-    _, known = budgets.read()
+    """The shares of all cases with a bound in budgets.csv, sorted by case, dtype and product."""
+    _, recorded = budgets.read()
     order = list(PRODUCTS)
-    bound = {key: _cycles(key[0], key[1], needs) for key, needs in known.items() if needs.bound and key[0] in CHIPS}
-    found = shares((*key, cycles) for key, cycles in bound.items())
-    return sorted(found, key=lambda each: (each.case, each.dtype, order.index(each.product.name)))
+    bounded = {key: needs for key, needs in recorded.items() if needs.bound and key[0] in CHIPS}
+    result = shares((*key, _cycles(*key[:2], needs)) for key, needs in bounded.items())
+    return sorted(result, key=lambda each: (each.case, each.dtype, order.index(each.product.name)))
 
 
 def table(rows: Iterable[Share] | None = None) -> str:
-    """Table of the case with the largest share for every kernel, dtype and product."""
+    """Table of the case with the largest share of every kernel, dtype and product."""
     worst: dict[tuple[str, str, str], Share] = {}
     for each in recorded() if rows is None else rows:
         key = (each.case.split("/")[0], each.dtype, each.product.name)
         if key not in worst or worst[key].share < each.share:
             worst[key] = each
-    lines = [("kernel at its worst", "dtype", "product", "cycles an element", "bandwidth leaves", "share")]
+    lines = [("kernel at its worst", "dtype", "product", "cycles per element", "bandwidth leaves", "share")]
     for each in worst.values():
         cycles = (f"{each.instructions:.1f}", f"{each.leaves:.1f}", f"{each.share:.0%}")
         lines.append((each.case, each.dtype, each.product.name, *cycles))

@@ -1,7 +1,7 @@
-"""Counts of compile cases, each kept in the user's cache folder.
+"""Counts of compile cases, cached in the user's cache folder.
 
-Compiling and disassembling takes a second or two a case, so a count is filed under the hash of everything that it
-depends on: the kernel's source, the arguments, the options, Triton and the ledger itself.
+Compiling and disassembling takes a second or two per case. The cache key is a hash of everything that a count depends
+on: source of the kernel, arguments, options, Triton and the ledger itself.
 """
 
 import ast
@@ -33,11 +33,11 @@ from ptx_check.ledger.counted import Counted
 
 
 def of_case(chip: Chip, case: CompileCase) -> Counted:
-    """A case's count, from the cache if it is there. Raises what the compiler raises."""
+    """The count of a case, cached. Raises what the compiler raises."""
     file = choice_cache.folder() / "ledger" / f"{digest(chip, case)}.json"
     try:
         return Counted.from_json(json.loads(file.read_text()))  # noqa: TID251 (kernels know nothing of fasttfm)
-    except (OSError, ValueError, LookupError, TypeError):  # not there, or half written by a process that ended
+    except (OSError, ValueError, LookupError, TypeError):  # missing, or written in part by a killed process
         pass
     result = counting.of_compiled(chip.name, compiling.compiled(chip, case))
     bound = round(result.count.main.bound / work.elements(chip, case), 2)
@@ -47,7 +47,7 @@ def of_case(chip: Chip, case: CompileCase) -> Counted:
 
 
 def digest(chip: Chip, case: CompileCase) -> str:
-    """The same for two cases that compile alike, whatever lines their kernels' statements are in."""
+    """Cache key of a case; comments, docstrings and line numbers of its kernel do not change it."""
     described = [sorted(map(repr, part.items())) for part in compiling.specialization(case)]
     made_by = metadata.version("triton"), assembler(chip.capability).version if chip.capability else None
     options = (case.num_warps, case.num_stages, *made_by)
@@ -57,7 +57,7 @@ def digest(chip: Chip, case: CompileCase) -> str:
 
 @functools.cache
 def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
-    """The statements of a kernel and of all that it calls and names, by name, without comments and docstrings."""
+    """The statements of a kernel and of everything that it names, by name, without comments and docstrings."""
     found: dict[str, str] = {}
     waiting: list[tuple[str, Any]] = [("", kernel)]
     while waiting:
@@ -66,9 +66,9 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
         if name in found or (code and str(value.__module__).partition(".")[0] == "triton"):
             continue
         if not isinstance(value, JITCallable):
-            if not inspect.isroutine(value):  # decorators: a kernel calls nothing else that is no JITCallable
+            if not inspect.isroutine(value):  # decorators: kernels call no other routine than a JITCallable
                 text = inspect.getsource(value) if isinstance(value, type) else repr(value)
-                found[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # of annotations, another in each process
+                found[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # addresses of annotations differ by process
             continue
         tree = ast.parse(value.src)
         for node in ast.walk(tree):
@@ -88,13 +88,13 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _own_digest() -> str:
-    """A digest of the files that compile, read and count."""
+    """Digest of the source files that compile, disassemble and count."""
     modules = (code, compiling, count, counting, gcn, order, resources, sass, units, work)
     return hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()[:16]
 
 
 def _keep(file: Path, result: Counted) -> None:
-    """Whole or not at all: several processes may count at a time. A folder that cannot be written costs only time."""
+    """Writes the file atomically, for concurrent processes; an unwritable folder is ignored."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:

@@ -1,4 +1,4 @@
-"""The ledger's record: one line of JSON a chip, with every case and dtype."""
+"""The ledger's record: one JSON line per chip, with every case and dtype."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from ptx_check.ledger.counted import Counted
 Entry = dict[str, Any]
 """A case in a record."""
 COLUMNS = ("instructions", *units.UNITS, "bound", "by")
-"""Of a loop, in the order in which the record has them: cycles of a scheduler an element, but for the first."""
+"""Recorded numbers of a loop, in order: instructions, then cycles of a scheduler per element."""
 
 
 def counted_before(file: Path) -> dict[tuple[str, str], Entry]:
-    """The entries of a record by chip and key, each with its commit: they hold as they are while their key does."""
+    """The entries of a record by chip and key, each with its commit; valid as long as the key is."""
     return {
         (line["chip"], entry["key"]): {"commit": line["commit"], **entry}
         for line in _lines(file)
@@ -32,7 +32,7 @@ def counted_before(file: Path) -> dict[tuple[str, str], Entry]:
 
 
 def write(file: Path, by_chip: Mapping[str, Sequence[Entry]]) -> None:
-    """Puts a line for each of these chips in the place of the one there is; other chips' lines stay."""
+    """Replaces the lines of these chips; lines of other chips stay."""
     origin = matrix.origin("fasttfm.kernels.proof.ledger")
     about = {"benchmark": "ledger", "counted": "not measured", **origin, "columns": list(COLUMNS)}
     lines = {line["chip"]: line for line in _lines(file)}
@@ -44,57 +44,55 @@ def write(file: Path, by_chip: Mapping[str, Sequence[Entry]]) -> None:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """A record's lines; none where there is no file."""
+    """The lines of a record; none without a file."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     return [json.loads(line) for line in text.splitlines()]  # noqa: TID251 (kernels know nothing of fasttfm)
 
 
-def entry_of(chip: Chip, case: CompileCase, found: Counted) -> Entry:
-    """A case as a record has it, but for its key; the orders of its loops where it has asynchronous products."""
+def entry_of(chip: Chip, case: CompileCase, result: Counted) -> Entry:
+    """The entry of a case without its key; with the orders of its loops if it has asynchronous products."""
     elements = work.elements(chip, case)
-    needs = found.resources
-    orders = {"orders": list(found.count.orders)} if any(found.count.orders) else {}
+    needs = result.resources
+    orders = {"orders": list(result.count.orders)} if any(result.count.orders) else {}
     return {
         "case": case.name,
         "dtype": case.dtype,
-        "loops": [_columns(loop, elements) for loop in found.count.loops],
+        "loops": [_columns(loop, elements) for loop in result.count.loops],
         **orders,
-        "outside": _columns(found.count.outside, elements),
-        "needs": [needs.registers, needs.spill, needs.shared, found.warps],
+        "outside": _columns(result.count.outside, elements),
+        "needs": [needs.registers, needs.spill, needs.shared, result.warps],
     }
 
 
 def against(file: Path, rows: Iterable[Row]) -> tuple[list[str], int, int]:
-    """Hold rows against the record in `file`.
+    """Compares rows with the record in `file`.
 
-    Returns a line for each case of which a loop, or what is outside of loops, has grown by more than 3%; how many have
-    shrunk by as much; how many the record has. A case with another tile is held against the recorded one, if there is
-    one alone: cycles are those of an element.
+    Returns a line per case that has grown by more than 3% in a loop or outside of loops, the number of cases that have
+    shrunk by as much, and the number of cases in the record. Cycles are per element, so a case with a new tile is
+    compared with the recorded tile if there is only one.
     """
     recorded: dict[tuple[str, ...], dict[str, Entry]] = {}
     for recorded_chip in _lines(file):
         for entry in recorded_chip["cases"]:
             key = (recorded_chip["chip"], _untiled(entry["case"]), entry["dtype"])
             recorded.setdefault(key, {})[entry["case"]] = entry
-    grown, shrunk, known = [], 0, 0
-    for chip, case, found in rows:
+    grown, shrunk, compared = [], 0, 0
+    for chip, case, result in rows:
         tiles = recorded.get((chip.name, _untiled(case.name), case.dtype), {})
         before = tiles.get(case.name) or (next(iter(tiles.values())) if len(tiles) == 1 else None)
         if before is None:
             continue
-        known += 1
-        parts = [_bounds(each) for each in (before, entry_of(chip, case, found))]
-        # A loop more or less leaves their lightest to compare, and what is outside of them.
-        if len(parts[0]) != len(parts[1]):
+        compared += 1
+        parts = [_bounds(each) for each in (before, entry_of(chip, case, result))]
+        if len(parts[0]) != len(parts[1]):  # another number of loops: compare the lightest, and outside of loops
             parts = [each[:2] for each in parts]
         changes = [(then, now) for then, now in zip(*parts) if then or now]
         if max(now - then * ALLOWED_GROWTH for then, now in changes) > 0:
-            told = ", ".join(f"{then:.1f} -> {now:.1f}" for then, now in changes)
-            grown.append(f"{chip.name} {case.name} {case.dtype}: {told} cycles an element")
-        shrunk += all(now <= then for then, now in changes) and any(
-            now < then / ALLOWED_GROWTH for then, now in changes
-        )
-    return grown, shrunk, known
+            cycles = ", ".join(f"{then:.1f} -> {now:.1f}" for then, now in changes)
+            grown.append(f"{chip.name} {case.name} {case.dtype}: {cycles} cycles per element")
+        less = any(now < then / ALLOWED_GROWTH for then, now in changes)
+        shrunk += less and all(now <= then for then, now in changes)
+    return grown, shrunk, compared
 
 
 def _untiled(name: str) -> str:
@@ -102,7 +100,7 @@ def _untiled(name: str) -> str:
 
 
 def _bounds(entry: Entry) -> list[float]:
-    """The bound of what is outside of loops, then of each loop, the lightest first."""
+    """The bound outside of loops, then of each loop, lightest first."""
     bound = COLUMNS.index("bound")
     return [entry["outside"][bound], *(loop[bound] for loop in entry["loops"])]
 

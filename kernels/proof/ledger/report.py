@@ -1,4 +1,4 @@
-"""The ledger of compile cases as tables for people."""
+"""The ledger as tables."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,18 +14,18 @@ Row = tuple[Chip, CompileCase, Counted]
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Every loop over tiles of every case, lightest first, then (-) what is outside of them: cycles an element."""
+    """Every loop over tiles of every case, lightest first, then (-) the code outside of loops: cycles per element."""
     lines: list[tuple[str, ...]] = [("case", "chip", *USED, *NEEDS)]
-    for chip, case, found in rows:
+    for chip, case, result in rows:
         name = f"{case.name} {case.dtype}"
         elements = work.elements(chip, case)
-        for used, cells, order in parts(found.count, elements):
-            lines.append((name, chip.name, *cells, *needs_cells(chip.name, found, used, elements), order))
+        for used, cells, order in parts(result.count, elements):
+            lines.append((name, chip.name, *cells, *needs_cells(chip.name, result, used, elements), order))
     return aligned(lines, names=2)
 
 
 def tried(chip: Chip, rows: Sequence[Tried]) -> str:
-    """A search's tiles, the best first, by their main loops."""
+    """The tiles of a search, best first, with their main loops."""
     lines: list[tuple[str, ...]] = [("case", "chip", *USED[1:], *NEEDS)]
     for each in rows:
         name = f"{each.case.name} {each.case.dtype}"
