@@ -229,7 +229,7 @@ def test_row_kernels_stand_beside_the_bandwidth():
         (["--search", "nothing"], "no kernel file starts with nothing"),
         (["--match", "("], "is not a regular expression"),
         (["--against", "/no/such"], "there is no file /no/such"),
-        (["--workers", "0"], "--workers 0: at least 1"),
+        (["--workers", "0"], "--workers 0: must be at least 1"),
         (["--bytes", "--search", "attention.forward"], "exclude each other"),
         (["--record", "/no/such/folder/file"], "a file in an existing folder"),
         (["--kernels", "rotary", "--match", "nothing", "--chips", "sm_80"], "matches 'nothing'"),

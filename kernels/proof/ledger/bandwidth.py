@@ -40,7 +40,7 @@ _MOVED = (
     (r"rotary", 4),
     (r"search\.embed", 2),
 )
-"""Pattern of a case's name -> tensors of its dtype that are read or written per element of the tile; rotary: per pair."""
+"""Pattern of a case name -> tensors of its dtype that are read or written per element of the tile; rotary: per pair."""
 
 _SHORT = re.compile(r"attention\.short\.(forward|backward)/.*/D(\d+)/(\d+)x(\d+)w(\d+)s\d+$")
 
