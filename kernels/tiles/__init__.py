@@ -1,1 +1,1 @@
-"""Tiles of each kernel on each chip: literal tables, to be reviewed row by row beside proof/budgets.csv."""
+"""Tables of the tiles of each kernel on each chip, for review next to proof/budgets.csv."""

@@ -1,17 +1,16 @@
-"""The tiles of attention and of its softmax between two cuBLAS products: rows are queries, columns keys.
+"""Tiles of the attention kernels and of masked_softmax.py: rows are queries, columns keys.
 
-kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
-extras 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes, 4 with shared keys (attention/launch.py
-counts them), keys the power of two from 16 to 128 that holds a row.
+kind: launch.product_kind(); width: the larger head size, in classes 64, 128 and 256; extras: 1 dropout, 2 a mask,
+3 a window, soft cap or slopes, 4 shared keys (extras() in attention/launch.py); keys: key_class() of a row.
 
-They were chosen so that nothing spills from sm_80 on under Triton 3.7.1, and under 3.9 in rows of its own
-(docs/compile-matrix.md says what others compiled), that a program of an older chip fits 48 KiB of shared memory, and
-in half precision on sm_80 and sm_90 so that no unit of the chip is asked for more than the tensor cores where that can
-be. Dropout takes registers, and a mask's tile as many as the scores: hence the extras. Where two cells of a row differ
-by the chip alone, the larger tile spills on the other chip. Of sm_90 forward tiles in half precision for heads of 64
-and 128, and both passes of rows of 17 to 32 keys, were the fastest on an H100 of those whose numbers were checked
-there; some spill up to 48 bytes. With a mask the latter, and without mask and shared keys those of long rows backward,
-were timed there and not checked: their PTX is, executed. No other has been timed (docs/gpu-predictions.md).
+Chosen so that nothing spills from sm_80 on with Triton 3.7.1, and with 3.9 in rows of its own (docs/compile-matrix.md
+has other versions), that programs on older chips fit 48 KiB of shared memory, and in half precision on sm_80 and sm_90
+that the tensor cores are the busiest unit where possible. Dropout takes registers, and a mask tile as many as the
+scores: hence the extras. Where cells of a row differ only by chip, the larger tile spills on the other chip. Timed on
+an H100: on sm_90 in half precision, forward tiles for heads of 64 and 128, and both passes of rows of 17 to 32 keys,
+are the fastest with checked numbers; some spill up to 48 bytes. The latter with a mask, and backward tiles of long rows
+without mask and shared keys, were timed there without checking numbers, which executing their PTX does. No other tile
+has been timed (docs/gpu-predictions.md).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
 
 
 def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
-    """The choice between a kernel of attention/hopper, where a tile is written and hopper/rule.py takes the call, and
-    that of every chip. Not run on a GPU."""
+    """The choice between a tile of a kernel in attention/hopper, for calls that hopper/rule.py accepts, and triton: the
+    kernel of every chip. Not run on a GPU."""
     table = Table(
         """
         kind  width  extras  keys | sm_90  *
@@ -59,12 +58,12 @@ def _launches_alternatives(chip: Chip, kind: str, width: int, extras: int, *size
 
 def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
     tiles = [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
-    # of more than 64 scores a thread most would go to memory and back
+    # above 64 scores per thread most would spill
     return [tile for tile in tiles if tile.rows * tile.columns <= 64 * 32 * tile.warps]
 
 
 def _short_backward_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    """Leave out 16 rows of 128 keys by few warps: ptxas 12.8.93 breaks it by four on sm_90 (docs/assemblers.md)."""
+    """No 16 rows of 128 keys on few warps: ptxas 12.8.93 miscompiles them on sm_90 with four (docs/assemblers.md)."""
     tiles = _short_alternatives(chip, kind, width, extras, keys)
     return [tile for tile in tiles if not (tile.rows == 16 and keys == 128 and tile.warps < 8)]
 
@@ -74,8 +73,8 @@ def _softmax_alternatives(chip: Chip, keys: int) -> list[Tile]:
     return [Tile(r, keys, warps) for r in rows for warps in (1, 2, 4, 8)]
 
 
-# Most keys of a row that the kernels for short rows take: a program holds all keys and values of a head, their
-# gradients and its scores.
+# Most keys of a row for the kernels for short rows: a program holds all keys and values of a head, their gradients and
+# its scores.
 SHORT_KEYS = Table(
     """
     kind  width | sm_60,sm_70,sm_75  simt,amd  sm_120  sm_80+
@@ -88,9 +87,8 @@ SHORT_KEYS = Table(
     int,
 )
 
-# The widest heads that the kernels for long rows take. float32 proper has no matrix unit on NVIDIA's chips, and
-# Triton then keeps whole rows of both operands in registers: wider heads spill, or exceed the shared memory, whatever
-# the tile.
+# Widest heads for the kernels for long rows. IEEE float32 has no matrix units on NVIDIA chips, and Triton then keeps
+# whole rows of both operands in registers: wider heads spill, or exceed the shared memory, with every tile.
 LONG_WIDTH = Table(
     """
     kind | sm_60,sm_70,sm_75  sm_80+  *
@@ -100,9 +98,9 @@ LONG_WIDTH = Table(
     int,
 )
 
-# attention/forward.py. A warp group's matrix instructions (sm_90, sm_100) read operands from shared memory; there is
-# enough of it for three stages on sm_80, sm_90 and sm_100. fp32: of 32x32 by eight warps the compiler spills a little,
-# on purpose, so that more programs run at a time.
+# attention/forward.py. Warp group matrix instructions (sm_90, sm_100) read operands from shared memory, of which sm_80,
+# sm_90 and sm_100 have enough for three stages. fp32: for 32x32 on eight warps the compiler spills a little to raise
+# occupancy.
 FORWARD = Choice(
     "attention.forward",
     tiles("""
@@ -131,10 +129,10 @@ FORWARD = Choice(
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
-# Where cuDNN computes a call that it and our kernels take (functional/attention/library.py), forward and backward:
-# cudnn, or kernels. An H100 took 506 us by cuDNN for both passes of 1,024 causal rows of 16 x 16 heads of 64, and
-# 418 for 16 x 8 of 128, and 1,275 and 1,036 for 4,096; ours are recorded with 800, 739, 2,190 and 1,820 and predicted
-# with 563, 606, 1,474 and 1,386. 2,048 rows lie between. As shipped it has not run on a GPU.
+# cudnn or kernels, forward and backward, for calls that both support (functional/attention/library.py). On an H100,
+# cuDNN took 506 us for both passes of 1,024 causal rows of 16 x 16 heads of 64, 418 us for 16 x 8 heads of 128, and
+# 1,275 and 1,036 us for 4,096 rows; our kernels were recorded at 800, 739, 2,190 and 1,820 us and are predicted at 563,
+# 606, 1,474 and 1,386 us. 2,048 rows are interpolated. Not run on a GPU as shipped.
 LIBRARY = Choice(
     "attention.library",
     Table(
@@ -148,7 +146,7 @@ LIBRARY = Choice(
     lambda *size: ("cudnn", "kernels"),
 )
 
-# attention/hopper/forward.py. Each of two warp groups has half of the rows.
+# attention/hopper/forward.py. Each of the two warp groups has half of the rows.
 HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
 
 # attention/backward.py, dQ.
@@ -181,8 +179,8 @@ BACKWARD_QUERIES = Choice(
     _backward_alternatives,
 )
 
-# attention/backward.py, dK and dV, whose products have a tile's keys for rows: a warp takes 16, a warp group 64. Eight
-# warps share 128 keys, or of 32 keys 128 queries; of 64 keys they would compute every score twice.
+# attention/backward.py, dK and dV. The rows of their products are the keys of a tile: 16 per warp, 64 per warp group.
+# Eight warps share 128 keys, or 32 keys and 128 queries; with 64 keys they would compute every score twice.
 BACKWARD_KEYS = Choice(
     "attention.backward_keys",
     tiles("""
@@ -216,20 +214,19 @@ BACKWARD_KEYS = Choice(
     _backward_alternatives,
 )
 
-# attention/hopper/backward_queries.py and backward_keys.py, where a warp group has 64 queries, or 64 keys. The first
-# holds three tiles of keys at a time. The second spills in its loop with dropout, which extras 4 may have, and heads of
-# 128.
+# attention/hopper/backward_queries.py and backward_keys.py, with 64 queries or 64 keys per warp group. The first holds
+# three tiles of keys. The second spills in its loop for heads of 128 with dropout, which extras 4 may include.
 HOPPER_BACKWARD_QUERIES = _hopper("backward_queries", lambda *size: _each("128x64w4", (3,)))
 HOPPER_BACKWARD_KEYS = _hopper(
     "backward_keys",
     lambda chip, kind, width, extras, keys: _each("64x128w4", (2, 3) if width == 64 else (2,) * (extras == 0)),
 )
 
-# attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those
-# of queries and of keys, seven. rows: key_class() of the keys, or of all queries that a head of keys has, which bounds
-# what lies in that memory, 4 D bytes a query of each program that runs; rounds: whole or broken (whole_rounds()).
-# On sm_80 and sm_89 the tensor cores bound both ways, and it reads and writes there half of what the second-level cache
-# moves in that time (docs/ledger.md). No device has timed it; on sm_90 and sm_120 `fasttfm tune` tries it.
+# attention/backward.py: 1 launch with a program per key head, five products and dQ accumulated in memory, or 2 launches
+# with seven products. rows: key_class() of the keys, or of all queries of a key head, which bounds the accumulator, 4 D
+# bytes per query of each running program; rounds: whole or broken (whole_rounds()). On sm_80 and sm_89 the tensor cores
+# bound both variants, and the single launch moves half of what the L2 cache can in that time (docs/ledger.md). Not
+# timed on any device; `fasttfm tune` tries it on sm_90 and sm_120.
 LAUNCHES = Choice(
     "attention.backward.launches",
     Table(
@@ -243,7 +240,7 @@ LAUNCHES = Choice(
     _launches_alternatives,
 )
 
-# A warp group of sm_90 has 64 keys. What spills does so outside of the loops over queries, once for a tile of keys.
+# sm_90 has 64 keys per warp group. Spills are outside of the loops over queries, once per tile of keys.
 BACKWARD_HEADS = Choice(
     "attention.backward.heads",
     tiles("""
@@ -267,7 +264,7 @@ half  128   | 16x16w8  16x32w4  16x32w4  16x32w4  16x32w4  # simt: 32x32w4 spill
 half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  # sm_90: 16x32w4 spills 8 bytes
 """)
 
-# attention/decode.py; rows: those that read a head of keys, 16 at most, or more.
+# attention/decode.py; rows: 16 if at most 16 rows read a key head, else 32.
 DECODE = tiles("""
 kind  width  rows | simt,amd  sm_86,sm_89  sm_90      sm_80+
 fp32  64     *    | -         16x32w4      16x32w8    16x32w4    # sm_90: 4 warps spill 8 bytes
@@ -280,8 +277,8 @@ fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89:
 *     256    *    | 16x16w8   16x32w4s2    16x32w4s2  16x32w4s2  # 32x32w8 spills 8 bytes
 """)
 
-# attention/ancestors.py; columns: keys of a step, most of a sentence's. A thread holds 32 elements of the sum, and as
-# many of keys and of values are on their way to it: 16 KiB a program in half precision. Reasoned: not run on a GPU.
+# attention/ancestors.py; columns: keys per iteration, most of a sentence. A thread holds 32 elements of the sum, with
+# as many of keys and of values in flight: 16 KiB per program in half precision. Not run on a GPU.
 ANCESTORS = tiles("""
 kind  width | *
 *     64    | 64w4
@@ -291,9 +288,9 @@ fp32  256   | 16w8  # sm_80: 4 warps spill 8 bytes
 *     256   | 16w4
 """)
 
-# attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do where mask and
-# dropout would spill; without, threads share the work evenly. 32 keys are one warp's: two divide them, and reduce each
-# row in shared memory, 2,126 instructions a head with dropout on sm_80 where one takes 1,346.
+# attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do if mask and
+# dropout would spill; without, threads share the work evenly. For 32 keys one warp is best: two split them and reduce
+# each row in shared memory, 2,126 instructions per head with dropout on sm_80 instead of 1,346.
 SHORT_FORWARD = Choice(
     "attention.short.forward",
     tiles("""
@@ -319,7 +316,7 @@ SHORT_FORWARD = Choice(
     _short_alternatives,
 )
 
-# attention/short.py, backward. Warps share keys and head size, and with them dK and dV.
+# attention/short.py, backward. Warps divide keys and head size, and with them dK and dV.
 SHORT_BACKWARD = Choice(
     "attention.short.backward",
     tiles("""
@@ -350,8 +347,8 @@ SHORT_BACKWARD = Choice(
     _short_backward_alternatives,
 )
 
-# attention/short.py, backward, of padded rows without sums: short, its own kernel, or the tile of backward.py's two.
-# queries and keys: key_class() of both. An H100 took 186 us by these for 100 queries and keys where its own took 230.
+# attention/short.py, backward, for padded rows without sums: short, or a tile of the two kernels of backward.py.
+# queries, keys: key_class() of both. On an H100 with 100 queries and keys: 186 us instead of 230 us.
 SHORT_BY_LONG: Choice[Tile | str] = Choice(
     "attention.short.backward.long",
     Table(
@@ -365,10 +362,9 @@ SHORT_BY_LONG: Choice[Tile | str] = Choice(
     lambda *size: ["short", *_each("64x64w4 32x64w4", (1, 3))],
 )
 
-# masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a
-# thread, 8 from 2,048 keys on, at most 512 threads. Where half precision spilled 8 bytes with these, twice the warps. A
-# thread has elements of its own, no copies of another's, so that it overwrites in place nothing but what it has read
-# itself.
+# masked_softmax.py; keys: the power of two that holds a row, or one iteration over a longer row. 16 elements per
+# thread, 8 from 2,048 keys on, at most 512 threads; twice the warps where half precision would spill 8 bytes. Every
+# element belongs to one thread only, so that in-place writes overwrite only what that thread has read.
 MASKED_SOFTMAX = Choice(
     "masked_softmax",
     tiles("""

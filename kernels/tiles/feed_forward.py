@@ -1,7 +1,4 @@
-"""Tiles of the feed-forward network's products, and where cuBLAS computes them.
-
-kind is how they are computed (launch.product_kind).
-"""
+"""Tiles of the feed-forward products, and the choice between Triton and cuBLAS; kind: launch.product_kind()."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
-# fused: a Triton product with the epilogue in it; cublas: cuBLAS and a pass of its own for what remains.
-# From a model on paper: a Triton product costs about a fifth more than cuBLAS's where it uses matrix units, less than
-# the passes that it saves; bias and ReLU alone are free in cuBLASLt's own epilogue. Without matrix units in reach
-# (sm_60 to sm_75, and float32 proper) nothing makes up for cuBLAS. An H100 confirmed it forward, and backward where
-# bits tell what ReLU and dropout closed (1.14x to 1.33x of PyTorch); without them (0.90x to 1.00x) and with GELU (0.75x
-# to 0.87x) fused was slower than PyTorch's passes, of which cublas has fewer. That has not been timed.
+# fused: a Triton product with an epilogue; cublas: cuBLAS and a separate pass for the rest.
+# Estimate: with matrix units a Triton product takes about a fifth more time than cuBLAS, less than the passes that it
+# saves; bias and ReLU alone are free in the epilogue of cuBLASLt. Without matrix units for Triton (sm_60 to sm_75, IEEE
+# float32) cuBLAS wins. An H100 confirmed this forward, and backward with bits (1.14x to 1.33x of PyTorch); without bits
+# (0.90x to 1.00x) and with GELU (0.75x to 0.87x) fused was slower than PyTorch. cublas, with fewer passes than PyTorch,
+# has not been timed there.
 # product: forward, forward+dropout, forward+gelu, backward, backward+bits or backward+gelu.
 ROUTE = Choice(
     "feed_forward.route",
@@ -36,7 +33,7 @@ ROUTE = Choice(
 
 
 def _tile_alternatives(chip: Chip, kind: str, size: str) -> list[Tile]:
-    """The same number of elements a thread in other shapes, and the other size's tile."""
+    """Other shapes with as many elements per thread, and the tile of the other size."""
     if not chip.matrix_units or kind == "fp32":
         return []
     stages = 4 if chip.capability else 2
@@ -46,9 +43,9 @@ def _tile_alternatives(chip: Chip, kind: str, size: str) -> list[Tile]:
     return [PRODUCT.shipped(chip, kind, "small"), *wide]
 
 
-# Rows x columns, a multiple of 32 for the words of the mask, x depth. 64 sums a thread at most, so that dropout and the
-# packing of the mask still find registers. sm_100: with two stages backward spills, and four warps do. size:
-# size_class()'s.
+# Rows x columns x depth; columns are a multiple of 32, the bits of a mask word. At most 64 sums per thread, to leave
+# registers for dropout and the packing of the mask. sm_100: backward spills with two stages or four warps. size: of
+# size_class().
 PRODUCT: Choice[Tile] = Choice(
     "feed_forward.tile",
     tiles("""
@@ -63,15 +60,15 @@ PRODUCT: Choice[Tile] = Choice(
 
 
 def size_class(chip: Chip, M: int, N: int, K: int) -> str:
-    """large when 128 x 128 tiles give every processor work and K divides by 64, else small."""
+    """large if there are 128 x 128 tiles for every processor and K is a multiple of 64, else small."""
     tiles = ceil_div(M, 128) * ceil_div(N, 128)
     return "large" if tiles >= chip.processors and K % 64 == 0 else "small"
 
 
 def of_two_results(tile: Tile) -> Tile:
-    """The tile for an epilogue that reads another tile and writes two: 32 sums a thread, with 64 it spills.
+    """The tile for an epilogue with an additional input and output: 32 sums per thread, as 64 would spill.
 
-    As many rows: a bias's gradient has a part for each tile of rows, whichever epilogue sums it.
+    The number of rows stays, because partial sums of bias gradients are per tile of rows.
     """
     columns = tile.columns
     while columns > 32 and tile.rows * columns > 32 * 32 * tile.warps:

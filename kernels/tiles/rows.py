@@ -1,6 +1,6 @@
-"""Tiles of the kernels that walk over rows: as many elements a thread as registers allow, loads 16 bytes wide.
+"""Tiles of the row kernels: as many elements per thread as registers allow, with 16-byte loads.
 
-An AMD warp has 64 threads, so half as many warps do the same there.
+An AMD warp has 64 threads, so half as many warps do there.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.tiles.table import Tile, tiles
 
 MAX_COLUMNS = 8192
-"""Columns of the widest row that LayerNorm's kernels take: of twice as many, float32 spills backward."""
+"""Widest row of the LayerNorm kernels; with twice as many columns, float32 spills backward."""
 
 NARROWEST = 128
-"""Columns of a tile of whole rows at least, so that few tiles need compiling."""
+"""Fewest columns of a tile of whole rows, to limit the number of compiled tiles."""
 
 
 def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[Tile]:
-    """Half and twice the rows, half and twice the elements a thread."""
+    """Half and twice the rows, half and twice the elements per thread."""
     shipped = LAYER_NORM.shipped(chip, columns, direction)
     tiles = [Tile(shipped.rows, columns, shipped.warps * 2), Tile(shipped.rows, columns, shipped.warps // 2)]
     if shipped.rows > 1:
@@ -27,9 +27,9 @@ def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[T
     return [tile for tile in tiles if 1 <= tile.warps <= 16]
 
 
-# Whole rows: 2,048 elements or one row a program. Forward 32 elements a thread, 16 on AMD's chips: with 16 everywhere
-# the sums over a row, and whatever a thread does once, took a fifth more instructions an element. Backward, where the
-# sums of the parameters' gradients stay in registers too, 8 elements a thread.
+# Whole rows: 2,048 elements or one row per program. Forward: 32 elements per thread, 16 on AMD; with 16 everywhere, the
+# row sums and the per-thread overhead took a fifth more instructions per element. Backward: 8 elements per thread,
+# because the sums of parameter gradients stay in registers too.
 LAYER_NORM: Choice[Tile] = Choice(
     "layer_norm.tile",
     tiles("""
@@ -52,10 +52,10 @@ LAYER_NORM: Choice[Tile] = Choice(
     _layer_norm_alternatives,
 )
 
-# A block of columns over many rows, for sums along them.
+# A block of columns, for sums over rows.
 COLUMN_SUMS = tiles("| amd *\n | 16x128w2 16x128w4")
 
-# 2,048 elements of elementwise passes, 32 a thread, 16 on AMD's chips.
+# Elementwise passes: 2,048 elements, 32 per thread, 16 on AMD.
 PASS = tiles("""
 columns | *
 128     | 16x128w2
@@ -63,8 +63,8 @@ columns | *
 512     | 4x512w2
 """)
 
-# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16. Of 512 columns a
-# thread has half as many rows.
+# Embedding: 2,048 elements, 32 per thread to halve the per-row overhead of 16. 512 columns: half as many rows per
+# thread.
 EMBEDDING = tiles("""
 columns | amd       *
 64      | 32x64w1   32x64w2
@@ -73,7 +73,7 @@ columns | amd       *
 512     | 4x512w1   2x512w1
 """)
 
-# Pairs of a head: 1,024, which are 32 elements a thread.
+# 1,024 pairs: 32 elements per thread.
 ROTARY = tiles("""
 pairs | amd      *
 16    | 64x16w1  64x16w2
@@ -82,18 +82,18 @@ pairs | amd      *
 128   | 8x128w1  8x128w2
 """)
 
-# With fewer elements than threads two warps would add up one column in two orders and both store their sum.
+# With fewer elements than threads, two warps would sum the same column in different orders and both store it.
 PARTIAL_SUMS = tiles("| amd *\n | 32x32w1 32x32w2")
 
 
 def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
-    """Worth measuring where time is spent: rows of thousands of classes."""
+    """Alternatives for rows of thousands of classes, where time is spent."""
     tiles = [Tile.parse(text) for text in ("2048w4", "4096w4", "4096w8", "8192w16")]
     return [tile for tile in tiles if tile.columns <= classes] if classes > 2048 else []
 
 
-# A whole row of logits up to 4,096 classes, else 4,096 at a time: several small programs share a multiprocessor, so
-# that one reads while another computes.
+# A whole row of logits up to 4,096 classes, else 4,096 at a time: several small programs per multiprocessor overlap
+# loads and computation.
 CROSS_ENTROPY = Choice(
     "cross_entropy.row",
     tiles("""
@@ -107,9 +107,9 @@ CROSS_ENTROPY = Choice(
     _row_alternatives,
 )
 
-# A step of a beam search, where programs wait for memory and barriers rather than for instructions; not run on a GPU.
-# Slots: all in one program. Shares of a vocabulary: 32 or 8 logits a thread; rounds of 32 take twice as long, as their
-# waits are the same. Candidates of a slot, rows x what shares leave of a row: 8 to 64 a thread; 64 of 16 rows spill.
+# A beam search step, bound by latency of memory and barriers; not run on a GPU. Slots: all in one program. Shares of a
+# vocabulary: 32 or 8 logits per thread; rounds over 32 take only twice as long, as they wait as often. Candidates of a
+# slot, rows x candidates per row: 8 to 64 per thread; 64 of 16 rows spill.
 SEARCH_SLOTS = tiles("""
 slots | amd     *
 128   | 128w1   128w2

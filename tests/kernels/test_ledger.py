@@ -40,7 +40,7 @@ def test_a_count_that_grew_by_more_than_three_percent_is_a_regression():
     before = Resources(40, 0, 1024, 4, bound=20.0, outside=100)
     assert budgets.regressions(dataclasses.replace(before, bound=20.5, outside=103), before) == []
     assert budgets.regressions(dataclasses.replace(before, bound=20.7), before) == [
-        "bound 20.0 -> 20.7 cycles an element"
+        "bound 20.0 -> 20.7 cycles per element"
     ]
     (told,) = budgets.regressions(dataclasses.replace(before, outside=120), before)
     assert told == "instructions outside of loops 100 -> 120"

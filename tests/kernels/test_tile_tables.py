@@ -108,7 +108,7 @@ def test_a_size_that_no_row_lists_is_named():
     [
         ("kind | sm_80\n1", "a row of a table of tiles is '1'"),
         ("kind | sm_80\nfp32 1", "a row of a table of tiles is 'fp32 1'"),
-        ("kind | sm_80 sm_90\nfp32 | 1", "it needs a cell for each of kind | sm_80 sm_90"),
+        ("kind | sm_80 sm_90\nfp32 | 1", "must have a cell for each column of 'kind | sm_80 sm_90'"),
         ("kind | sm_99\nfp32 | 1", "a column for sm_99, which is neither a chip nor a group"),
         ("kind | sm_80\nfp32 | 1 @ >3.9", "is for Triton '>3.9': write versions as 3.5,3.9+"),
     ],
@@ -129,7 +129,7 @@ def test_a_tile_is_written_as_it_is_read(text, tile):
 
 
 def test_what_is_no_tile_is_refused():
-    with pytest.raises(ValueError, match="a tile is written as 128x64w4s3, not 64x32"):
+    with pytest.raises(ValueError, match="invalid tile 64x32: write it as 128x64w4s3"):
         Tile.parse("64x32")
 
 

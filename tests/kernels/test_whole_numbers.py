@@ -39,7 +39,7 @@ def test_what_does_not_fit_32_bits_is_refused_by_name(name, call, number):
 
 
 def test_rows_beyond_32_bits_are_refused():
-    with pytest.raises(ValueError, match=r"residual_add: M is 2,147,483,648, .* at most 2,147,483,647"):
+    with pytest.raises(ValueError, match=r"residual_add: M is 2,147,483,648; .* at most 2,147,483,647"):
         residual_add._add_dropped[(1,)](X, X, X, NO_DROPOUT, Shape(LARGEST + 1, 16), ROWS=1, COLUMNS=16)
 
 

@@ -1,6 +1,7 @@
 """Compile cases of cross_entropy.py."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.cross_entropy import _SIZES, _backward, _forward, _scale
@@ -34,5 +35,6 @@ def _gradient_cases(block: Tile, dtype: str) -> Iterator[CompileCase]:
 
 def _forward_case(block: Tile, dtype: str, *, whole_row: bool = False, in_place: bool = True) -> CompileCase:
     variant = f"{'in_place' if in_place else 'loss+statistics'}{'+whole_row' if whole_row else ''}"
-    options = {"V": "i32", "ONE_TILE": whole_row, "OVERWRITE": in_place, "statistics" if in_place else "factor": None}
+    options: dict[str, Any] = {"V": "i32", "ONE_TILE": whole_row, "OVERWRITE": in_place}
+    options["statistics" if in_place else "factor"] = None
     return kernel_case(_forward, f"cross_entropy.forward/{variant}", dtype, block, **options)

@@ -27,5 +27,5 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 def _sum_cases(dtype: str, block: Tile) -> Iterator[CompileCase]:
     yield kernel_case(_sum_rows, "embedding.sum_rows/weight+dropout", dtype, block)
-    positions = {"order": None, "starts": None, "out": "*fp32"}
-    yield kernel_case(_sum_rows, "embedding.sum_rows/positions+dropout", dtype, block, **positions)
+    name = "embedding.sum_rows/positions+dropout"
+    yield kernel_case(_sum_rows, name, dtype, block, order=None, starts=None, out="*fp32")
