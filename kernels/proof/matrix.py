@@ -208,6 +208,19 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
     return broken
 
 
+def all_complaints(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> list[str]:
+    """The complaints() of all cases, one line each."""
+    made_by, recorded = budgets.read()
+    exact = made_by == toolchain()
+    lines = []
+    for task, case in cases.items():
+        chip = KNOWN[task.chip]
+        budget = recorded.get(budgets.key(chip, case))
+        found = complaints(chip, case, outcomes[task], budget, exact=exact)
+        lines += [f"{chip.name} {case.name} {case.dtype}: {complaint}" for complaint in found]
+    return lines
+
+
 def recorded_table() -> str:
     """The report of the recorded budgets of all listed cases."""
     made_by, recorded = budgets.read()
@@ -325,21 +338,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _update(cases, outcomes)
     if args.record:
         write_record(args.record, cases, outcomes)
-    made_by, recorded = budgets.read()
-    exact = made_by == toolchain()
     rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report and not args.json:
         print(compile_report.by_kernel(row for row in rows if row[0].name in CHIPS))
     if args.cases and not args.json:
         print(compile_report.by_case(rows))
-    failures = [
-        f"{chip.name} {case.name} {case.dtype}: {complaint}"
-        for chip, case, outcome in rows
-        for complaint in complaints(chip, case, outcome, recorded.get(budgets.key(chip, case)), exact=exact)
-    ]
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    print(f"{len(cases)} cases on {len(args.chips.split(','))} chips, {len(failures)} complaints", file=sys.stderr)
+    failures = all_complaints(cases, outcomes)
+    chips = len(args.chips.split(","))
+    print(*failures, f"{len(cases)} cases on {chips} chips, {len(failures)} complaints", sep="\n", file=sys.stderr)
     if args.json:
         compiled = sum(outcome.resources is not None for outcome in outcomes.values())
         print(json.dumps({"cases": len(cases), "compiled": compiled, "complaints": failures}))

@@ -27,7 +27,7 @@ def by_kernel(rows: Iterable[Row]) -> str:
     groups: dict[tuple[str, Chip], list[Row]] = {}
     for row in rows:
         chip, case, _ = row
-        groups.setdefault((f"{_family(case)}.{case.kernel.__name__.strip('_')}", chip), []).append(row)
+        groups.setdefault((f"{family(case)}.{case.kernel.__name__.strip('_')}", chip), []).append(row)
     lines: list[Sequence[str]] = [
         ("kernel", "chip", "cases", "registers", "spill B", "shared B", "occupancy", "matrix instr.", "errors")
     ]
@@ -59,7 +59,8 @@ def by_case(rows: Iterable[Row]) -> str:
     return aligned(lines, names=3)
 
 
-def _family(case: CompileCase) -> str:
+def family(case: CompileCase) -> str:
+    """The kernel file of a case, such as attention.forward."""
     function = getattr(case.kernel, "fn", case.kernel)  # the module of an interpreted kernel is the interpreter
     return function.__module__.removeprefix("fasttfm.kernels.")
 

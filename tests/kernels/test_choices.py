@@ -1,4 +1,4 @@
-"""Tile and route decisions: shipped, measured and kept, damaged."""
+"""Choices of tiles and routes: shipped answers, tuned answers, and unusable files of `fasttfm tune`."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def tile(monkeypatch):
     return choices.Choice("test.tile", lambda chip, columns, dtype: Tile(columns // 64), lambda *size: others)
 
 
-def test_a_choice_answers_as_shipped_until_something_is_kept_for_its_chip_and_size(tile):
+def test_a_tuned_answer_overrides_the_shipped_one_for_its_chip_and_size(tile):
     assert tile(SM_90, 512, "bf16") == Tile(8)
     choices.keep(SM_90, {("test.tile", (512, "bf16")): "rows=4"})
     assert tile(SM_90, 512, "bf16") == Tile(4)
@@ -46,7 +46,7 @@ def test_two_choices_of_one_name_are_refused(tile):
         choices.Choice("test.tile", lambda chip: Tile(1), lambda chip: ())
 
 
-def test_a_kept_answer_that_the_kernel_no_longer_offers_is_dropped_with_one_warning(tile):
+def test_an_invalid_tuned_answer_drops_them_all_with_one_warning(tile):
     choices.keep(SM_90, {("test.tile", (512, "bf16")): "rows=3", ("test.tile", (64, "bf16")): "rows=4"})
     with pytest.warns(RuntimeWarning, match="run `fasttfm tune` again"):
         assert tile(SM_90, 512, "bf16") == Tile(8)
@@ -65,27 +65,31 @@ def system(tmp_path, monkeypatch):
 
 
 DEVICE = torch.device("cuda", 0)
-KEPT = {("test.tile", (512, "bf16")): Measured("rows=2", 10.0, 12.5)}
+TUNED = {("test.tile", (512, "bf16")): Measured("rows=2", 10.0, 12.5)}
 
 
-def test_what_is_written_is_read_and_in_force(tile, system):
-    choice_cache.write(system, KEPT)
-    assert choice_cache.read(system) == KEPT
+def assert_ignored_with_one_warning(tile, message):
+    with pytest.warns(RuntimeWarning, match=message) as caught:
+        choice_cache.load(DEVICE, SM_90)
+    assert len(caught) == 1
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+
+
+def test_a_written_file_is_read_and_applied(tile, system):
+    choice_cache.write(system, TUNED)
+    assert choice_cache.read(system) == TUNED
     choice_cache.load(DEVICE, SM_90)
     assert tile(SM_90, 512, "bf16") == Tile(2)
 
 
 @pytest.mark.parametrize("change", [{"driver": "560.2"}, {"versions": {"torch": "2.14.0", "triton": "3.7.1"}}])
-def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_says_so(tile, system, change):
-    choice_cache.write({**system, **change}, KEPT)
-    with pytest.warns(RuntimeWarning, match="another driver or version") as said:
-        choice_cache.load(DEVICE, SM_90)
-    assert len(said) == 1
-    assert tile(SM_90, 512, "bf16") == Tile(8)
+def test_a_file_of_another_driver_or_version_is_ignored_with_one_warning(tile, system, change):
+    choice_cache.write({**system, **change}, TUNED)
+    assert_ignored_with_one_warning(tile, "another driver or version")
 
 
-def test_what_another_device_measured_is_nobodys_business(tile, system):
-    choice_cache.write({**system, "device": "NVIDIA H200 NVL"}, KEPT)
+def test_a_file_of_another_device_is_ignored_silently(tile, system):
+    choice_cache.write({**system, "device": "NVIDIA H200 NVL"}, TUNED)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choice_cache.load(DEVICE, SM_90)
@@ -103,27 +107,29 @@ def test_what_another_device_measured_is_nobodys_business(tile, system):
         lambda text: text.replace('"bf16"', '["bf16"]'),
         lambda text: "[" * 100_000,
     ],
-    ids=["cut off", "empty", "a list", "of the future", "a renamed field", "a wrong entry", "a wrong size", "nested"],
+    ids=[
+        "truncated",
+        "empty",
+        "a list",
+        "another format",
+        "a renamed field",
+        "a wrong entry",
+        "a wrong size",
+        "nested",
+    ],
 )
 def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, system, damage):
-    file = choice_cache.write(system, KEPT)
+    file = choice_cache.write(system, TUNED)
     file.write_text(damage(file.read_text()))
-    with pytest.warns(RuntimeWarning, match="is damaged") as said:
-        choice_cache.load(DEVICE, SM_90)
-    assert len(said) == 1
-    assert file.name in str(said[0].message)
-    assert tile(SM_90, 512, "bf16") == Tile(8)
+    assert_ignored_with_one_warning(tile, f"{file.name} is damaged")
 
 
-def test_a_file_of_another_place_is_ignored_with_one_warning(tile, system):
-    choice_cache.write({**system, "driver": "560.2"}, KEPT).rename(choice_cache.file_of(system))
-    with pytest.warns(RuntimeWarning, match="is damaged: it was measured on NVIDIA H200 560.2") as said:
-        choice_cache.load(DEVICE, SM_90)
-    assert len(said) == 1
-    assert tile(SM_90, 512, "bf16") == Tile(8)
+def test_a_renamed_file_of_another_system_is_ignored_with_one_warning(tile, system):
+    choice_cache.write({**system, "driver": "560.2"}, TUNED).rename(choice_cache.file_of(system))
+    assert_ignored_with_one_warning(tile, "is damaged: it was measured on NVIDIA H200 560.2")
 
 
-def test_the_cache_lies_where_the_user_wants_it(monkeypatch, tmp_path, system):
+def test_environment_variables_select_the_cache_folder(monkeypatch, tmp_path, system):
     monkeypatch.delenv("FASTTFM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert choice_cache.file_of(system).parent == tmp_path / "fasttfm" / "tuned"
@@ -140,7 +146,7 @@ def test_the_cache_lies_where_the_user_wants_it(monkeypatch, tmp_path, system):
         "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  560.35.03  Release Build",
     ],
 )
-def test_the_drivers_version_is_read_not_the_machines_word(line, tmp_path, monkeypatch):
+def test_the_version_of_the_driver_is_parsed(line, tmp_path, monkeypatch):
     (tmp_path / "version").write_text(line + "\nGCC version:  gcc version 12.2.0\n")
     monkeypatch.setattr(choice_cache, "_DRIVERS", ((tmp_path / "version", choice_cache._DRIVERS[0][1]),))
     assert choice_cache.driver() == "560.35.03"

@@ -1,7 +1,8 @@
-"""The cost table against what the kernels do, element by element, in the interpreter."""
+"""The cost model against the memory accesses, products and random numbers of the kernels in the interpreter."""
 
 import contextlib
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
@@ -18,22 +19,22 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the i
 
 @dataclass
 class Traffic:
-    """What the kernels of a block did."""
+    """Counts of the kernels launched in a block."""
 
     loaded: int = 0
-    """Bytes, without masked elements; again for every time an element is read."""
+    """Bytes of unmasked elements, counted at every load."""
     stored: int = 0
     flops: int = 0
     """Of tl.dot, tile by tile."""
     mixed: int = 0
-    """Elements that Philox multiplied: at most 14 a block, whose first rounds share theirs."""
+    """Multiplications of Philox: at most 14 per block, whose first rounds are shared."""
 
     @property
     def bytes(self) -> int:
         return self.loaded + self.stored
 
     def drew(self, blocks: int) -> bool:
-        """Whether so many Philox blocks agree with what was mixed."""
+        """True if this number of Philox blocks agrees with the multiplications."""
         return self.mixed / 14 <= blocks <= self.mixed / 8
 
 
@@ -42,41 +43,30 @@ def traffic():
     from triton.runtime.interpreter import InterpreterBuilder as Builder
 
     seen = Traffic()
-    load, store, dot, high = (
-        Builder.create_masked_load,
-        Builder.create_masked_store,
-        Builder.create_dot,
-        Builder.create_umulhi,
-    )
 
-    def width(pointers):
-        return pointers.get_element_ty().primitive_bitwidth // 8
+    def size(pointers, mask):
+        return int(mask.data.sum()) * pointers.get_element_ty().primitive_bitwidth // 8
 
-    def counted_load(self, pointers, mask, *rest):
-        seen.loaded += int(mask.data.sum()) * width(pointers)
-        return load(self, pointers, mask, *rest)
+    def load(self, pointers, mask, *rest, run=Builder.create_masked_load):
+        seen.loaded += size(pointers, mask)
+        return run(self, pointers, mask, *rest)
 
-    def counted_store(self, pointers, value, mask, *rest):
-        seen.stored += int(mask.data.sum()) * width(pointers)
-        return store(self, pointers, value, mask, *rest)
+    def store(self, pointers, value, mask, *rest, run=Builder.create_masked_store):
+        seen.stored += size(pointers, mask)
+        return run(self, pointers, value, mask, *rest)
 
-    def counted_dot(self, a, b, *rest):
+    def dot(self, a, b, *rest, run=Builder.create_dot):
         seen.flops += 2 * a.data.shape[-2] * a.data.shape[-1] * b.data.shape[-1]
-        return dot(self, a, b, *rest)
+        return run(self, a, b, *rest)
 
-    def counted_high(self, a, b):
-        result = high(self, a, b)
+    def high(self, a, b, run=Builder.create_umulhi):
+        result = run(self, a, b)
         seen.mixed += result.data.size
         return result
 
-    Builder.create_masked_load, Builder.create_masked_store = counted_load, counted_store
-    Builder.create_dot, Builder.create_umulhi = counted_dot, counted_high
-    try:
-        with backend("triton"):
-            yield seen
-    finally:
-        Builder.create_masked_load, Builder.create_masked_store = load, store
-        Builder.create_dot, Builder.create_umulhi = dot, high
+    counting = {"create_masked_load": load, "create_masked_store": store, "create_dot": dot, "create_umulhi": high}
+    with mock.patch.multiple(Builder, **counting), backend("triton"):
+        yield seen
 
 
 def tensor(*shape):
@@ -84,7 +74,7 @@ def tensor(*shape):
 
 
 def backward(function, *inputs):
-    """Traffic and launches of the gradient alone, summed as a weighted output would be."""
+    """Traffic and launches of the gradients alone."""
     with backend("triton"):
         output = function(*inputs)
         output = output if isinstance(output, torch.Tensor) else output[0]
@@ -107,13 +97,13 @@ def test_residual_layer_norm(dropout):
     cost = costs.residual_layer_norm(rows, width, 4, dropout=dropout)
     with traffic() as seen:
         run(*inputs)
-    # beyond the table: weight and bias once a program
+    # not in the model: weight and bias, once per program
     assert cost.bytes <= seen.bytes <= 1.3 * cost.bytes
     assert seen.drew(cost.philox)
 
     cost = costs.residual_layer_norm_backward(rows, width, 4, stream=False, dropout=dropout)
     seen, log = backward(run, *inputs)
-    # beyond the table: weight, and the partial sums of its gradient, of which so few rows have as many as many rows
+    # not in the model: weight, and the partial sums of its gradient, which do not depend on the number of rows
     assert cost.bytes <= seen.bytes <= 2 * cost.bytes
     assert seen.drew(cost.philox)
     assert log.triton.total() == cost.launches
@@ -139,7 +129,7 @@ def test_attention_over_short_rows(dropout):
     cost = costs.attention(*sizes, 4, causal=False, dropout=dropout)
     with traffic() as seen, LaunchLog() as log:
         run(q, k, v)
-    assert cost.bytes <= seen.bytes <= 1.5 * cost.bytes  # keys and values once for every tile of queries
+    assert cost.bytes <= seen.bytes <= 1.5 * cost.bytes  # keys and values once per tile of queries
     assert seen.flops == cost.flops
     assert seen.drew(cost.philox)
     assert log.triton.total() == cost.launches
@@ -158,17 +148,17 @@ def test_attention_over_long_rows():
     once = costs.attention_backward_short(*sizes, 4, causal=False, dropout=False)
     seen, log = backward(F.attention, q, k, v)
     assert seen.flops == 7 * once.flops / 5  # the scores and their gradient twice
-    assert seen.bytes >= once.bytes  # each tile of queries reads all keys again, out of the cache on a chip
+    assert seen.bytes >= once.bytes  # each tile of queries rereads all keys, from the cache of a chip
     assert log.triton.total() == 2
 
 
-def test_a_step_of_a_search():
+def test_attention_of_a_beam_search_step():
     heads, step = 2, a_step([35, 0, 7], width=32)
     with traffic() as seen, LaunchLog() as log:
         attend(*step, heads=heads)
     past = step[3].repeat_interleave(3).tolist()
     cost = costs.attention_over_ancestors(past, heads, 32, 4)
-    # beyond the table: places once for every head, and the position of each program
+    # not in the model: places for every head, and the position of each program
     assert seen.bytes == cost.bytes + 8 * (heads - 1) * sum(past) + 8 * heads * len(past)
     assert log.triton.total() == cost.launches
 
@@ -193,7 +183,7 @@ def test_embedding():
     assert seen.drew(cost.philox)
 
 
-def test_the_choice_of_a_search_step():
+def test_selection_in_a_beam_search_step():
     sizes = search.Sizes(S=2, K=2, N=2, T=9, Q=2, V=3000)
     shares = search.new_shares(sizes, torch.device("cpu"))
     long, single = {name: torch.zeros(64, dtype=torch.int64) for name in search.Memory._fields}, torch.zeros(64)
@@ -205,5 +195,5 @@ def test_the_choice_of_a_search_step():
     with traffic() as seen, LaunchLog() as log:
         search.Likeliest(logits, refused, sizes, 3)(memory, logits, refused, None, shares)
         search.Choose(sizes, shares, 3)(memory, shares)
-    assert cost.bytes <= seen.bytes <= 1.3 * cost.bytes  # which tokens are refused, once a row
+    assert cost.bytes <= seen.bytes <= 1.3 * cost.bytes  # refused tokens, once per row
     assert log.triton.total() == cost.launches

@@ -106,8 +106,8 @@ def test_a_size_that_no_row_lists_is_named():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("kind | sm_80\n1", "a row of a table of tiles is '1'"),
-        ("kind | sm_80\nfp32 1", "a row of a table of tiles is 'fp32 1'"),
+        ("kind | sm_80\n1", "the row '1' of a table of tiles"),
+        ("kind | sm_80\nfp32 1", "the row 'fp32 1' of a table of tiles"),
         ("kind | sm_80 sm_90\nfp32 | 1", "must have a cell for each column of 'kind | sm_80 sm_90'"),
         ("kind | sm_99\nfp32 | 1", "a column for sm_99, which is neither a chip nor a group"),
         ("kind | sm_80\nfp32 | 1 @ >3.9", "is for Triton '>3.9': write versions as 3.5,3.9+"),

@@ -1,4 +1,4 @@
-"""What was measured on a device can be sent in, is checked, and is in force there for everybody."""
+"""Contributed files of `fasttfm tune` are checked, and apply to every device of the same product."""
 
 import json
 
@@ -20,17 +20,17 @@ ANSWER = {DECISION: Measured(str(OTHER), 10.0, 12.0)}
 
 
 @pytest.fixture
-def sent_in(tmp_path, monkeypatch):
-    """sent_in(place, answers): such a file ships; the user has measured nothing."""
+def contribute(tmp_path, monkeypatch):
+    """contribute(system, answers) makes a shipped file; the user has tuned nothing."""
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice_cache, "SHIPPED", tmp_path)
     monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: SYSTEM)
 
-    def send(system, answers):
+    def write(system, answers):
         file = choice_cache.write(system, answers)
         return file.replace(tmp_path / file.name)
 
-    yield send
+    yield write
     choices.keep(CHIP, {})
 
 
@@ -39,25 +39,25 @@ def load():
     return PRODUCT(CHIP, *SIZE)
 
 
-def test_a_file_of_the_same_product_is_in_force_whatever_its_driver(sent_in):
-    sent_in({**SYSTEM, "driver": "999.9", "versions": {"triton": "3.5.0"}}, ANSWER)
+def test_a_file_of_the_same_product_applies_with_any_driver(contribute):
+    contribute({**SYSTEM, "driver": "999.9", "versions": {"triton": "3.5.0"}}, ANSWER)
     assert load() == OTHER != PRODUCT.shipped(CHIP, *SIZE)
 
 
-def test_a_file_of_another_product_is_not(sent_in):
-    sent_in({**SYSTEM, "device": "NVIDIA H100"}, ANSWER)
+def test_a_file_of_another_product_does_not_apply(contribute):
+    contribute({**SYSTEM, "device": "NVIDIA H100"}, ANSWER)
     assert load() == PRODUCT.shipped(CHIP, *SIZE)
 
 
-def test_what_the_user_measured_goes_before_it(sent_in):
-    sent_in(SYSTEM, ANSWER)
+def test_the_users_own_answers_override_a_contributed_file(contribute):
+    contribute(SYSTEM, ANSWER)
     shipped = str(PRODUCT.shipped(CHIP, *SIZE))
     choice_cache.write(SYSTEM, {DECISION: Measured(shipped, 9.0, 9.0)})
     assert load() == PRODUCT.shipped(CHIP, *SIZE)
 
 
-def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
-    assert tuned.main([str(sent_in(SYSTEM, ANSWER))]) == 0
+def test_a_valid_file_passes_the_check(contribute, capsys):
+    assert tuned.main([str(contribute(SYSTEM, ANSWER))]) == 0
     assert "1 valid files" in capsys.readouterr().out
 
 
@@ -71,8 +71,8 @@ def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
         ({"size_class": ["bf16"]}, "feed_forward.tile ('bf16',)"),
     ],
 )
-def test_a_file_that_is_not_fit_is_refused_with_the_reason(sent_in, capsys, change, complaint):
-    file = sent_in(SYSTEM, ANSWER)
+def test_an_invalid_file_fails_the_check_with_the_reason(contribute, capsys, change, complaint):
+    file = contribute(SYSTEM, ANSWER)
     content = json.loads(file.read_text())
     (content if {"chip", "format"} & change.keys() else content["answers"][0]).update(change)
     file.write_text(json.dumps(content))
@@ -80,5 +80,5 @@ def test_a_file_that_is_not_fit_is_refused_with_the_reason(sent_in, capsys, chan
     assert complaint in capsys.readouterr().out
 
 
-def test_every_file_that_ships_is_fit():
+def test_every_shipped_file_is_valid():
     assert [c for file in choice_cache.SHIPPED.glob("*.json") for c in tuned.complaints(file)] == []
