@@ -1,4 +1,4 @@
-"""The embedding kernels through the interpreter against the reference."""
+"""The embedding kernels in the interpreter against the reference."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_rows_of_padding_are_zero_and_take_no_gradient_also_when_all_is_dropped_
 
 
 @pytest.mark.parametrize("repeated", [1, 31, 32, 33, 200])
-def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
+def test_the_gradient_of_a_repeated_token_is_the_sum_of_all_its_rows(repeated):
     tokens = torch.full((1, repeated + 2), 3)
     tokens[0, 0], tokens[0, -1] = 5, 1
     dy = torch.randn(1, repeated + 2, 70)
@@ -80,14 +80,14 @@ def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
     assert (actual[[0, 2, 4, 6]] == 0).all()
 
 
-def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
+def test_the_gradient_of_repeated_tokens_is_deterministic():
     tokens, _ = draw(4, 50, 72, torch.float32, vocabulary=3)
     dy = torch.randn(4, 50, 72)
     gradient = kernel.Gradient(dy, tokens, 3, scale=2.0, pad_id=0, dropout_p=0.1)
     assert torch.equal(gradient(dy, tokens, SEED, 1), gradient(dy, tokens, SEED, 1))
 
 
-def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_nothing():
+def test_an_invalid_token_gives_nan_and_no_access_out_of_bounds():
     tokens = torch.tensor([[1, 40, -3, -1]])
     weight, dy = torch.randn(40, 16), torch.ones(1, 4, 16)
     y = kernel.Forward(tokens, weight, None)(tokens, weight, None)
@@ -96,15 +96,14 @@ def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_noth
 
 
 @pytest.mark.parametrize("vocabulary", [1, 40, (1 << 15) + 1, (1 << 16) - 1, 1 << 16, 100_000])
-def test_runs_of_tokens_are_found_whatever_the_vocabulary(vocabulary):
+def test_runs_of_tokens_for_vocabularies_of_any_size(vocabulary):
     tokens = torch.randint(vocabulary, (3, 50))
     tokens[0, :4] = torch.tensor([0, vocabulary - 1, 0, vocabulary // 2])
     order, starts = kernel.runs(tokens, vocabulary)
     flat = tokens.flatten()
     assert torch.equal(order, flat.argsort(stable=True))
-    assert torch.equal(
-        starts, torch.cat([torch.zeros(1, dtype=torch.int64), flat.bincount(minlength=vocabulary).cumsum(0)])
-    )
+    assert torch.equal(starts[1:], flat.bincount(minlength=vocabulary).cumsum(0))
+    assert starts[0] == 0
 
 
 def test_inputs_need_not_be_contiguous():
@@ -121,11 +120,3 @@ def test_the_dropout_mask_is_that_of_the_reference():
         y = functional.embed(tokens, torch.ones(2, 100), dropout_p=0.25, seed=SEED, site=9)
     keep = reference.keep_mask((1, 60, 100), 0.25, SEED, 9).view(3, 20, 100)
     assert torch.equal(y, keep * torch.tensor(reference.dropout_scale(0.25)))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_on_the_device(dtype):
-    tokens, inputs = draw(16, 100, 512, dtype, vocabulary=1000, table=128)
-    tokens = tokens.cuda()
-    check(tokens, {name: value.cuda() for name, value in inputs.items()}, dropout_p=0.1, seed=SEED.cuda())

@@ -1,4 +1,4 @@
-"""The LayerNorm kernels through the interpreter against the reference."""
+"""The LayerNorm and RMSNorm kernels in the interpreter against the reference."""
 
 import itertools
 
@@ -26,16 +26,17 @@ PAIRS = [
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float32),
 ]
-"""x and the residual stream."""
+"""Dtypes of x and of the residual stream."""
+NORMS = ("layer_norm", "rms_norm")
 
 
-def tensors(shape, x_dtype, stream_dtype, *, weight=True, bias=True, mean=0.5):
+def tensors(shape, x_dtype, stream_dtype, *, weight=True, bias=True):
     generator = torch.Generator().manual_seed(sum(shape) + 1)
 
     def draw(*size):
         return torch.randn(size, generator=generator)
 
-    inputs = {"x": (draw(*shape) + mean).to(x_dtype), "residual": draw(*shape).to(stream_dtype)}
+    inputs = {"x": (draw(*shape) + 0.5).to(x_dtype), "residual": draw(*shape).to(stream_dtype)}
     if weight:
         inputs["weight"] = draw(shape[-1]) + 1
     if bias:
@@ -43,26 +44,28 @@ def tensors(shape, x_dtype, stream_dtype, *, weight=True, bias=True, mean=0.5):
     return inputs
 
 
-def check(inputs, dropout_p=0.0, weigh=None, eps=1e-5):
-    """The kernel against the reference in float64 and in the inputs' own precision."""
+def plain(inputs):
+    """The inputs without the residual stream."""
+    return {name: value for name, value in inputs.items() if name != "residual"}
+
+
+def check(inputs, dropout_p=0.0, weigh=None, eps=1e-5, norm="layer_norm"):
+    """Compares the kernel with the reference in float64 and in the precision of the inputs."""
     options = {"eps": eps, "dropout_p": dropout_p, "seed": SEED, "site": 5}
 
-    def way(function):
-        return lambda x, residual, weight=None, bias=None: function(x, residual, weight, bias, **options)
+    def way(module):
+        def normalize(x, residual=None, weight=None, bias=None):
+            parameters = (weight, bias) if norm == "layer_norm" else (weight,)
+            if residual is None:
+                return getattr(module, norm)(x, *parameters, eps)
+            return getattr(module, f"residual_{norm}")(x, residual, *parameters, **options)
 
-    compare_with_reference(way(functional.residual_layer_norm), way(reference.residual_layer_norm), inputs, weigh)
+        return normalize
 
-
-def check_plain(inputs, eps=1e-5):
-    inputs = {name: value for name, value in inputs.items() if name != "residual"}
-
-    def way(function):
-        return lambda x, weight=None, bias=None: function(x, weight, bias, eps)
-
-    compare_with_reference(way(functional.layer_norm), way(reference.layer_norm), inputs)
+    compare_with_reference(way(functional), way(reference), inputs, weigh)
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(20))
 @given(
     rows=st.sampled_from([1, 3, 17, 33]),
     columns=st.sampled_from([1, 7, 17, 64, 96, 130, 257]),
@@ -70,25 +73,27 @@ def check_plain(inputs, eps=1e-5):
     dropout_p=st.sampled_from([0.0, 0.1, 0.5]),
     weight=st.booleans(),
     bias=st.booleans(),
+    norm=st.sampled_from(NORMS),
 )
-def test_residual_layer_norm_equals_the_reference_for_any_shape(rows, columns, dtypes, dropout_p, weight, bias):
-    check(tensors((rows, columns), *dtypes, weight=weight, bias=bias), dropout_p)
+def test_residual_norms_equal_the_reference_for_any_shape(rows, columns, dtypes, dropout_p, weight, bias, norm):
+    inputs = tensors((rows, columns), *dtypes, weight=weight, bias=bias and norm == "layer_norm")
+    check(inputs, dropout_p, norm=norm)
 
 
 @pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
 def test_forward_and_all_gradients_equal_the_reference_in_every_dtype(x, stream):
     inputs = tensors((2, 5, 72), x, stream)
     check(inputs, dropout_p=0.3)
-    check_plain(inputs)
+    check(plain(inputs))
 
 
-@pytest.mark.parametrize("columns", [1023, 1500])
-def test_rows_that_are_no_power_of_two_are_not_mixed_with_what_lies_behind_them(columns):
-    check(tensors((3, columns), torch.float32, torch.float32), dropout_p=0.1)
-
-
-def test_parameter_gradients_of_rows_too_wide_to_sum_in_registers():
-    check_plain(tensors((2, kernel.WIDEST + 1), torch.float32, torch.float32))
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("columns", [1023, 1500, kernel.WIDEST + 1])
+def test_rows_of_odd_widths_up_to_those_too_wide_to_sum_in_registers(columns, norm):
+    x_dtype = torch.float32 if norm == "layer_norm" else torch.bfloat16
+    inputs = tensors((3, columns), x_dtype, torch.float32, bias=norm == "layer_norm")
+    check(inputs, dropout_p=0.1, norm=norm)
+    check(plain(inputs), norm=norm)
 
 
 @pytest.mark.sample(1)
@@ -105,21 +110,17 @@ def test_rows_up_to_the_widest(columns, x, stream):
     check(tensors((2, columns), x, stream), dropout_p=0.1)
 
 
-def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
-    inputs = {"x": torch.randn(2, kernel.MAX_COLUMNS + 1)}
-    check_plain(inputs)
+def test_torch_computes_rows_that_are_too_wide_for_the_kernel():
+    check({"x": torch.randn(2, kernel.MAX_COLUMNS + 1)})
     with pytest.raises(ValueError, match="at most 8192"):
         kernel.tile(INTERPRETER, kernel.MAX_COLUMNS + 1, backward=False)
 
 
-def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
-    columns = 20
-    tile_size = kernel.tile(INTERPRETER, columns, backward=True)
-    assert tile_size.rows > 1
-    rows = (
-        tile_size.rows * (4 * INTERPRETER.processors + 1) + 3
-    )  # more tiles than programs, and a last tile that is not full
-    check(tensors((rows, columns), torch.float32, torch.float32))
+def test_programs_with_several_tiles_of_several_rows_sum_every_row_once():
+    tile = kernel.tile(INTERPRETER, 20, backward=True)
+    assert tile.rows > 1
+    rows = tile.rows * (4 * INTERPRETER.processors + 1) + 3  # more tiles than programs, and a partial one
+    check(tensors((rows, 20), torch.float32, torch.float32))
 
 
 @pytest.mark.sample(4)
@@ -137,10 +138,10 @@ def test_the_bias_of_x_has_its_gradient(dropout_p, x, stream, columns):
     def ours(**tensors):
         return functional.residual_layer_norm(**tensors, **options)
 
-    wanted, exact = solve(specified, inputs), solve(specified, inputs, torch.float64)
+    expected, exact = solve(specified, inputs), solve(specified, inputs, torch.float64)
     for route in ("torch", "triton"):
         with backend(route):
-            compare(solve(ours, inputs), wanted, exact)
+            compare(solve(ours, inputs), expected, exact)
 
 
 @pytest.mark.parametrize("columns", [72, kernel.WIDEST + 1], ids=["in registers", "wide"])
@@ -159,20 +160,22 @@ def only(position):
     return lambda outputs: (outputs[position].double() * torch.linspace(-1, 1, outputs[position].shape[-1])).sum()
 
 
-@pytest.mark.parametrize("position", [0, 1], ids=["post-norm uses y alone", "y goes unused"])
-def test_gradients_when_one_output_alone_is_used(position):
-    check(
-        tensors((5, 24), torch.bfloat16, torch.float32, weight=position == 0, bias=position == 0), 0.25, only(position)
-    )
+@pytest.mark.parametrize("position", [0, 1], ids=["only y is used", "only s is used"])
+def test_gradients_when_only_one_output_is_used(position):
+    inputs = tensors((5, 24), torch.bfloat16, torch.float32, weight=position == 0, bias=position == 0)
+    check(inputs, 0.25, only(position))
 
 
-def test_no_rows_give_no_output_and_zero_parameter_gradients():
-    inputs = tensors((0, 40), torch.float32, torch.float32)
-    check(inputs, dropout_p=0.1)
+@pytest.mark.parametrize("columns", [40, kernel.WIDEST + 1])
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_rows_give_no_output_and_zero_parameter_gradients(norm, columns):
+    inputs = tensors((0, columns), torch.float32, torch.float32, bias=norm == "layer_norm")
+    check(inputs, dropout_p=0.1, norm=norm)
     with backend("triton"):
-        actual = solve(lambda x, weight, residual, bias: functional.layer_norm(x, weight, bias), inputs)
-    assert not actual["gradient of weight"].any()
-    assert actual["gradient of weight"].shape == (40,)
+        results = solve(lambda x, **parameters: getattr(functional, norm)(x, **parameters), plain(inputs))
+    assert results["output 0"].shape == (0, columns)
+    assert not results["gradient of weight"].any()
+    assert results["gradient of weight"].shape == (columns,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -185,15 +188,24 @@ def test_statistics_are_float32_whatever_the_dtype(dtype):
 
 
 def test_a_large_mean_does_not_swallow_the_variance():
-    """Mean of squares less square of the mean would leave no digit of it."""
+    """Mean of squares minus square of the mean would cancel all digits."""
     x = torch.randn(3, 64) + 3000.0
     y, *_ = kernel.Forward(x, None)(x, None, None, None, None, 1e-5)
     torch.testing.assert_close(y.double(), reference.layer_norm(x.double(), None, None), rtol=0, atol=2e-3)
 
 
+def test_rms_norm_does_not_subtract_the_mean():
+    x = torch.randn(3, 40) + 100.0
+    with backend("triton"):
+        y = functional.rms_norm(x, None)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (40,), eps=1e-6))
+    assert y.mean() > 0.9
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("eps", [1e-6, 1e-3])
-def test_eps_is_added_to_the_variance(eps):
-    check_plain({"x": torch.randn(3, 40) * 1e-2, "weight": torch.randn(40)}, eps)
+def test_eps_is_added_to_the_variance(eps, norm):
+    check({"x": torch.randn(3, 40) * 1e-2, "weight": torch.randn(40)}, eps=eps, norm=norm)
 
 
 def test_expanded_and_transposed_inputs_and_gradients():
@@ -229,7 +241,7 @@ def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 1.0, 1e-7])
-def test_dropout_of_nothing_and_of_everything(dropout_p):
+def test_dropout_rates_of_zero_and_one(dropout_p):
     inputs = tensors((5, 24), torch.float32, torch.float32)
     check(inputs, dropout_p)
     with backend("triton"):
@@ -255,11 +267,11 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
     cases = itertools.chain(*(matrix.families()[name](chip) for name in ("layer_norm", "residual_add")))
     listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps) for case in cases}
     for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, kernel.MAX_COLUMNS):
-        for jit, tile_size in (
+        for jit, tile in (
             (kernel._forward, kernel.tile(chip, columns, backward=False)),
             (kernel._backward, kernel.tile(chip, columns, backward=True)),
             (kernel._column_sums, COLUMN_SUMS(chip)),
             (add_kernel._add_dropped, add_kernel.tile(chip, columns)),
         ):  # fmt: skip
-            assert (jit, tile_size.rows, tile_size.columns, tile_size.warps) in listed
-            assert tile_size.warps * (64 if chip.name.startswith("gfx") else 32) <= 1024
+            assert (jit, tile.rows, tile.columns, tile.warps) in listed
+            assert tile.warps * chip.warp <= 1024

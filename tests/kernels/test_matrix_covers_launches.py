@@ -1,8 +1,7 @@
-"""What really runs is in the compile matrix: the launch functions run through the interpreter as if on a chip."""
+"""Every launch is in the compile matrix: operators run in the interpreter with the tiles of a chip."""
 
 import collections
 import itertools
-import sys
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from fasttfm.kernels.launch import power_of_two
 from fasttfm.kernels.parameter import kinds_of
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof.attention_case import WIDTHS
+from fasttfm.kernels.proof.executed import replace_everywhere
 from fasttfm.kernels.tiles import attention as tables
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.search.device.launches import memory_of, sizes_of
@@ -27,8 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the i
 
 
 def tile_of(kernel: str, constants: dict, options: dict) -> tuple:
-    """What a tile fixes: the kernel's whole-number constants, warps and stages. Heads narrower than 64 take the
-    tiles of 64, and less of everything."""
+    """The integer constants of a kernel, warps and stages. Heads narrower than 64 take the tiles of 64."""
     sizes = {name: value for name, value in constants.items() if type(value) is int}
     sizes |= {name: max(64, power_of_two(sizes[name])) for name in ("D", "DV") if name in sizes}
     return kernel, tuple(sorted(sizes.items())), options["num_warps"], options["num_stages"]
@@ -38,8 +37,8 @@ NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", t
 
 
 def variant_of(kernel, arguments: dict) -> tuple:
-    """What pointers point at: elements, residual stream, parameters, the sums of tuples, and the mask where there is
-    one; and whether sequences are packed. arguments: tensors, or what compile_case.py writes for them."""
+    """Dtypes of elements, residual stream, parameters, sums and mask, and whether sequences are packed. arguments:
+    tensors, or the notation of compile_case.py."""
     dtypes: dict[str, str] = {}
     for name, kind in kinds_of(kernel).items():
         if kind in ("Pointer", "Pointers", "ResidualPointer", "ParameterPointer", "MaskPointer"):
@@ -53,17 +52,17 @@ def variant_of(kernel, arguments: dict) -> tuple:
 
 def listed(chip: str) -> set[tuple]:
     """Tiles and variants of the matrix."""
-    found = set()
+    result = set()
     for _, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
         constants = {p: case.arguments[p] for p in constexprs(case.kernel)}
         options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-        found.add(tile_of(full_name(case.kernel), constants, options))
-        found.add(variant_of(case.kernel, case.arguments))
-    return found
+        result.add(tile_of(full_name(case.kernel), constants, options))
+        result.add(variant_of(case.kernel, case.arguments))
+    return result
 
 
 def full_name(function) -> str:
-    function = getattr(function, "fn", function)  # an interpreted function's own module is the interpreter
+    function = getattr(function, "fn", function)  # the module of an interpreted function is the interpreter
     return f"{function.__module__.removeprefix('fasttfm.kernels.')}.{function.__name__}"
 
 
@@ -73,8 +72,8 @@ def constexprs(kernel) -> list[str]:
 
 
 @pytest.fixture
-def launched(monkeypatch):
-    """Collects what is launched; call with a chip's name to run as if on it."""
+def launched(monkeypatch, request):
+    """launched(chip) runs operators with the tiles of a chip and returns the set that collects their launches."""
     from triton.runtime import interpreter
 
     seen: set[tuple] = set()
@@ -86,32 +85,17 @@ def launched(monkeypatch):
         defaults = {"num_warps": 4, "num_stages": 3 if here[-1].startswith("sm_") else 2}  # Triton's own
         seen.add(tile_of(full_name(self.fn), {name: named[name] for name in constexprs(self.fn)}, defaults | kwargs))
         seen.add(variant_of(self.fn, named))
-        self.grid = (1,) * len(self.grid)  # one program: nobody looks at the numbers
+        self.grid = (1,) * len(self.grid)  # one program is enough
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", logged)
 
     def on(chip: str) -> set[tuple]:
         here.append(chip)
-        original = launch.chip  # launch is one of the modules that are changed
-        for name, module in list(sys.modules.items()):
-            if name.startswith("fasttfm.") and getattr(module, "chip", None) is original:
-                monkeypatch.setattr(module, "chip", lambda device: CHIPS[chip])
+        request.addfinalizer(replace_everywhere("chip", launch.chip, lambda device: CHIPS[chip]))
         return seen
 
     return on
-
-
-@pytest.fixture
-def float32_products():
-    """float32_products("tf32") has them computed so."""
-    before = torch.backends.cuda.matmul.fp32_precision
-
-    def take(kind: str) -> None:
-        torch.backends.cuda.matmul.fp32_precision = kind
-
-    yield take
-    torch.backends.cuda.matmul.fp32_precision = before
 
 
 def with_gradients(function, *inputs):
@@ -121,8 +105,8 @@ def with_gradients(function, *inputs):
 
 
 def every_attention(tensor):
-    """Every route on every chip: short rows, long ones, and rows so long that no chip keeps their weights; padded,
-    packed, masked, and with the weights asked for."""
+    """Every route on every chip: short rows, long rows, and rows too long for the softmax route; padded, packed,
+    masked, and returning weights."""
 
     def inputs(L, S, D):
         return tensor(1, 1, L, D), tensor(1, 1, S, D), tensor(1, 1, S, D)
@@ -156,7 +140,7 @@ def every_attention(tensor):
 
 
 def every_cache(dtype):
-    """Few rows to a head of keys and more, in pages and without, in one share and in several; keys that never move."""
+    """Few and many rows per key head, with and without pages, one share and several; and attention over ancestors."""
     for width, heads, queries in itertools.product((32, 128, 256), (1, 4), (1, 6)):
         query = torch.randn(1, heads, queries, width).to(dtype)
         for page, slopes in ((16, torch.ones(heads)), (600, None)):
@@ -170,7 +154,7 @@ def every_cache(dtype):
 
 
 def every_search(dtype):
-    """Few slots and many, beams and vocabularies of all size classes."""
+    """Few and many slots, beams and vocabularies of all size classes."""
     cpu = torch.device("cpu")
     shapes = (1, 5, 40), (1, 5, 40_000), (200, 5, 4097), (1, 8, 40_000), (1, 16, 5000)
     for slots, beam, vocabulary in shapes:
@@ -224,18 +208,18 @@ def everything(dtype):
     ("chip", "kind"),
     [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("sm_90", "bf16"), ("gfx942", "bf16")],
 )
-def test_every_tile_dtype_and_mask_that_runs_is_listed(chip, kind, launched, float32_products):
-    wanted = listed(chip)  # first of all: it imports every kernel file before launch.chip is changed
+def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launched, monkeypatch):
+    expected = listed(chip)  # first: it imports every kernel file before launch.chip is replaced
     seen = launched(chip)
-    float32_products("tf32" if kind == "tf32" else "ieee")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if kind == "tf32" else "ieee")
     with backend("triton"):
         everything({"fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32))
-    missing = sorted(map(str, seen - wanted))
+    missing = sorted(map(str, seen - expected))
     assert not missing, "\n".join(missing)
 
 
 def questions(chip):
-    """(kernel, table, size) of all that a chip's routes ask the tables of attention's tiles."""
+    """(kernel, table, size) of every lookup in the attention tables by the routes of a chip."""
     kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
     for kind, width, extras in itertools.product(kinds, WIDTHS, (0, 1, 2, 3, 4)):
         size = (chip, kind, width, extras)
@@ -260,8 +244,8 @@ def shipped(table):
     return getattr(table, "shipped", table)
 
 
-def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
-    """A cell that no other leaves anything to is a mistake, and so is one that no route comes to."""
+def test_every_cell_of_the_attention_tables_is_used_by_some_chip():
+    """A cell that is shadowed by others, or that no route looks up, is a mistake."""
     asked = collections.defaultdict(set)
     for chip in (*CHIPS.values(), INTERPRETER):
         for _, table, size in questions(chip):
@@ -277,16 +261,11 @@ def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("chip", CHIPS)
-def test_every_answer_of_the_tables_of_attention_is_listed(chip):
+def test_every_answer_of_the_attention_tables_is_listed(chip):
     listed = {
-        (
-            full_name(case.kernel),
-            case.arguments["D"],
-            Tile(a.get("ROWS", 0), a["COLUMNS"], case.num_warps, case.num_stages),
-        )
-        for task, case in compile_matrix.enumerate_cases([CHIPS[chip]], ["attention"])
-        for a in [case.arguments]
-        if "D" in a
+        (full_name(case.kernel), a["D"], Tile(a.get("ROWS", 0), a["COLUMNS"], case.num_warps, case.num_stages))
+        for _, case in compile_matrix.enumerate_cases([CHIPS[chip]], ["attention"])
+        if "D" in (a := case.arguments)
     }
     asked = {(f"attention.{kernel}", size[2], shipped(table)(*size)) for kernel, table, size in questions(CHIPS[chip])}
     answers = {each for each in asked if isinstance(each[2], Tile)}
