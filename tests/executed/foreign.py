@@ -1,11 +1,11 @@
-"""Kernels of other projects, executed from their PTX on a CPU and held against PyTorch.
+"""Kernels of other projects, executed from their PTX on a CPU and compared with PyTorch.
 
     TRITON_INTERPRET=0 python -m tests.executed.foreign --packages /folder/of/site-packages [--chip sm_90]
 
-Runs the cases of each package that is installed, or lies in a folder that --packages names (a checkout will do),
-forward and backward; of a package that is not there it says so. Puts a line for each package and chip into
-benchmarks/results/foreign.jsonl: the package's version, how many cases pass, and of each other case what became of it.
-Ends with status 1 where a case neither passes nor is one that Triton does not compile for the chip.
+Runs the cases of every package that is installed or in the folder of --packages (such as a checkout), forward and
+backward, and names missing packages. Records a line per package and chip in benchmarks/results/foreign.jsonl: version
+of the package, number of passing cases, and the outcome of every other case. Exit status 1 if a case fails, unless
+Triton does not compile it for the chip.
 """
 
 import importlib.metadata
@@ -28,7 +28,7 @@ from benchmarks import command
 from benchmarks.measure.records import Record
 from ptx_check import FaultyKernel, Unsupported, executed
 from tests.executed import foreign_serving
-from tests.executed.foreign_serving import Pairs, bare_module, compared
+from tests.executed.foreign_serving import Pairs, bare_module, compared, variant
 
 CHIPS = ("sm_60", "sm_80", "sm_90", "sm_100")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2}
@@ -70,8 +70,8 @@ def liger_cross_entropy() -> Pairs:
     target[2] = -100
 
     def ours(x: torch.Tensor) -> torch.Tensor:
-        found = LigerCrossEntropyFunction.apply(x, target, None, -100)
-        return (found[0] if isinstance(found, tuple) else found).reshape(1)
+        result = LigerCrossEntropyFunction.apply(x, target, None, -100)
+        return (result[0] if isinstance(result, tuple) else result).reshape(1)
 
     return compared(ours, lambda x: F.cross_entropy(x, target).reshape(1), (7, 130))
 
@@ -156,16 +156,8 @@ def _flash_rotary(interleaved: bool) -> Pairs:
     return compared(Rotary.apply, theirs, (2, 9, 3, 40))
 
 
-def flash_rotary_of_halves() -> Pairs:
-    return _flash_rotary(False)
-
-
-def flash_rotary_of_pairs() -> Pairs:
-    return _flash_rotary(True)
-
-
 def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
-    """flash_attn's attention in Triton: meant for AMD's devices, it compiles for NVIDIA's without one hint."""
+    """flash_attn's attention in Triton, for AMD: it compiles for NVIDIA without one compiler hint."""
     from flash_attn.flash_attn_triton_amd.interface_fa import bwd, fwd
 
     options = (width**-0.5, causal, -1, -1, 0.0)
@@ -197,23 +189,15 @@ def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
         yield from compared(Attention.apply, theirs, *shapes, dtype=torch.float16)
 
 
-def flash_attention_causal() -> Pairs:
-    return _flash_attention(True, 130, 64)
-
-
-def flash_attention_of_odd_sizes() -> Pairs:
-    return _flash_attention(False, 77, 40)
-
-
 def flash_linear() -> Pairs:
-    # Triton 3 has no triton.ops, from which the configurations' pruning comes
+    # Triton 3 has no triton.ops, which provides the pruning of configurations
     name, pruned = "triton.ops.matmul_perf_model", lambda configs, *_, **__: configs[:2]
     model = bare_module(name, early_config_prune=pruned, estimate_matmul_time=lambda **_: 1.0)
     sys.modules |= {"triton.ops": bare_module("triton.ops"), name: model}
     from flash_attn.ops.triton.linear import triton_dgrad_act, triton_linear_act
 
     class Linear(torch.autograd.Function):
-        """relu(x @ w.T + b) squared, differentiated by x before the activation alone."""
+        """relu(x @ w.T + b) squared; backward is the gradient of x without the derivative of the activation."""
 
         @staticmethod
         def forward(ctx, x, w, b):
@@ -242,8 +226,8 @@ def flash_linear() -> Pairs:
 
 
 def _recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor, beta: Any = None) -> Any:
-    """Linear attention, a step at a time: (B, T, H, D) each; kept (B, T, H, D), what stays of the state; beta (B, T,
-    H): by the delta rule."""
+    """Linear attention as a recurrence: q, k, v (B, T, H, D); kept (B, T, H, D): decay of the state; beta (B, T, H):
+    of the delta rule."""
     state, outputs = 0.0, []
     for t in range(q.shape[1]):
         state = kept[:, t, :, :, None] * state
@@ -316,8 +300,9 @@ PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
     "liger_kernel": (liger_rms_norm, liger_layer_norm, liger_swiglu, liger_geglu, liger_cross_entropy),
     "flash_attn": (
         flash_layer_norm, flash_layer_norm_of_two, flash_rms_norm_with_dropout, flash_cross_entropy,
-        flash_rotary_of_halves, flash_rotary_of_pairs, flash_attention_causal, flash_attention_of_odd_sizes,
-        flash_linear,
+        variant("flash_rotary_of_halves", _flash_rotary, False), variant("flash_rotary_of_pairs", _flash_rotary, True),
+        variant("flash_attention_causal", _flash_attention, True, 130, 64),
+        variant("flash_attention_of_odd_sizes", _flash_attention, False, 77, 40), flash_linear,
     ),
     "fla": (fla_retention, fla_gla, fla_delta_rule, fla_hgrn, fla_attention),
     **foreign_serving.PACKAGES,
@@ -325,19 +310,19 @@ PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
 
 
 def found_version(package: str) -> str | None:
-    """The version of a package, or None where it is not there.
+    """The version of a package, None if it is not installed.
 
-    Its modules are then imported without its __init__, which may want compiled extensions and other packages.
+    Its modules will be imported without its __init__, which may need compiled extensions and other packages.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
     text = Path(spec.origin).read_text(encoding="utf-8")
-    says = re.search(r"^__version__ = [\"'](.+)[\"']", text, re.MULTILINE)
+    match = re.search(r"^__version__ = [\"'](.+)[\"']", text, re.MULTILINE)
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        version = says[1] if says else "unknown"
+        version = match[1] if match else "unknown"
     if package not in sys.modules:
         folders = list(spec.submodule_search_locations or ())
         sys.modules[package] = bare_module(package, __path__=folders, __spec__=spec, __file__=None, __version__=version)
@@ -345,15 +330,15 @@ def found_version(package: str) -> str | None:
 
 
 def forget(package: str) -> None:
-    """Lets a package that was imported without its __init__ ask anew what device there is."""
+    """Unloads a package that was imported without its __init__, so that it queries the device again."""
     if sys.modules[package].__file__ is None:
         for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
             del sys.modules[name]
 
 
 def outcome(case: Callable[[], Pairs], chip: str) -> str:
-    """Run a case on a chip: passed, or what became of it. Of kernels with dozens of configurations to choose among one
-    is executed; of others' each."""
+    """Runs a case on a chip: passed, or the failure. Kernels with dozens of configurations run one of them, others
+    all."""
     try:
         with executed(chip, configs=1 if case.__name__.startswith(_MANY_CONFIGURATIONS) else None) as machine:
             for actual, expected in case():
@@ -390,17 +375,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for chip in args.chip or CHIPS:
             forget(package)
             began = time.process_time()
-            found = {case.__name__: outcome(case, chip) for case in cases}
-            others = {name: what for name, what in found.items() if what != "passed"}
-            told: dict[str, Any] = {"package": package, "version": version, "chip": chip, "cases": len(cases)}
-            told |= {"passed": len(cases) - len(others), "others": others}
-            told["cpu_seconds"] = round(time.process_time() - began, 1)
-            command.keep(args.results, "foreign", key=_about, **told)
-            print(
-                f"{package} {version}, {chip}: {told['passed']} of {told['cases']} cases pass {others or ''}",
-                flush=True,
-            )
-            failed += sum(not what.startswith(UNCOMPILED) for what in others.values())
+            outcomes = {case.__name__: outcome(case, chip) for case in cases}
+            others = {name: each for name, each in outcomes.items() if each != "passed"}
+            record: dict[str, Any] = {"package": package, "version": version, "chip": chip, "cases": len(cases)}
+            record |= {"passed": len(cases) - len(others), "others": others}
+            record["cpu_seconds"] = round(time.process_time() - began, 1)
+            command.keep(args.results, "foreign", key=_about, **record)
+            passed = f"{record['passed']} of {record['cases']} cases pass"
+            print(f"{package} {version}, {chip}: {passed} {others or ''}", flush=True)
+            failed += sum(not each.startswith(UNCOMPILED) for each in others.values())
     return 1 if failed else 0
 
 

@@ -1,11 +1,12 @@
-"""Cases of other projects' kernels that serve and that scan: what foreign.py executes beside layers and attention.
+"""Kernels of other projects for serving and scans, executed by foreign.py besides those of layers and attention.
 
-A project's modules are imported without the __init__ of their packages, which want extensions and devices: bare().
+Modules are imported without the __init__ of their packages, which need extensions and devices: bare().
 """
 
 import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,31 +15,38 @@ import torch
 import torch.nn.functional as F
 
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
-"""Results of a kernel, and PyTorch's."""
+"""Results of a kernel and of PyTorch."""
+
+
+def variant(name: str, case: Callable[..., Pairs], *args: Any, **options: Any) -> Callable[[], Pairs]:
+    """A case with arguments, under a name of its own in the record."""
+    named = partial(case, *args, **options)
+    vars(named)["__name__"] = name
+    return named
 
 
 def compared(ours: Callable, theirs: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Pairs:
-    """Outputs and gradients of two functions of tensors of these shapes; PyTorch's in float32."""
+    """Yields outputs and gradients of both functions for tensors of these shapes; PyTorch computes in float32."""
     results = []
     for function, computed in ((ours, dtype), (theirs, torch.float32)):
         generator = torch.Generator().manual_seed(1)
-        given = [torch.randn(shape, generator=generator).to(dtype).to(computed).requires_grad_() for shape in shapes]
-        result = function(*given)
+        inputs = [torch.randn(shape, generator=generator).to(dtype).to(computed).requires_grad_() for shape in shapes]
+        result = function(*inputs)
         (result * torch.linspace(-1, 1, result.numel()).reshape(result.shape)).sum().backward()
-        results.append([result.detach(), *(x.grad for x in given)])
+        results.append([result.detach(), *(x.grad for x in inputs)])
     for actual, expected in zip(*results):
         yield actual, expected.to(actual.dtype)
 
 
 def bare_module(name: str, **content: Any) -> ModuleType:
-    """A module of this name and content."""
+    """A module with this name and content."""
     module = ModuleType(name)
     vars(module).update(content)
     return module
 
 
 def bare(name: str) -> None:
-    """Puts the packages of a dotted name in place without running their __init__."""
+    """Imports the packages of a dotted name without running their __init__."""
     parent, _, _ = name.rpartition(".")
     if parent:
         bare(parent)
@@ -70,16 +78,8 @@ def _cut_cross_entropy(softcap: float | None) -> Pairs:
     return compared(ours, theirs, (70, 64), (300, 64), dtype=torch.float16)
 
 
-def cce_loss() -> Pairs:
-    return _cut_cross_entropy(None)
-
-
-def cce_loss_with_a_soft_cap() -> Pairs:
-    return _cut_cross_entropy(5.0)
-
-
 def _paged_decode(heads: int, keys_heads: int) -> Pairs:
-    """One query a sequence over keys that lie in scattered pages of one token, in up to four splits."""
+    """One query per sequence over keys in scattered pages of one token, in up to four splits."""
     bare("sglang.kernels.ops.attention")
     bare("sglang.srt")
     off = SimpleNamespace(get=lambda: False)
@@ -106,17 +106,9 @@ def _paged_decode(heads: int, keys_heads: int) -> Pairs:
         yield out[i], expected[:, 0].half()
 
 
-def sglang_paged_decode() -> Pairs:
-    return _paged_decode(4, 4)
-
-
-def sglang_paged_decode_of_shared_keys() -> Pairs:
-    return _paged_decode(8, 2)
-
-
 def torchao_int8_product() -> Pairs:
     bare("torchao.prototype.quantized_training")
-    # its module registers an operator, which nobody may do twice: it is imported anew for each chip
+    # its module registers an operator, which fails the second time: it is imported again for each chip
     with mock.patch.multiple(torch.library, Library=mock.Mock(), impl=lambda *_: lambda function: function):
         from torchao.prototype.quantized_training.int8_mm import scaled_int8_mm_cuda
 
@@ -133,7 +125,7 @@ NF4 = (-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910
 
 
 def bitsandbytes_nf4() -> Pairs:
-    """Weights to four bits and back: the nearest level of each block's largest value."""
+    """Quantizes weights to four bits and back, to the nearest level relative to the largest value of a block."""
     bare("bitsandbytes.backends.triton")
     from bitsandbytes.backends.triton.ops import dequantize_4bit, quantize_4bit
 
@@ -159,16 +151,8 @@ def _xformers_rms_norm(add: bool) -> Pairs:
         yield (_rms_norm_add_forward(x.clone(), y, w, 1e-6) if add else _rms_norm_forward(x, w, 1e-6)), expected
 
 
-def xformers_rms_norm() -> Pairs:
-    return _xformers_rms_norm(False)
-
-
-def xformers_rms_norm_of_a_sum() -> Pairs:
-    return _xformers_rms_norm(True)
-
-
 def _mamba_chunks(**options: Any) -> Pairs:
-    """The state space model of Mamba-2 in chunks of 32 beside its recurrence (Dao and Gu 2024, equation 16)."""
+    """The state space model of Mamba-2 in chunks of 32 against its recurrence (Dao and Gu 2024, equation 16)."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     decay = -torch.linspace(0.5, 1.5, 2)
@@ -189,19 +173,23 @@ def _mamba_chunks(**options: Any) -> Pairs:
     return compared(ours, theirs, *shapes, dtype=torch.float16)
 
 
-def mamba_chunk_scan() -> Pairs:
-    return _mamba_chunks()
-
-
-def mamba_chunk_scan_with_a_skip() -> Pairs:
-    return _mamba_chunks(D=torch.tensor([0.5, 2.0]))
-
-
 PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
-    "cut_cross_entropy": (cce_loss, cce_loss_with_a_soft_cap),
-    "sglang": (sglang_paged_decode, sglang_paged_decode_of_shared_keys),
+    "cut_cross_entropy": (
+        variant("cce_loss", _cut_cross_entropy, None),
+        variant("cce_loss_with_a_soft_cap", _cut_cross_entropy, 5.0),
+    ),
+    "sglang": (
+        variant("sglang_paged_decode", _paged_decode, 4, 4),
+        variant("sglang_paged_decode_of_shared_keys", _paged_decode, 8, 2),
+    ),
     "torchao": (torchao_int8_product,),
     "bitsandbytes": (bitsandbytes_nf4,),
-    "xformers": (xformers_rms_norm, xformers_rms_norm_of_a_sum),
-    "mamba_ssm": (mamba_chunk_scan, mamba_chunk_scan_with_a_skip),
+    "xformers": (
+        variant("xformers_rms_norm", _xformers_rms_norm, False),
+        variant("xformers_rms_norm_of_a_sum", _xformers_rms_norm, True),
+    ),
+    "mamba_ssm": (
+        variant("mamba_chunk_scan", _mamba_chunks),
+        variant("mamba_chunk_scan_with_a_skip", _mamba_chunks, D=torch.tensor([0.5, 2.0])),
+    ),
 }
