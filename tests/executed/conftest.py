@@ -1,4 +1,4 @@
-"""Everything here executes the kernels' own PTX on a CPU, for which Triton must not be in its interpreter:
+"""These tests execute the PTX of the kernels on a CPU, which needs Triton without its interpreter:
 
 TRITON_INTERPRET=0 pytest tests/executed                    as `make test` does
 TRITON_INTERPRET=0 pytest tests/executed -m executed        the rest, as `make executed` does

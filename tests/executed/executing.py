@@ -1,4 +1,5 @@
-"""Runs a problem of tests/gpu/problems.py by executed PTX and holds it against the reference by ring 2's rule."""
+"""Runs a problem of tests/gpu/problems.py by executing PTX and compares it with the reference by the rule of
+accuracy.py."""
 
 import functools
 import sys
@@ -33,13 +34,13 @@ def solve(way, inputs: dict) -> list[torch.Tensor]:
 
 
 def solving(problem: Problem, dtype: torch.dtype) -> Callable[[], list[torch.Tensor]]:
-    """What solves a problem by our operators, on inputs that are made now."""
+    """A function that solves a problem by our operators, on inputs drawn now."""
     return functools.partial(solve, problem.ours, problem.inputs(CPU, dtype))
 
 
 def check(problem: Problem, chip: str, dtype: torch.dtype, *, rounding: float = 0.0) -> Machine:
-    """Raises FaultyKernel for what a kernel does wrong, AssertionError for wrong numbers. rounding: of the largest
-    magnitude, what is granted besides, where products are computed in less than the dtype's precision."""
+    """Raises FaultyKernel for a fault of a kernel, AssertionError for wrong numbers. rounding: additional tolerance
+    relative to the largest magnitude, for products of less precision than the dtype."""
     inputs = problem.inputs(CPU, dtype)
     with executed(chip) as machine, backend("triton"):
         ours = solve(problem.ours, inputs)

@@ -1,5 +1,5 @@
-"""Published faults of Triton's compiler: what the installed version still does wrong is noticed, what it does right
-passes. None of them shows in Triton's interpreter."""
+"""Published faults of Triton's compiler are noticed if the installed version has them, and pass if not. The interpreter
+shows none of them."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ def _rows_of_a_remainder(x, out, R: tl.constexpr, C: tl.constexpr):
     tl.store(out + (r0[:, None] * C + columns[None, :]), tl.load(x + (row[:, None] + columns[None, :])))
 
 
-def test_a_divisibility_that_does_not_hold_is_noticed():
-    """triton#11544: a remainder is taken for a multiple of two, and its rows are loaded in pairs."""
+def test_a_wrong_divisibility_is_noticed():
+    """triton#11544: a remainder is assumed to be a multiple of two, and its rows are loaded in pairs."""
     x = torch.arange(64, dtype=torch.float32)
     with pytest.raises(FaultyKernel, match="alignment") as raised, executed("sm_80"):
         _rows_of_a_remainder[(1,)](x, torch.empty(32, 16), R=32, C=16)
@@ -35,7 +35,7 @@ def _store_and_read_back(scratch, x, out):
 
 
 def test_a_store_and_its_read_back_in_two_layouts_are_noticed():
-    """triton#10924: nothing orders the threads, which the compiler gave other elements each time."""
+    """triton#10924: the two layouts give threads different elements, and nothing synchronizes them."""
     scratch, x, out = torch.zeros(2048), torch.zeros(2048, dtype=torch.float16), torch.empty(2048)
     with pytest.raises(FaultyKernel, match="race"), executed("sm_80"):
         _store_and_read_back[(1,)](scratch, x, out)
@@ -56,8 +56,8 @@ def _product_of_masked_numbers(a, mask, b, out, K: tl.constexpr):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
 @pytest.mark.parametrize("depth", [16, 32])
 def test_a_shallow_product_behind_a_load_of_bytes_is_noticed(depth, dtype, chip):
-    """triton#11691: 16 deep is too shallow for the layout that an 8-bit load and a join lead to. The numbers are wrong
-    exactly where the layout says so."""
+    """triton#11691: a depth of 16 is too shallow for the layout that follows from an 8-bit load and a join. The machine
+    reports exactly the wrong results."""
     a, b = torch.randint(-3, 4, (16, depth)).to(dtype), torch.randint(-3, 4, (depth, 16)).to(dtype)
     mask, out = torch.randint(0, 2, (16, depth), dtype=torch.int8), torch.empty(16, 16)
     with executed(chip, raising=False) as machine:
@@ -82,8 +82,8 @@ def _two_products_a_step(q, k, v, out, k_stride, v_stride, steps, N: tl.constexp
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_100"])
 def test_an_asynchronous_copy_that_arrives_behind_the_only_fence_is_noticed(chip):
-    """Triton 3.7.1 takes a copy for written when it begins: the fence.proxy.async of another operand's stores then
-    counts for it, though it arrives later. launch.stages_for() keeps the kernels of attention from it."""
+    """Triton 3.7.1 considers a copy written when it is issued: it relies on the fence.proxy.async of another operand's
+    stores, although the copy arrives later. launch.stages_for() avoids this in attention."""
     steps, N = 3, 64
     q = torch.randint(-1, 2, (N, N), dtype=torch.float16)
     k, v = (torch.randint(-1, 2, (steps * N, width), dtype=torch.float16) for width in (72, 80))
@@ -95,9 +95,9 @@ def test_an_asynchronous_copy_that_arrives_behind_the_only_fence_is_noticed(chip
         even = k.new_zeros(steps * N, 80)
         even[:, :N] = k[:, :N]
         _two_products_a_step[(1,)](q, even, v, outs[1], 80, 80, steps, N=N, num_stages=2)
-    wanted = (q.float() @ k[:, :N].float().T) @ v[:, :N].float()
-    assert torch.equal(outs[0], wanted)
-    assert torch.equal(outs[1], wanted)
+    expected = (q.float() @ k[:, :N].float().T) @ v[:, :N].float()
+    assert torch.equal(outs[0], expected)
+    assert torch.equal(outs[1], expected)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _product_with_bytes(a, b, out, N: tl.constexpr):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 def test_a_product_of_bytes_and_a_wider_type(chip, dtype):
-    """The conversion, one for each chip, is inline assembly with registers of its own."""
+    """The conversion is inline assembly with registers of its own, different on each chip."""
     a, b = torch.randint(-128, 128, (32, 32), dtype=torch.int8), torch.randint(-9, 10, (32, 32)).to(dtype)
     out = torch.empty(32, 32)
     with executed(chip):

@@ -1,4 +1,4 @@
-"""Dropout's masks as NVIDIA's chips draw them, by words that Triton's interpreter does not run: the reference's."""
+"""Dropout masks drawn by inline PTX for NVIDIA chips, which the interpreter does not run, equal the reference's."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ WAYS = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16, "transposed
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_chip_draws_the_references_mask(chip, how, columns):
-    """Of any layout that the compiler chooses: here it has no matrix product to follow."""
+    """In any layout: without a matrix product, the compiler is free to choose."""
     out = torch.empty((1, 18, 150), dtype=torch.int8)
     for threshold, warps in ((26, 4), (128, 1), (256, 2)):
         with executed(chip):

@@ -1,4 +1,4 @@
-"""The examples that docs/ptx.md shows find what was planted, and nothing else."""
+"""The examples in docs/ptx.md find the planted faults and nothing else."""
 
 import re
 import runpy
@@ -21,7 +21,7 @@ def test_the_example_names_the_race_and_the_lines(capsys):
     assert printed.split(" at byte")[0] in (ROOT / "docs/ptx.md").read_text()
 
 
-def test_the_lines_of_the_page_run_as_they_stand(tmp_path):
+def test_the_code_of_the_page_runs_verbatim(tmp_path):
     page = (ROOT / "docs/ptx.md").read_text()
     file = tmp_path / "mine.py"
     file.write_text(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0])

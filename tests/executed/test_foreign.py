@@ -1,4 +1,4 @@
-"""The command that executes kernels of other projects: each outcome of a case, and Liger's where it is installed."""
+"""The command that executes kernels of other projects: outcomes of cases, and Liger's kernels if installed."""
 
 import foreign
 import pytest
@@ -34,7 +34,7 @@ def other():
     return launched(50, 3.0)
 
 
-def test_what_becomes_of_a_case():
+def test_outcomes_of_a_case():
     assert foreign.outcome(right, "sm_90") == "passed"
     assert foreign.outcome(too_far, "sm_90").startswith("fault: bounds")
     assert foreign.outcome(other, "sm_90").startswith("wrong: ")

@@ -1,5 +1,5 @@
-"""Attention's kernels for sm_90 in Gluon, which no interpreter runs: their PTX executed on a CPU and held against the
-reference and against the kernel of every chip, whose mask of dropout is the same to the bit."""
+"""The forward kernel for sm_90 in Gluon, which has no interpreter: its PTX executed on a CPU and compared with the
+reference and with the kernel of every chip, whose dropout mask is identical."""
 
 import contextlib
 import dataclasses
@@ -21,18 +21,20 @@ from fasttfm.kernels.tiles.table import Tile
 SEED, SITE = torch.tensor([987654321]), 3
 LAST, FIRST, JOINT = "heads last", "heads first", "one of three projections"
 PROCESSORS = 2
-"""So few that a program has several works."""
+"""So few that a program has several work items."""
 
 
 @pytest.fixture
 def taking(monkeypatch):
-    """A function of a tile, or triton: a context in which sm_90 computes by it. Gives the machine."""
+    """taking({choice: tile, or triton}): a context in which sm_90 computes with these; yields the machine."""
     chip = dataclasses.replace(CHIPS["sm_90"], processors=PROCESSORS)
     monkeypatch.setitem(CHIPS, "sm_90", chip)
 
     @contextlib.contextmanager
-    def take(tile):
-        monkeypatch.setattr(HOPPER_FORWARD, "shipped", lambda *size: tile)
+    def take(tiles):
+        for choice, tile in tiles.items():
+            answer = tile if tile == "triton" else Tile.parse(tile)
+            monkeypatch.setattr(choice, "shipped", lambda *size, answer=answer: answer)
         choices.keep(chip, {})
         with executed("sm_90") as machine, backend("triton"):
             yield machine
@@ -50,7 +52,7 @@ def heads(layout, batch, count, rows, width, dtype):
 
 
 def hidden(x, lengths, filler):
-    """x with rows that no query sees replaced."""
+    """x with invisible rows replaced."""
     if lengths is None:
         return x
     past = torch.arange(x.shape[2]) >= lengths[:, None]
@@ -73,30 +75,40 @@ CASES = {
 }  # fmt: skip
 
 
+def completed(options, width):
+    """Arguments of attention from the options of a case."""
+    options = {"scale": width**-0.5, "dropout_p": 0.0, "lengths": None, **options}
+    lengths = options.pop("lengths")
+    lengths = None if lengths is None else torch.tensor(lengths)
+    return {**options, "key_lengths": lengths, "seed": SEED if options["dropout_p"] else None, "site": SITE}
+
+
+def log_sum_exp(query, key, options):
+    """In base 2, 0 for rows without a visible key."""
+    places = {name: value for name, value in options.items() if name not in ("dropout_p", "seed", "site")}
+    scores = reference.attention_scores(query, key, **places).detach()
+    return torch.logsumexp(scores, -1).masked_fill((scores == -math.inf).all(-1), 0.0) / math.log(2)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_log_sum_exp_are_as_accurate_as_those_of_the_kernel_of_every_chip(case, taking):
+def test_the_output_is_as_accurate_as_that_of_the_kernel_of_every_chip(case, taking):
     tile, dtype, (batch, count, key_count, rows, keys, width), layout, options = CASES[case]
-    options = dict(options)
-    lengths = options.pop("lengths", None)
-    lengths = None if lengths is None else torch.tensor(lengths)
     query = heads(layout, batch, count, rows, width, dtype)
     key, value = (heads(layout, batch, key_count, keys, width, dtype) for _ in range(2))
-    options = {"scale": width**-0.5, "dropout_p": 0.0, **options, "key_lengths": lengths}
-    given = {**options, "seed": SEED if options["dropout_p"] else None, "site": SITE}
-    places = {name: value for name, value in options.items() if name != "dropout_p"}
-    scores = reference.attention_scores(query.double(), key.double(), **places)
-    exact = reference.attention(query.double(), *(hidden(x, lengths, 0.0).double() for x in (key, value)), **given)[0]
-    lse = torch.logsumexp(scores, -1).masked_fill((scores == -math.inf).all(-1), 0.0) / math.log(2)
-    found = {}
-    for name in (Tile.parse(tile), "triton"):
-        with taking(name) as machine:
-            found[name] = once.forward("flash", query, *(hidden(x, lengths, math.nan) for x in (key, value)), **given)
-        works = -(-rows // 128) * batch * count
-        assert machine.launches[0].grid[0] == (
-            min(works, PROCESSORS) if name != "triton" else machine.launches[0].grid[0]
-        )
-    (output, sums), (plain, _) = found.values()
+    options = completed(options, width)
+    lengths = options["key_lengths"]
+    finite = (x.double() for x in (query, *(hidden(x, lengths, 0.0) for x in (key, value))))
+    lse = log_sum_exp(query.double(), key.double(), options)
+    exact = reference.attention(*finite, **options)[0]
+    results = []
+    for name in (tile, "triton"):
+        with taking({HOPPER_FORWARD: name}) as machine:
+            operands = query, *(hidden(x, lengths, math.nan) for x in (key, value))
+            results.append(once.forward("flash", *operands, **options))
+        if name != "triton":
+            assert machine.launches[0].grid[0] == min(-(-rows // 128) * batch * count, PROCESSORS)
+    (output, sums), (plain, _) = results
     assert torch.isfinite(output).all()
     error, allowed = (output - exact).abs().max(), (plain - exact).abs().max()
     assert error <= 1.5 * allowed, (error, allowed)
@@ -104,7 +116,7 @@ def test_output_and_log_sum_exp_are_as_accurate_as_those_of_the_kernel_of_every_
 
 
 @pytest.mark.whole
-def test_packed_sequences_and_gradients_go_the_same_way(taking):
+def test_packed_sequences_and_their_gradients(taking):
     starts = torch.tensor([0, 140, 140, 150])
     tokens = torch.randn(160, 3, 2, 64).bfloat16()
 
@@ -115,8 +127,8 @@ def test_packed_sequences_and_gradients_go_the_same_way(taking):
         return y, gradient
 
     results = []
-    for name in (Tile.parse("128x128w4s2"), "triton"):
-        with taking(name):
+    for tile in ("128x128w4s2", "triton"):
+        with taking({HOPPER_FORWARD: tile}):
             results.append(attend())
     for ours, plain in zip(*results):
         torch.testing.assert_close(ours, plain, rtol=0.02, atol=0.02)

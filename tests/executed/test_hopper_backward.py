@@ -1,8 +1,6 @@
-"""Attention's gradients by the kernels for sm_90 in Gluon: their PTX executed on a CPU and held against the reference
-and against the kernels of every chip."""
+"""The backward kernels for sm_90 in Gluon: their PTX executed on a CPU and compared with the reference and with the
+kernels of every chip."""
 
-import contextlib
-import dataclasses
 import math
 
 import pytest
@@ -10,45 +8,23 @@ import torch
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional import backend
-from fasttfm.kernels import choices
 from fasttfm.kernels.attention import once
-from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.proof.executed import executed
 from fasttfm.kernels.tiles.attention import HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES
-from fasttfm.kernels.tiles.table import Tile
-from tests.executed.test_hopper import FIRST, JOINT, LAST, PROCESSORS, SEED, SITE, heads, hidden
+from tests.executed.test_hopper import FIRST, JOINT, LAST, SEED, completed, heads, hidden, log_sum_exp
+from tests.executed.test_hopper import taking as taking  # a fixture
 
 TRITON = ("triton", "triton")
 
 
-@pytest.fixture
-def taking(monkeypatch):
-    """A function of the tiles of dQ and of dK and dV, or triton: a context in which sm_90 computes by them. Gives the
-    machine."""
-    chip = dataclasses.replace(CHIPS["sm_90"], processors=PROCESSORS)
-    monkeypatch.setitem(CHIPS, "sm_90", chip)
-
-    @contextlib.contextmanager
-    def take(tiles):
-        for choice, tile in zip((HOPPER_BACKWARD_QUERIES, HOPPER_BACKWARD_KEYS), tiles):
-            answer = tile if tile == "triton" else Tile.parse(tile)
-            monkeypatch.setattr(choice, "shipped", lambda *size, answer=answer: answer)
-        choices.keep(chip, {})
-        with executed("sm_90") as machine, backend("triton"):
-            yield machine
-
-    yield take
-    choices.keep(chip, {})
+def backward_tiles(queries, keys):
+    return {HOPPER_BACKWARD_QUERIES: queries, HOPPER_BACKWARD_KEYS: keys}
 
 
 def exact_gradients(grad, operands, options):
     """Output, log-sum-exp in base 2 and gradients in float64."""
     operands = [x.double().requires_grad_() for x in operands]
-    places = {name: value for name, value in options.items() if name not in ("dropout_p", "seed", "site")}
-    scores = reference.attention_scores(*operands[:2], **places).detach()
-    lse = torch.logsumexp(scores, -1).masked_fill((scores == -math.inf).all(-1), 0.0) / math.log(2)
     output = reference.attention(*operands, **options)[0]
+    lse = log_sum_exp(*operands[:2], options)
     return output.detach(), lse, torch.autograd.grad(output, operands, grad.double())
 
 
@@ -59,7 +35,7 @@ CASES = {
         {"causal": True, "causal_offset": 60, "dropout_p": 0.3, "lengths": [171, 0]},
     ),
     "tails and nothing hidden": ("128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 1, 70, 333, 128), JOINT, {}),
-    "rows and keys that nobody sees": (
+    "invisible rows and keys": (
         "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
         {"causal": True, "causal_offset": -100, "dropout_p": 0.1},
     ),
@@ -77,30 +53,27 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_as_accurate_as_those_of_the_kernels_of_every_chip(case, taking):
     *tiles, dtype, (batch, count, key_count, rows, keys, width), layout, options = CASES[case]
-    options = dict(options)
-    lengths = options.pop("lengths", None)
-    lengths = None if lengths is None else torch.tensor(lengths)
     query, grad = (heads(layout, batch, count, rows, width, dtype) for _ in range(2))
     key, value = (heads(layout, batch, key_count, keys, width, dtype) for _ in range(2))
-    options = {"scale": width**-0.5, "dropout_p": 0.0, **options, "key_lengths": lengths}
-    given = {**options, "seed": SEED if options["dropout_p"] else None, "site": SITE}
+    options = completed(options, width)
+    lengths = options["key_lengths"]
     finite = query, *(hidden(x, lengths, 0.0) for x in (key, value))
-    output, lse, exact = exact_gradients(grad, finite, given)
+    output, lse, exact = exact_gradients(grad, finite, options)
     operands = query, *(hidden(x, lengths, math.nan) for x in (key, value))
-    found = {}
+    results = []
     for names in (tuple(tiles), TRITON):
-        with taking(names) as machine:
-            found[names] = once.backward("flash", grad, *operands, output.to(dtype), lse.float(), **given)
+        with taking(backward_tiles(*names)) as machine:
+            results.append(once.backward("flash", grad, *operands, output.to(dtype), lse.float(), **options))
         threads = [launch.threads for launch in machine.launches]
         assert (threads == [384, 384]) == (names != TRITON)
-    for ours, plain, right in zip(*found.values(), exact):
+    for ours, plain, right in zip(*results, exact):
         error, allowed = (ours - right).abs().max(), (plain - right).abs().max()
         assert error <= 1.5 * allowed, (error, allowed)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-def test_each_kernel_is_taken_by_itself_and_writes_through_the_strides_of_a_joint_projection(dropout_p, taking):
+def test_each_kernel_alone_writes_through_the_strides_of_a_joint_projection(dropout_p, taking):
     joint = torch.randn(1, 160, 3, 2, 64).bfloat16()
 
     def gradient():
@@ -110,7 +83,7 @@ def test_each_kernel_is_taken_by_itself_and_writes_through_the_strides_of_a_join
 
     results = []
     for names in (TRITON, ("128x64w4s3", "triton"), ("triton", "64x128w4s2")):
-        with taking(names):
+        with taking(backward_tiles(*names)):
             results.append(gradient())
     for ours in results[1:]:
         torch.testing.assert_close(ours, results[0], rtol=0.02, atol=0.02)

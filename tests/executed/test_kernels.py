@@ -1,7 +1,7 @@
-"""The PTX of every kernel family, forward and backward, executed on a CPU and held against reference.py.
+"""The PTX of every kernel family, forward and backward, executed on a CPU and compared with reference.py.
 
-Tiles are those that ship for each chip. `make test` takes some of EVERYWHERE, because compiling is what takes time;
-`make test-all` takes all of them on every chip and the larger problems each once, dtypes in turn; `make executed` takes
+Tiles are the shipped ones of each chip. `make test` takes some of EVERYWHERE, because compiling is slow; `make
+test-all` takes all of them on every chip, and each larger problem once, with dtypes in turn; `make executed` takes
 everything on every chip in every dtype.
 """
 
@@ -38,11 +38,11 @@ from fasttfm.reference_cache import attention_with_cache
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LONGEST = 600
-"""Keys of a row in `make test`."""
+"""Most keys of a row in `make test`."""
 
 SCORED = {"causal": "bottom_right", "window": (50, 0), "softcap": 2.0, "slopes": True, "sinks": True}
 EVERYWHERE = [
-    # short rows, then rows longer than any chip's short route takes; no mask, one that allows, one that is added
+    # short rows, then rows longer than the short route takes on any chip; without mask, with a boolean or additive one
     _attention(2, 1, 13, 27, 64, 64, lengths=[27, 0], p=0.1),
     _attention(1, 2, 11, 29, 64, 64, mask="bool", p=0.1),
     _attention(1, 1, 11, 29, 64, 64, mask="add", causal=True),
@@ -65,11 +65,11 @@ EVERYWHERE = [
     *_cross_entropy(13, 24, 300),
     _embed(2, 7, 72, 50, 0.1),
 ]
-"""Small and odd."""
+"""Small problems of odd sizes."""
 
 
 def taking_turns(problems, chips):
-    """Each on every chip, dtypes in turn, so that it comes in all of them."""
+    """Each problem on every chip, with dtypes in turn."""
     return [(p, chip, list(DTYPES)[(i + j) % 3]) for i, p in enumerate(problems) for j, chip in enumerate(chips)]
 
 
@@ -87,7 +87,7 @@ def cases(which):
 
 @pytest.mark.sample(14)
 @cases(SMALL)
-def test_a_kernel_computes_what_the_reference_does_and_nothing_forbidden(problem, chip, dtype):
+def test_kernels_equal_the_reference_without_faults(problem, chip, dtype):
     check(problem, chip, DTYPES[dtype])
 
 
@@ -112,7 +112,7 @@ ROWS = {
         *(_rotary(1, 1, 5, D, D, interleaved=False) for D in (32, 64, 128, 256)),
     ],
 }
-"""Few rows of each width that has a tile of its own."""
+"""A few rows of each width with a tile of its own."""
 
 
 @pytest.mark.executed
@@ -123,7 +123,7 @@ def test_every_tile_of_rows(problem, chip, dtype):
 
 @pytest.mark.executed
 @cases([(p, "sm_120", "bf16") for p in PROBLEMS if p.keys < 9000][::3])
-def test_larger_problems_on_a_chip_whose_instructions_are_those_of_an_older_one(problem, chip, dtype):
+def test_larger_problems_on_a_chip_with_the_instructions_of_an_older_one(problem, chip, dtype):
     check(problem, chip, DTYPES[dtype])
 
 
@@ -131,14 +131,14 @@ def test_larger_problems_on_a_chip_whose_instructions_are_those_of_an_older_one(
 @pytest.mark.parametrize("keys", [16, 30])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_boolean_mask_with_dropout_over_short_rows(keys, dtype):
-    """Triton up to 3.7 multiplies 16-deep tiles wrongly when an 8-bit load leads to them (triton#11691)."""
+    """Triton up to 3.7 computes wrong products of 16-deep tiles that depend on an 8-bit load (triton#11691)."""
     check(_attention(1, 1, keys, keys, 64, 64, mask="bool", p=0.1), "sm_80", DTYPES[dtype])
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("keys", "chip"), [(27, "sm_80"), (139, "sm_90")])
-def test_query_heads_that_share_a_head_of_keys(keys, chip):
-    """Forward reads one head of keys four times over; backward adds four heads up in its registers."""
+def test_query_heads_that_share_a_key_head(keys, chip):
+    """Forward reads a key head four times; backward accumulates four query heads in registers."""
     check(_attention(1, 4, 19, keys, 64, 64, key_heads=1, causal=True, p=0.1), chip, torch.bfloat16)
 
 
@@ -154,8 +154,8 @@ def test_query_heads_that_share_a_head_of_keys(keys, chip):
     ],
     ids=str,
 )
-def test_a_program_that_has_a_head_of_keys(problem, chip, monkeypatch):
-    """It adds dQ up in memory, and reads there what other threads wrote."""
+def test_the_backward_pass_of_one_launch(problem, chip, monkeypatch):
+    """A program accumulates dQ in memory, where its threads read what others wrote."""
     monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *size: 1)
     machine = check(problem, chip, torch.bfloat16)
     assert "_backward_heads" in {launch.name for launch in machine.launches}
@@ -179,8 +179,8 @@ LONG_ON_SM_90 = [
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("problem", "tiles"), LONG_ON_SM_90, ids=str)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_the_tiles_of_long_rows_backward_that_an_h100_chose(problem, tiles, dtype, monkeypatch):
-    """Full tiles and parts of them, several steps of a pipeline, masked and not."""
+def test_backward_tiles_of_long_rows_that_were_fastest_on_an_h100(problem, tiles, dtype, monkeypatch):
+    """Whole and partial tiles, several pipeline steps, masked and not."""
     taken = []
     options = Tile.options
     monkeypatch.setattr(Tile, "options", lambda tile, *a: taken.append(tile) or options(tile, *a))
@@ -191,14 +191,14 @@ def test_the_tiles_of_long_rows_backward_that_an_h100_chose(problem, tiles, dtyp
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("widths", [(40, 64), (72, 128), (128, 72)], ids=str)
-def test_keys_and_values_of_which_one_is_aligned(widths):
-    """The compiler would copy the aligned one alone asynchronously, and fence it too early."""
+def test_keys_and_values_of_which_only_one_is_aligned(widths):
+    """With several stages the compiler copies only the aligned one asynchronously, and fences it too early."""
     check(_attention(1, 1, 37, 139, *widths), "sm_90", torch.bfloat16)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("chip", "dtype", "queries"), list(zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))))
-def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dtype, queries):
+def test_a_paged_cache_is_read_only_where_the_table_points(chip, dtype, queries):
     read_pages(chip, dtype, queries, 40)
 
 
@@ -212,7 +212,7 @@ def test_every_tile_reads_pages(chip, dtype, queries, width):
 
 
 def read_pages(chip, dtype, queries, width):
-    """Shares of a sequence, uneven pages and heads, a table with pages that there are not: no read outside of it."""
+    """Several shares, uneven pages and heads, invalid pages in the table: no access out of bounds."""
     table = torch.randperm(24).view(2, 12).int()
     keys, values = (torch.randn(24, 2, 5, size).to(DTYPES[dtype]) for size in (width, width - 16))
     query = torch.randn(2, 6, queries, width).to(DTYPES[dtype])
@@ -238,8 +238,8 @@ def read_pages(chip, dtype, queries, width):
 @pytest.mark.parametrize("width", [40, 128, 200])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chip", [*CHIPS, "sm_100"])
-def test_a_step_of_a_search_reads_its_ancestors_and_nothing_else(chip, dtype, width):
-    """Several steps of keys, whole and in part; then places and positions that there are not."""
+def test_a_beam_search_step_reads_only_its_ancestors(chip, dtype, width):
+    """Several iterations over keys, whole and partial; then invalid places and positions."""
     joint, cache, ancestors, positions = given = a_step([139, 64, 0], 2, 2, width, DTYPES[dtype], 140)
     with executed(chip) as machine:
         output, written = attend(*given)
@@ -272,7 +272,7 @@ def test_activations_between_two_products_of_cublas(activation, before, hidden, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_large_tiles_of_products(activation, dtype, monkeypatch):
-    """That few processors have work from few tiles on."""
+    """With few processors, few tiles already make a product large."""
     monkeypatch.setitem(chips.CHIPS, "sm_90", dataclasses.replace(chips.CHIPS["sm_90"], processors=2))
     check(_feed_forward(130, 64, 192, 0.1, activation), "sm_90", DTYPES[dtype])
 
@@ -280,14 +280,14 @@ def test_large_tiles_of_products(activation, dtype, monkeypatch):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("keys", [16, 45])
-def test_a_softmax_in_place_overwrites_nothing_that_another_thread_reads(keys, chip):
-    """Not even a copy: that would be no fault, because equal values are stored, but a note."""
+def test_an_in_place_softmax_overwrites_nothing_that_another_thread_reads(keys, chip):
+    """Duplicate stores of equal values would be a note of the machine, not a fault; there are none."""
     scores = torch.randn(1, 2, 35, keys)
-    wanted = scores.softmax(-1)
+    expected = scores.softmax(-1)
     with executed(chip) as machine:
         p, _ = masked_softmax.Forward(scores, in_place=True)(scores, 1.0)
         grad = torch.randn(1, 2, 35, keys)
         masked_softmax.Backward(p, in_place=True)(grad, p, 1.0)
     assert p.data_ptr() == scores.data_ptr()
-    torch.testing.assert_close(p, wanted)
+    torch.testing.assert_close(p, expected)
     assert not machine.notes

@@ -1,4 +1,4 @@
-"""A whole training step of a small model and a search with it, every Triton kernel executed from its PTX."""
+"""A training step and a search of a small model, with the PTX of every kernel executed."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def model_of(**changes) -> Transformer:
 
 
 def step(model: Transformer, packed: bool) -> list[torch.Tensor]:
-    """The loss and every gradient of one step, the seed of dropout drawn anew."""
+    """The loss and every gradient of one step."""
     torch.manual_seed(5)
     source, target = torch.randint(4, 64, (3, 11)), torch.randint(4, 64, (3, 10))
     lengths = torch.tensor([11, 7, 3]), torch.tensor([9, 10, 4])
@@ -30,7 +30,7 @@ def step(model: Transformer, packed: bool) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-def test_a_call_with_tensors_on_the_device_runs_kernels_as_it_stands_and_compiled():
+def test_tensors_on_the_device_run_kernels_eager_and_compiled():
     x = torch.randn(1, 2, 20, 64, dtype=torch.float16)
     with checked("sm_80") as machine:
         y = x.to("cuda")
@@ -44,27 +44,26 @@ def test_a_call_with_tensors_on_the_device_runs_kernels_as_it_stands_and_compile
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_a_training_step_loses_what_plain_pytorch_does(chip, packed):
+def test_a_training_step_equals_plain_pytorch(chip, packed):
     model = model_of(dropout=0.1, attention_dropout=0.1, relu_dropout=0.1, norm_first=packed, final_norm=packed)
     with functional.backend("torch"):
-        wanted = step(model, packed)
+        expected = step(model, packed)
     with executed(chip) as machine, functional.backend("triton"):
         actual = step(model, packed)
-    assert len({(done.name, done.instructions) for done in machine.launches}) >= 8
-    assert actual[0].item() == pytest.approx(wanted[0].item(), rel=1e-5)
-    for a, b in zip(actual[1:], wanted[1:], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+    assert len({(launch.name, launch.instructions) for launch in machine.launches}) >= 8
+    assert actual[0].item() == pytest.approx(expected[0].item(), rel=1e-5)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("chip", CHIPS)
-def test_a_search_finds_what_plain_pytorch_finds(chip):
+def test_a_search_equals_plain_pytorch(chip):
     model = model_of(dropout=0.0).eval()
     sources = [[5, 9, 17, 33, 3], [21, 8, 3]]
     settings = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=2)
     with functional.backend("torch"):
-        wanted = translate_ids(model, sources, settings)
+        expected = translate_ids(model, sources, settings)
     with executed(chip) as machine, functional.backend("triton"):
         actual = translate_ids(model, sources, settings)
     assert machine.launches
-    assert actual == wanted
+    assert actual == expected

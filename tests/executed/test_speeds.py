@@ -1,4 +1,4 @@
-"""The record of speeds, and the table that is made of it."""
+"""The record of speeds and its table."""
 
 import speeds
 from gpu.problems import _embed
