@@ -1,4 +1,4 @@
-"""Everything in this folder but test_problems.py runs on a CUDA or ROCm device and is skipped where there is none."""
+"""Tests in this folder, except test_problems.py, run on a CUDA or ROCm device and are skipped without one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small problems for every operator: inputs, the kernel's way and the reference's way to compute them."""
+"""Small problems for every operator: inputs, our function and the reference's."""
 
 import itertools
 from collections.abc import Callable
@@ -22,14 +22,14 @@ class Problem:
     ours: Callable[..., Any]
     """(seed, **inputs) -> output or outputs."""
     theirs: Callable[..., Any]
-    """The same in plain PyTorch, in whatever precision the inputs have."""
+    """The same in plain PyTorch, in the precision of the inputs."""
     dropout: bool = False
     keys: int = 0
-    """Of attention: the longest row; 0 for other operators, and where only weights are asked for."""
+    """Attention: length of the longest row; 0 for other operators and for attention weights."""
     width: int = 0
-    """Of attention: the larger head size."""
+    """Attention: the larger head size."""
     extras: int = 0
-    """Of attention: 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes, 4 with shared keys."""
+    """Attention: 1 with dropout, 2 with a mask, 3 with a window, soft cap or slopes, 4 with shared keys."""
 
     def __str__(self) -> str:
         return self.name
@@ -49,7 +49,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
 
     def inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         made = {
-            "query": _random(B, L, H, D)(device, dtype).transpose(1, 2),  # the strides that a projection leaves
+            "query": _random(B, L, H, D)(device, dtype).transpose(1, 2),  # strided like the output of a projection
             "key": _random(B, key_heads, S, D)(device, dtype),
             "value": _random(B, key_heads, S, Dv)(device, dtype),
         }
@@ -79,7 +79,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
 
 
 def _packed_qkv(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Problem:
-    """attention on packed projections; S: keys of their own."""
+    """Attention on packed projections; S: number of keys in cross-attention."""
     options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "site": 6}
 
     def theirs(seed: Tensor, packed_qkv: Tensor, query: Tensor | None = None) -> Tensor:
@@ -99,7 +99,7 @@ def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
     options: dict[str, Any] = {"causal": True, "dropout_p": 0.1, "site": 2}
 
     def theirs(seed: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        # the output for values that are the unit vectors is the weights
+        # with unit vectors as values, the output equals the weights
         unit = torch.eye(S, dtype=query.dtype, device=query.device).expand(B, H, S, S)
         return reference.attention(query, key, unit, seed=seed, **options)[0]
 
@@ -176,7 +176,7 @@ def _targets(rows: int, vocabulary: int) -> Callable[[torch.device], Tensor]:
 
 
 def _same(name: str, function: str, shapes: dict[str, tuple[int, ...]], **options: Any) -> Problem:
-    """An operator that takes what its specification takes."""
+    """An operator with the same arguments as its specification."""
     return _simple(
         name + (" dropout" if options["dropout_p"] else ""),
         shapes,
@@ -252,7 +252,7 @@ SCORED: dict[str, Any] = {
     "causal": "bottom_right", "window": (90, 0), "softcap": 3.0, "slopes": True, "sinks": True,
 }  # fmt: skip
 ATTENTION: list[Problem] = [
-    # every size class of rows, and of heads: 64, 128 and 256 wide, narrower ones and odd ones
+    # every size class of rows and of heads: 64, 128, 256, narrower and odd sizes
     _attention(2, 2, 9, 9, 64, 64, causal=True, p=0.1),
     _attention(3, 2, 27, 27, 64, 64, lengths=[27, 14, 1], p=0.1),
     _attention(2, 2, 25, 29, 64, 64, causal=True),
@@ -274,7 +274,7 @@ ATTENTION: list[Problem] = [
     # query heads that share keys
     _attention(1, 4, 70, 150, 64, 64, key_heads=2, causal=True, p=0.1),
     _attention(1, 2, 70, 150, 128, 128, key_heads=1),
-    # masks, alone, and with dropout where that takes another tile
+    # masks, and with dropout where that takes another tile
     _attention(2, 2, 20, 16, 64, 64, mask="add", p=0.1),
     _attention(2, 2, 20, 50, 16, 16, mask="bool", lengths=[50, 31]),
     _attention(2, 2, 30, 30, 64, 64, mask="bool", p=0.1),
@@ -287,7 +287,7 @@ ATTENTION: list[Problem] = [
     _attention(1, 1, 70, 60, 128, 128, mask="add", p=0.1),
     _attention(1, 1, 150, 150, 128, 128, mask="add", p=0.1),
     _attention(1, 1, 40, 150, 256, 256, mask="add", p=0.1),
-    # windows, soft caps, ALiBi and sinks: short and long rows, each alone where rows are long, then all
+    # windows, soft caps, ALiBi and sinks: all with short rows, each alone and all with long rows
     _attention(2, 2, 30, 40, 64, 64, window=(9, 3), softcap=2.0, slopes=True, sinks=True, p=0.1),
     _attention(1, 2, 400, 400, 64, 64, causal=True, window=(70, 0), p=0.1),
     _attention(1, 2, 130, 300, 128, 128, causal="bottom_right", window=(100, 0), key_heads=1),
@@ -303,7 +303,7 @@ ATTENTION: list[Problem] = [
     _packed_qkv(2, 140, None, 2, 64, causal=True),
     _packed_qkv(2, 20, 30, 2, 64, causal=False),
 ]
-"""Each goes through every route that can take it: test_attention_routes.py."""
+"""Problems for every route that supports them: test_attention_routes.py."""
 
 PROBLEMS: list[Problem] = [
     *ATTENTION,

@@ -1,4 +1,4 @@
-"""Every route of attention on the device, whichever one the table would take there."""
+"""Every route of attention on the device, independent of the table."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from .test_kernels import DTYPES, check
 
 
 class TruncatedProducts(TorchDispatchMode):
-    """Inside, matrix products read the first 19 bits of float32: sign, exponent and ten bits."""
+    """Mode in which matrix products use 19 bits of float32: sign, exponent and ten bits of mantissa."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
@@ -48,7 +48,7 @@ def test_a_route_errs_at_most_twice_as_much_as_torch(problem, route, dtype, devi
 @pytest.mark.parametrize("route", ["short", "flash"])
 @pytest.mark.parametrize("problem", ATTENTION, ids=str)
 def test_a_route_in_tf32(problem, route, device, monkeypatch):
-    """Against the reference by such products: Triton hands matrix units float32, of which they read 19 bits."""
+    """Compares with the reference by TruncatedProducts: Triton passes float32 to matrix units, which read 19 bits."""
     device_chip = launch.chip(device)
     if device_chip.capability < 80:
         pytest.skip("no TF32 before sm_80")
@@ -67,25 +67,25 @@ def test_a_route_in_tf32(problem, route, device, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("problem", ATTENTION, ids=str)
 def test_a_backward_pass_of_one_launch(problem, dtype, device, monkeypatch):
-    """Wherever it may be taken on this chip."""
-    taken = []
+    """In every size class that has it on this chip."""
+    launches = []
 
     def fewest(*size):
-        taken.append(min(LAUNCHES.alternatives(*size)))
-        return taken[-1]
+        launches.append(min(LAUNCHES.alternatives(*size)))
+        return launches[-1]
 
     monkeypatch.setattr(attention_launch, "route", lambda *size_class: "flash")
     monkeypatch.setattr(attention_backward, "LAUNCHES", fewest)
     check(problem, device, dtype)
-    if 1 not in taken:
-        pytest.skip("this chip, or these scores, take two")
+    if 1 not in launches:
+        pytest.skip("two launches on this chip, or for these scores")
 
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_gradients_of_cudnns_output_by_cudnn_and_by_our_kernels(width, device):
-    """As accurate as where our kernels compute both passes, and by these the same bits every time."""
+    """As accurate as both passes by our kernels, and deterministic with our backward kernels."""
     if launch.chip(device).name != "sm_90":
-        pytest.skip("the table sends no call to cuDNN here")
+        pytest.skip("cuDNN is not used on this chip")
     leaves = [
         torch.randn(2, 1024, 4, width, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
         for _ in range(3)
@@ -93,9 +93,9 @@ def test_gradients_of_cudnns_output_by_cudnn_and_by_our_kernels(width, device):
     exact = [x.detach().double().requires_grad_() for x in leaves]
     expected = reference.attention(*exact, causal=True)[0]
     grad = torch.randn_like(leaves[0])
-    wanted = expected, *torch.autograd.grad(expected, exact, grad.double())
+    exact_results = expected, *torch.autograd.grad(expected, exact, grad.double())
 
-    def found(choice, *, deterministic=False):
+    def results(choice, *, deterministic=False):
         torch.use_deterministic_algorithms(deterministic)
         try:
             with backend(choice):
@@ -104,10 +104,10 @@ def test_gradients_of_cudnns_output_by_cudnn_and_by_our_kernels(width, device):
         finally:
             torch.use_deterministic_algorithms(False)
 
-    ours, cudnn = found("triton"), found("auto")
+    ours, cudnn = results("triton"), results("auto")
     assert not torch.equal(ours[0], cudnn[0])  # another kernel
-    mixed, again = (found("auto", deterministic=True) for _ in range(2))
+    mixed, again = (results("auto", deterministic=True) for _ in range(2))
     assert all(map(torch.equal, mixed, again))
-    for right, least, *others in zip(wanted, ours, cudnn, mixed):
+    for right, least, *others in zip(exact_results, ours, cudnn, mixed):
         allowed = 2.0 * (least - right).abs().max()
         assert all((x - right).abs().max() <= allowed for x in others)

@@ -1,4 +1,4 @@
-"""Attention over cached keys on the device: pages, shares of a long sequence, a captured graph, a step of a search."""
+"""Attention over a KV cache on the device: pages, splits of a long sequence, CUDA graph capture, a beam search step."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from .test_kernels import DTYPES, FLOOR
 
 
 def problem(device, dtype, queries=1):
-    """Two texts in pages of 24 rows, four query heads to a head of keys."""
+    """Two sequences in pages of 24 rows, with four query heads per key head."""
     caches = torch.randn(2, 200, 2, 24, 64, device=device).to(dtype)
     new = torch.randn(2, 2, 2, queries, 64, device=device).to(dtype)
     table = torch.randperm(200, device=device).view(2, 100)
@@ -25,7 +25,7 @@ def problem(device, dtype, queries=1):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 7])
-def test_it_computes_what_the_reference_does_and_appends(device, ieee, dtype, queries):
+def test_the_output_and_the_appended_cache_equal_the_reference(device, ieee, dtype, queries):
     given = problem(device, dtype, queries)
     tensors = {n: x.double() if torch.is_tensor(x) and x.dtype == dtype else x for n, x in given.items()}
     exact = attention_with_cache(**tensors)
@@ -34,8 +34,7 @@ def test_it_computes_what_the_reference_does_and_appends(device, ieee, dtype, qu
     assert torch.equal(given["value_cache"].double(), tensors["value_cache"])
 
 
-def test_a_captured_step_follows_the_lengths_in_memory(device):
-    """The host never reads them."""
+def test_a_captured_step_reads_lengths_from_device_memory(device):
     given = problem(device, torch.float16)
     with torch.no_grad():
         F.attention_with_cache(**given)  # compiles
@@ -50,7 +49,7 @@ def test_a_captured_step_follows_the_lengths_in_memory(device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 80])
-def test_a_step_of_a_search_over_ancestors(device, dtype, width):
+def test_a_beam_search_step_over_ancestors(device, dtype, width):
     step = [x.to(device) for x in a_step([139, 64, 0, 17], 4, 8, width, dtype, 140)]
     output, written = attend(*step, heads=8)
     exact, expected = specified(*step, heads=8)

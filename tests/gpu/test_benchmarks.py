@@ -1,4 +1,4 @@
-"""The benchmarks' clocks on a device: they wait for it, see its memory and its launches."""
+"""The clocks of the benchmarks on a device: they synchronize, and count its memory and launches."""
 
 import dataclasses
 import time
@@ -17,7 +17,7 @@ CYCLES = 20_000_000  # ten milliseconds on a clock of two gigahertz
 
 
 def clocks():
-    """One of device events, and the host's."""
+    """A clock of device events and a host clock."""
     device = torch.device("cuda", torch.cuda.current_device())
     setting = Setting(device=device, dtype=torch.float16, level="smoke")
     case = kernels.cases(setting)[0]
@@ -28,7 +28,7 @@ def clocks():
     return [made.of(case), made.of(step)]
 
 
-def test_no_clock_stops_before_the_device_has_finished():
+def test_clocks_wait_for_the_device():
     for clock in clocks():
         single = clock.microseconds(lambda: torch.cuda._sleep(CYCLES))
         twice = clock.microseconds(lambda: torch.cuda._sleep(2 * CYCLES))
@@ -36,7 +36,7 @@ def test_no_clock_stops_before_the_device_has_finished():
         assert twice > 1.5 * single, clock.name
 
 
-def test_a_slow_host_is_not_measured():
+def test_host_time_is_not_measured():
     x = torch.zeros(1 << 20, device="cuda")
 
     def run():
@@ -48,14 +48,14 @@ def test_a_slow_host_is_not_measured():
     assert clock.microseconds(run) < 500
 
 
-def test_memory_and_launches_are_the_devices():
+def test_memory_and_launches_are_those_of_the_device():
     x = torch.randn(1 << 20, device="cuda")
     for clock in clocks():
         assert clock.peak_bytes(lambda: x + 1) == x.nbytes
         assert clock.launches(lambda: (x + 1) * 2) == 2
 
 
-def test_every_case_runs_and_ours_is_never_wrong(tmp_path):
+def test_every_case_runs_and_our_results_are_right(tmp_path):
     assert command.main(["kernels", "blocks", "--smoke", "--device", "cuda", "--out", str(tmp_path)]) == 0
     rows = [row for path in tmp_path.iterdir() for row in records.read(path)]
     ours = [row for row in rows if row["provider"].startswith("fasttfm")]
@@ -65,4 +65,4 @@ def test_every_case_runs_and_ours_is_never_wrong(tmp_path):
         assert row["launches"] > 0
         assert row["clock"] == "device events"
     wrong = [(row["case"], row["shape"], row["pass"], row["provider"]) for row in rows if row["status"] == "wrong"]
-    assert not wrong  # a peer that is wrong here is set up wrongly
+    assert not wrong  # a wrong peer has a wrong set-up

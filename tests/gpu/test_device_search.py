@@ -1,4 +1,4 @@
-"""The search that lives on the device, on one: beside a CPU's, from captured graphs, with slots that are taken over."""
+"""The device search on a GPU: against the CPU's, from CUDA graphs, with slots reused by later sentences."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from tests.search import device_cases, small_models
 
 
 def assert_as_on_a_cpu(model, device, sources, config, **given):
-    """Three times: as it is, captured, replayed."""
+    """Runs three times: eager, captured, replayed."""
     expected = search_ids(model, sources, config, **given)
     model.to(device)
     for _ in range(3):
@@ -24,20 +24,20 @@ def assert_as_on_a_cpu(model, device, sources, config, **given):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", device_cases.KINDS)
-def test_it_finds_what_a_cpu_finds(kind, seed, device, ieee):
+def test_results_equal_those_of_a_cpu(kind, seed, device, ieee):
     model, sources, config, given = device_cases.a_case(kind, seed)
     assert_as_on_a_cpu(model, device, sources, config, **given)
 
 
 @pytest.mark.parametrize("beam", [1, 4, 8, 16, 20])
 def test_vocabularies_of_several_shares(beam, device, ieee):
-    """Kernels choose up to beam 16."""
+    """The selection kernels support beams up to 16."""
     model = small_models.model_of("fp32", 9_000, std=1.0)
     sources, config = small_models.sources_of(9_000, 6), DecodingConfig(beam=beam, nbest=beam, max_len_b=8)
     assert_as_on_a_cpu(model, device, sources, config)
 
 
-def test_graphs_are_held_while_sentences_take_over_slots(device, ieee):
+def test_graphs_stay_valid_while_slots_are_reused(device, ieee):
     draw = random.Random(1)
     model, sources = device_cases.transformer(draw), device_cases.sources_of(draw, 40)
     with mock.patch.object(Graphs, "_captured", autospec=True, side_effect=Graphs._captured) as captured:
@@ -58,8 +58,8 @@ def test_streaming_gives_the_tokens_of_greedy_search(device, ieee):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", device_cases.KINDS)
-def test_half_precision_gives_numbers(kind, dtype, device):
+def test_half_precision_gives_finite_scores(kind, dtype, device):
     model, sources, config, given = device_cases.a_case(kind, 0)
-    for found in search_ids(model.to(device, dtype), sources, config, **given):
-        assert found
-        assert all(math.isfinite(each.score) and math.isfinite(each.log_probability) for each in found)
+    for hypotheses in search_ids(model.to(device, dtype), sources, config, **given):
+        assert hypotheses
+        assert all(math.isfinite(each.score) and math.isfinite(each.log_probability) for each in hypotheses)

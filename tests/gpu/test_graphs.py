@@ -1,4 +1,4 @@
-"""Captured CUDA graphs: each replay draws its own dropout, and a whole training step replays."""
+"""CUDA graphs: each replay draws a new dropout mask, and whole training steps replay."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from fasttfm.training.updates import Updates
 
 
 def captured(step):
-    """A graph of step(), and what it returned; step has run before, as capture demands."""
+    """A graph of step() and its result, captured after a warm-up."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -82,8 +82,8 @@ def test_a_training_step_replays_and_learns(device):
     assert loss.item() < 0.9 * first
 
 
-def test_steps_with_a_decoders_cache_replay(device):
-    """Each reorders its rows; keys and values lie where they lay."""
+def test_decoding_steps_with_a_cache_replay(device):
+    """Each step reorders the rows; keys and values stay at their addresses."""
     torch.manual_seed(0)
     layer = nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)
     model, cache = nn.TransformerDecoder(layer, 2).to(device).eval(), nn.DecoderCache(16)
@@ -111,8 +111,8 @@ def test_steps_with_a_decoders_cache_replay(device):
 @pytest.mark.parametrize(
     "changes", [{}, {"update_freq": 2}, {"optimizer": "muon", "weight_decay": 0.1, "ema_decay": 0.9}]
 )
-def test_updates_from_graphs_are_ordinary_ones(device, changes):
-    """fasttfm train: every shape captured once, the weights those of launches one by one."""
+def test_updates_from_graphs_equal_eager_ones(device, changes):
+    """fasttfm train captures every shape once and gives the same weights as eager launches."""
     rng = np.random.default_rng(0)
     sentences = [rng.integers(4, 64, length).tolist() for length in rng.integers(2, 20, 200)]
     pairs = ParallelTokens.from_lists(sentences, sentences[::-1])

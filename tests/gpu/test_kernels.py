@@ -1,7 +1,7 @@
-"""Kernels on the device against the reference, in the dtypes that people train in.
+"""Kernels on the device against the reference, in the dtypes of training.
 
-The rule is flash-attention's: against the reference in float64, a kernel may err twice as much as plain PyTorch does in
-the kernel's own precision, plus a floor of a few units in the last place.
+The rule is flash-attention's: the error against the reference in float64 may be twice that of plain PyTorch in the same
+precision, plus a floor of a few units in the last place.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from .problems import PROBLEMS, Problem
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOOR = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Of the largest magnitude: about 32, 2 and 2 units in the last place."""
+"""Relative to the largest magnitude: about 32, 2 and 2 units in the last place."""
 
 
 def solve(way, problem: Problem, inputs: dict, seed: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs, then gradients of all floating-point inputs."""
+    """Outputs, then the gradients of all floating-point inputs."""
     inputs = {k: v.detach().requires_grad_(v.is_floating_point()) for k, v in inputs.items()}
     outputs = way(seed, **inputs)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
@@ -43,7 +43,7 @@ def seed_on(device: torch.device) -> torch.Tensor:
 
 
 def check(problem: Problem, device: torch.device, dtype: torch.dtype, products: Any = None) -> None:
-    """By the rule above; products: a context in which plain PyTorch multiplies as the kernel does."""
+    """Compares by the rule above; products: a context in which plain PyTorch multiplies like the kernel."""
     inputs = problem.inputs(device, dtype)
     seed = seed_on(device)
     with backend("triton"):
@@ -67,7 +67,7 @@ def test_a_kernel_errs_at_most_twice_as_much_as_torch_in_its_own_precision(probl
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_sanitized(problem, device, ieee):
-    """One run of everything, small enough for compute-sanitizer."""
+    """Runs every problem once, for compute-sanitizer."""
     with backend("triton"):
         solve(problem.ours, problem, problem.inputs(device, torch.float16), seed_on(device))
 
@@ -89,7 +89,7 @@ def test_two_runs_give_the_same_bits_beside_other_work(problem, device, dtype, i
     torch.cuda.synchronize()
 
 
-def test_the_keep_mask_on_the_device_is_the_references(device):
+def test_the_keep_mask_on_the_device_equals_the_references(device):
     p = 0.3
     for seed in (0, 1, -1, 2**62 + 12345):
         where = torch.tensor([seed], device=device)

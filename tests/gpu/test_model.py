@@ -1,4 +1,4 @@
-"""A whole training pass on the device: against float64 on the CPU, packed and padded, launches counted for real."""
+"""A training pass on the device: against float64 on the CPU, packed and padded, with its number of launches."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def run(model, batch, precision=None, **options):
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("precision", [None, torch.bfloat16, torch.float16], ids=str)
-def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_first, packed, precision, device, ieee):
+def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorch(norm_first, packed, precision, device, ieee):
     if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported():
         pytest.skip("no bfloat16 on this device")
     model, batch = model_and_batch(norm_first)
@@ -51,24 +51,24 @@ def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_fir
     actual = run(model, batch, precision, **options)
     with backend("torch"):
         plain = run(model, batch, precision, **options)
-    for name, wanted in exact.items():
-        # by the norm: an input of ReLU within rounding of 0 lets one token's share of a gradient come or go
-        error, theirs = ((x[name].double().cpu() - wanted).norm() for x in (actual, plain))
-        assert error <= 2 * theirs + (1e-5 if precision is None else 2e-2) * wanted.norm() + 1e-6, name
+    for name, true in exact.items():
+        # by the norm: rounding of a ReLU input near 0 can switch the contribution of a token to a gradient
+        error, theirs = ((x[name].double().cpu() - true).norm() for x in (actual, plain))
+        assert error <= 2 * theirs + (1e-5 if precision is None else 2e-2) * true.norm() + 1e-6, name
 
 
-def test_a_layer_as_one_node_changes_no_gradient(device, ieee, monkeypatch):
+def test_a_layer_as_one_autograd_node_has_the_same_gradients(device, ieee, monkeypatch):
     model, batch = model_and_batch(False)
     model, batch = model.to(device), [x.to(device) for x in batch]
     actual = run(model, batch)
     monkeypatch.setattr(stack, "may_run", lambda: False)  # operator by operator
     plain = run(model, batch)
-    for name, wanted in plain.items():
-        torch.testing.assert_close(actual[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
+    for name, expected in plain.items():
+        torch.testing.assert_close(actual[name], expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
-def test_a_step_launches_no_more_on_the_device_than_the_count_without_one_says(device, precision):
+def test_a_step_launches_no_more_than_counted_without_a_device(device, precision):
     torch.manual_seed(0)
     config = TransformerConfig(vocab_size=512, d_model=128, heads=2, d_ff=256, attention_dropout=0.1, relu_dropout=0.1)
     model = Transformer(config).to(device)
