@@ -1,7 +1,7 @@
-"""The rule for a kernel's error, flash-attention's.
+"""Tolerance of kernel errors, the rule of flash-attention.
 
-Against the exact result, a kernel may err twice as much as plain PyTorch does in its own precision, plus a floor
-of a few units in the last place of the largest magnitude.
+The error against the exact result may be twice that of plain PyTorch in the same precision, plus a floor of a few units
+in the last place of the largest magnitude.
 """
 
 import torch
@@ -9,11 +9,11 @@ import torch
 from fasttfm.functional.backends import backend
 
 FLOOR = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-"""Of the largest magnitude, by the dtype of the result: about 16, 1 and 1 units in the last place."""
+"""Relative to the largest magnitude, by dtype of the result: about 16, 1 and 1 units in the last place."""
 
 
 def assert_as_accurate(results, plain, exact, what=""):
-    """found may differ from exact (float64) as the rule says; plain is what torch has in found's precision."""
+    """Checks results against exact (float64); plain: of PyTorch, in the dtype of results."""
     assert results.shape == exact.shape, f"{what}: shape {tuple(results.shape)} instead of {tuple(exact.shape)}"
     assert results.dtype == plain.dtype, f"{what}: {results.dtype} instead of {plain.dtype}"
     if not exact.numel():
@@ -26,27 +26,21 @@ def assert_as_accurate(results, plain, exact, what=""):
 
 
 def solve(way, inputs, precision=None, weigh=None):
-    """Outputs of way(**inputs), then the gradients of all its floating-point inputs, by name.
+    """Outputs of way(**inputs), then the gradients of all inputs, by name.
 
-    precision: what the inputs are converted to first. weigh(outputs) -> scalar that is differentiated; by default every
-    element of every output, weighted each its own way.
+    precision: convert the inputs to it first. weigh(outputs): the scalar to differentiate, by default weigh_all().
     """
-    leaf_tensors = {
-        name: (value if precision is None else value.to(precision)).detach().requires_grad_()
-        for name, value in inputs.items()
-    }
-    outputs = way(**leaf_tensors)
+    leaves = {name: (value if precision is None else value.to(precision)).detach() for name, value in inputs.items()}
+    outputs = way(**{name: leaf.requires_grad_() for name, leaf in leaves.items()})
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     total = (weigh or weigh_all)(outputs)
-    gradients = torch.autograd.grad(total, list(leaf_tensors.values()), allow_unused=True)
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     results = {f"output {i}": output for i, output in enumerate(outputs)}
-    return results | {
-        f"gradient of {name}": g for name, g in zip(leaf_tensors, gradients, strict=True) if g is not None
-    }
+    return results | {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
 def weigh_all(outputs):
-    """Every element of every output, each with a weight of its own."""
+    """Sum of all elements of all outputs, each with a different weight."""
     total = 0
     for i, output in enumerate(outputs):
         angle = torch.arange(output.numel(), dtype=torch.float64, device=output.device).view(output.shape)
@@ -61,7 +55,7 @@ def compare(results, plain, exact):
 
 
 def compare_with_reference(ours, specified, inputs, weigh=None):
-    """A function on the kernels against its specification in the inputs' own precision and in float64."""
+    """Compares a function on the kernels with its specification in the precision of the inputs and in float64."""
     with backend("triton"):
         actual = solve(ours, inputs, weigh=weigh)
     compare(actual, solve(specified, inputs, weigh=weigh), solve(specified, inputs, torch.float64, weigh=weigh))

@@ -1,4 +1,4 @@
-"""Compiles a specialised kernel in Gluon as a case of the matrix and launches it as if on sm_90: what came out."""
+"""Compiles a warp-specialized Gluon kernel as a compile case, launches it with a stand-in for sm_90, prints JSON."""
 
 import json
 import os
@@ -29,21 +29,21 @@ CASE = CompileCase(
     matrix_product=True,
 )
 
-found = counted.of_case(SM_90, CASE)
+result = counted.of_case(SM_90, CASE)
 stand_in("sm_90", started := [])
 a, b, c = torch.empty(128, 320, dtype=torch.bfloat16), torch.empty(320, 64, dtype=torch.bfloat16), torch.empty(128, 64)
 product[1, 1](descriptor(a, [64, 64]), descriptor(b, [64, 64]), c, 64, 320, **CONSTANTS, num_warps=4, num_stages=2)
 print(json.dumps({
-    "registers": found.resources.registers,
-    "matrix": found.resources.matrix,
-    "broken": budgets.broken_rules(SM_90, CASE, found.resources, found.count.loops),
-    "loops": [loop.tensor for loop in found.count.loops],
-    "orders": found.count.orders,
-    "counted again": counted.of_case(SM_90, CASE) == found,
+    "registers": result.resources.registers,
+    "matrix": result.resources.matrix,
+    "broken": budgets.broken_rules(SM_90, CASE, result.resources, result.count.loops),
+    "loops": [loop.tensor for loop in result.count.loops],
+    "orders": result.count.orders,
+    "counted again": counted.of_case(SM_90, CASE) == result,
     "as launched": all(
         getattr(started[0].metadata, name) == value
         for name, value in compiling.compiled(SM_90, CASE).metadata._asdict().items()
         if name != "hash"
     ),
-    "last cells": [line.rpartition("%")[2].strip() for line in report.table([(SM_90, CASE, found)]).splitlines()[1:]],
+    "last cells": [line.rpartition("%")[2].strip() for line in report.table([(SM_90, CASE, result)]).splitlines()[1:]],
 }))  # fmt: skip

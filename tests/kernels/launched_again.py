@@ -1,4 +1,4 @@
-"""Launches a kernel over and over as if on an H200, and checks what reaches the device each time."""
+"""Launches a kernel repeatedly with a stand-in for an H200, and checks every launch that reaches the device."""
 
 import sys
 
@@ -26,16 +26,16 @@ def main() -> int:
         return x, x, x, Dropout(seed, site, 26, 256 / 230), Shape(M, N)
 
     def again(*args, grid=(2, 1), **changed) -> tuple[bool, bool]:
-        """Whether Triton was asked, and whether the kernel is another one than at first. The arguments must arrive."""
-        asked = len(by_triton)
+        """Launches with arguments, which must arrive. Returns whether Triton was called and the kernel is a new one."""
+        calls = len(by_triton)
         kernel[grid](*args, **(constants | changed))
-        metadata, place, given = started[-1]
-        wanted = {**dict(zip(kernel.arg_names, args)), **constants, **changed}
-        assert place == (*grid, 1)
-        assert len(given) == len(kernel.arg_names)
-        for name, value in zip(kernel.arg_names, given):
-            assert value is wanted[name] or value == wanted[name], (name, value)
-        return len(by_triton) > asked, metadata is not started[0].metadata
+        metadata, started_grid, values = started[-1]
+        expected = {**dict(zip(kernel.arg_names, args)), **constants, **changed}
+        assert started_grid == (*grid, 1)
+        assert len(values) == len(kernel.arg_names)
+        for name, value in zip(kernel.arg_names, values):
+            assert value is expected[name] or value == expected[name], (name, value)
+        return len(by_triton) > calls, metadata is not started[0].metadata
 
     y = x.float()
     assert again(*arguments()) == (True, False)

@@ -1,12 +1,11 @@
-"""Triton's launch path up to a driver that names a chip and starts nothing.
+"""A stand-in for Triton's driver that names a chip and records launches instead of starting them.
 
     stand_in("sm_90", started := [])
     layer_norm.layer_norm(x, weight, bias, 1e-5)    # tensors on the CPU; nothing is computed
     started[0].arguments
 
-Triton binds the arguments and compiles for the chip as it does on a device, unless a cache hook keeps it from that; a
-launcher then writes down what would be started. It needs a process in which Triton is not in its interpreter, and
-that does nothing else.
+Triton binds the arguments and compiles for the chip as on a device, unless a cache hook prevents it. Needs a process of
+its own, without Triton's interpreter.
 """
 
 from typing import Any, NamedTuple
@@ -19,13 +18,13 @@ from ptx_check.ledger.collect import Compiling
 
 
 class Start(NamedTuple):
-    """A kernel that would have been started."""
+    """A recorded launch."""
 
     metadata: Any
-    """Triton's, of the compiled kernel: name, num_warps, shared, ..."""
+    """Triton's metadata of the compiled kernel: name, num_warps, shared, ..."""
     grid: tuple[int, int, int]
     arguments: tuple
-    """Of every parameter, constants included."""
+    """One per parameter, including constants."""
 
 
 class StandIn(Compiling):
@@ -41,7 +40,7 @@ class StandIn(Compiling):
 
 
 def stand_in(chip: str, started: list[Start]) -> None:
-    """For the rest of the process kernels are compiled and launched as if on the chip; what is launched goes into
-    `started`. Every kernel file must have been imported."""
+    """Compiles and launches as if on the chip from now on, and appends launches to `started`. Every kernel file must be
+    imported before."""
     driver.set_active(StandIn(chip, started))
     take_for_device(CHIPS[chip])

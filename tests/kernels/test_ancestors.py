@@ -1,4 +1,4 @@
-"""attention/ancestors.py through the interpreter against plain PyTorch: positions, tiles, places that hold nonsense."""
+"""attention/ancestors.py in the interpreter against plain PyTorch: positions, tiles, invalid places."""
 
 import pytest
 import torch
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the i
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_new_token_attends_its_ancestors_and_itself(positions, beam, heads, width, tile, dtype):
-    given = a_step(positions, beam, heads, width, dtype)
-    output, written = attend(*given, heads=heads, tile=tile)
-    exact, expected = specified(*given, heads=heads)
-    assert_as_accurate(output, specified(*given, heads=heads, precision=dtype)[0], exact)
+    step = a_step(positions, beam, heads, width, dtype)
+    output, written = attend(*step, heads=heads, tile=tile)
+    exact, expected = specified(*step, heads=heads)
+    assert_as_accurate(output, specified(*step, heads=heads, precision=dtype)[0], exact)
     assert torch.equal(written.nan_to_num(), expected.nan_to_num())
 
 
@@ -42,14 +42,14 @@ def test_scores_far_from_0_and_from_the_new_one(offset):
 
 
 @pytest.mark.parametrize("place", [-1, 3 * ROOM, 1 << 40, -(1 << 63), (1 << 32) + 5])
-def test_a_place_that_there_is_not_is_no_key(place):
-    given = a_step([20])
-    given[2][:, 7] = place
-    torch.testing.assert_close(attend(*given)[0], specified(*given, precision=torch.float32)[0])
+def test_an_invalid_place_is_no_key(place):
+    step = a_step([20])
+    step[2][:, 7] = place
+    torch.testing.assert_close(attend(*step)[0], specified(*step, precision=torch.float32)[0])
 
 
 @pytest.mark.parametrize("position", [-1, ROOM, (1 << 40) + 5, -(1 << 40) + 5, -(1 << 63)])
-def test_a_position_that_there_is_not_is_stored_nowhere(position):
+def test_nothing_is_stored_at_an_invalid_position(position):
     joint, cache, ancestors, positions = a_step([5, 5, 9])
     positions[1] = position
     output, written = attend(joint, cache.nan_to_num(), ancestors, positions)
@@ -58,18 +58,18 @@ def test_a_position_that_there_is_not_is_stored_nowhere(position):
         expected[r * ROOM + int(positions[r // 3])] = joint[r, 16:]
     assert torch.equal(written, expected)
     if position < 0:
-        assert torch.equal(output[3:6], joint[3:6, 32:])  # of no past: the new value alone
+        assert torch.equal(output[3:6], joint[3:6, 32:])  # without a past: the new value
 
 
-def test_what_is_not_contiguous_is_refused():
+def test_strided_tensors_are_refused():
     joint, cache, ancestors, positions = a_step([5])
     with pytest.raises(ValueError, match=r"cache has strides \(1, 120\): it must be contiguous"):
         Ancestors(joint, cache.T.contiguous().T, ancestors, positions, heads=2, scale=1.0)
 
 
 @pytest.mark.parametrize("shares", [1, 3])
-def test_cross_attention_of_a_search_writes_into_memory_that_it_is_given(shares):
-    """Decode with a page of keys for each sentence, one for nobody, and queries as a projection leaves them."""
+def test_cross_attention_of_a_search_writes_into_given_memory(shares):
+    """Decode with one page of keys per sentence, an unused page, and queries strided like a projection's output."""
     slots, beam, heads, width, sources = 3, 4, 2, 24, 37
     keys, values = torch.randn(2, slots + 1, heads, sources, width)
     joint, table, lengths = torch.randn(slots * beam, heads * width), torch.tensor([[2], [0], [3]]), [37, 1, 20]
@@ -77,8 +77,7 @@ def test_cross_attention_of_a_search_writes_into_memory_that_it_is_given(shares)
     output = torch.full((slots * beam, heads * width), torch.nan)
     into = output.view(slots, beam, heads, width).transpose(1, 2)
     decode = Decode(query, keys, values, table, left=None, right=None, scale=0.3, shares=shares)
-    found = decode(query, keys, values, torch.tensor(lengths), None, table, output=into)
-    assert found is into
+    assert decode(query, keys, values, torch.tensor(lengths), None, table, output=into) is into
     for slot, (page, length) in enumerate(zip([2, 0, 3], lengths)):
         scores = 0.3 * query[slot] @ keys[page, :, :length].transpose(1, 2)
         expected = scores.softmax(-1) @ values[page, :, :length]  # (H, K, D)

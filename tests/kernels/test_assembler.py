@@ -1,4 +1,4 @@
-"""The assembler of a chip is named with its version and its published fault; a newer one is left for a reason."""
+"""The assembler of a chip, its version and published fault, and the reason for not using a newer one."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from fasttfm.kernels.proof.ledger import counted
 
 @pytest.fixture
 def choose(tmp_path, monkeypatch):
-    """choose(version): the user's own ptxas, of that version."""
+    """choose(version): sets TRITON_PTXAS_PATH to a ptxas of that version."""
 
     def make(version: str) -> str:
         file = tmp_path / version / "ptxas"
@@ -27,7 +27,7 @@ def choose(tmp_path, monkeypatch):
     return make
 
 
-def test_the_assembler_of_a_chip_is_the_one_that_triton_runs():
+def test_the_assembler_of_a_chip_is_tritons():
     from triton.backends.nvidia import compiler
 
     for chip in CHIPS.values():
@@ -36,29 +36,29 @@ def test_the_assembler_of_a_chip_is_the_one_that_triton_runs():
             assert assembler(chip.capability).version in compiler.get_ptxas_version(chip.capability)
 
 
-def test_the_users_own_assembler_goes_before_it(choose):
+def test_the_users_assembler_overrides_it(choose):
     path = choose("13.1.80")
     assert (assembler(80).path, assembler(80).version) == (path, "13.1.80")
     assert assembler(80).variable == "TRITON_PTXAS_PATH"
     assert left(assembler(80)) == {}
 
 
-def test_a_newer_assembler_beside_it_is_left_for_a_reason():
-    """Another Triton, with other assemblers, asks for a decision here."""
+def test_there_is_a_reason_for_not_using_a_newer_assembler():
+    """Fails for a Triton with other assemblers, which needs a decision in LEFT."""
     for chips, used in by_chips().items():
         assert "not tried" not in left(used).values(), chips
 
 
-def test_a_version_with_a_published_fault_is_told_with_it(choose):
+def test_a_published_fault_is_named_with_its_version(choose):
     choose("12.8.93")
-    said = in_use(80)
-    assert said.startswith("sm_80 is assembled by ptxas 12.8.93 (")
-    assert FAULTS["12.8.93"] in said
+    line = in_use(80)
+    assert line.startswith("sm_80 is assembled by ptxas 12.8.93 (")
+    assert FAULTS["12.8.93"] in line
     assert "issue 1262" not in in_use(120)  # another assembler
 
 
-def test_budgets_and_counts_are_of_the_assemblers_that_made_them(choose, monkeypatch):
-    monkeypatch.setattr(counted.compiling, "specialization", lambda case: ())  # of an interpreted kernel there is none
+def test_budgets_and_cached_counts_depend_on_the_assembler(choose, monkeypatch):
+    monkeypatch.setattr(counted.compiling, "specialization", lambda case: ())  # interpreted kernels have none
     monkeypatch.setattr(counted, "source_of", lambda kernel: ())
     sm_60, sm_120 = CHIPS["sm_60"], CHIPS["sm_120"]
     case = next(iter(residual_add.compile_cases(sm_60)))

@@ -1,10 +1,9 @@
-"""Trains small Transformers as if on a chip and tells what Triton would compile: nothing is compiled, nothing runs.
+"""Trains small Transformers with a stand-in for a chip, and prints what Triton would compile, without compiling.
 
     python tests/kernels/what_compiles.py sm_90 bf16
 
-Triton's own launch path runs up to the point where it would compile: it binds the arguments, finds out which are 1 or
-divide by 16, and asks its cache hook (stand_in.py has the driver). Tensors on the CPU stand for tensors
-on the device, so that what comes back holds no numbers.
+Triton's launch path runs up to the compilation: it binds the arguments, specializes on those that are 1 or multiples of
+16, and calls its cache hook (stand_in.py has the driver). Tensors are on the CPU and hold no valid numbers.
 """
 
 import os
@@ -21,19 +20,20 @@ from triton import knobs
 from fasttfm.functional import backends
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix as compile_matrix
+from fasttfm.kernels.proof.executed import replace_everywhere
 from fasttfm.models import Transformer, TransformerConfig
 
 FIRST = [(61, 64, 67), (8, 7, 9), (9, 100, 103), (9, 40, 44), (6, 19, 20), (2, 128, 1), (3, 16, 16)]
 FIRST += [(2, 112, 96), (5, 48, 48)]
 LATER = [(7, 112, 99), (3, 17, 31), (24, 48, 64), (5, 5, 16), (17, 80, 80), (1, 1, 1), (32, 16, 2)]
-"""(B, S, L) of batches. Both have every size class; what is 1 or divides by 16 differs."""
+"""(B, S, L) of batches. Both have every size class, with other numbers that are 1 or multiples of 16."""
 
 Launch = tuple[str, tuple[tuple[str, str], ...]]
-"""A kernel, and of every parameter what Triton compiles it for: a constant, or a type and whether it divides by 16."""
+"""A kernel and the specialization of every parameter: a constant, or a type and whether it is a multiple of 16."""
 
 
 def record(chip: str) -> list[Launch]:
-    """From now on what is launched goes into the list, as if on the chip."""
+    """Launches as if on the chip from now on. Returns the list that collects the launches."""
     seen: list[Launch] = []
 
     def hook(*, fn, compile, **_) -> bool:
@@ -57,15 +57,12 @@ def record(chip: str) -> list[Launch]:
         "values_are_checked": lambda values: False,
     }
     for name, answer in on_chip.items():
-        asked = getattr(backends, name)
-        for file, module in list(sys.modules.items()):
-            if file.startswith("fasttfm.") and getattr(module, name, None) is asked:
-                setattr(module, name, answer)
+        replace_everywhere(name, getattr(backends, name), answer)
     return seen
 
 
 def described(signature: dict, constants: dict, attributes: dict) -> list[tuple[str, str]]:
-    """(parameter, "= 64", "*bf16:16" or "i32"), what a tuple holds by its place: compile_case.py has the notation."""
+    """(parameter, "= 64", "*bf16:16" or "i32") in the notation of compile_case.py, with tuples flattened by index."""
 
     def of(name: str, kind: Any, path: tuple[int, ...]) -> Iterator[tuple[str, str]]:
         if isinstance(kind, tuple):
@@ -80,7 +77,7 @@ def described(signature: dict, constants: dict, attributes: dict) -> list[tuple[
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The same names for what a compile case has in a tuple."""
+    """Flattens an argument of a compile case, with the same names."""
     if isinstance(value, tuple):
         for i, each in enumerate(value):
             yield from flat(f"{name}[{i}]", each)
@@ -89,18 +86,18 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def divisible_in_the_matrix(chip: str) -> dict[str, set[str]]:
-    """Kernel -> the integers of which every case of the compile matrix knows that they divide by 16."""
+    """Kernel -> the integers that are multiples of 16 in every case of the compile matrix."""
     results: dict[str, set[str]] = {}
     for task, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
-        leaf_tensors = [leaf for argument in case.arguments.items() for leaf in flat(*argument)]
-        known = {name for name, value in leaf_tensors if value in ("i32:16", "i64:16")}
+        leaves = [leaf for argument in case.arguments.items() for leaf in flat(*argument)]
+        divisible = {name for name, value in leaves if value in ("i32:16", "i64:16")}
         kernel = f"{task.family}.{case.kernel.__name__}"
-        results[kernel] = results.get(kernel, known) & known
+        results[kernel] = results.get(kernel, divisible) & divisible
     return results
 
 
 def train(dtype: torch.dtype, shapes: list[tuple[int, int, int]]) -> None:
-    """A forward and backward pass of small Transformers on batches of each shape, padded and packed."""
+    """Forward and backward passes of small Transformers on batches of each shape, padded and packed."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     size = {"vocab_size": 128, "d_model": 128, "heads": 2, "d_ff": 256, "encoder_layers": 1, "decoder_layers": 1}
@@ -123,12 +120,12 @@ def main() -> int:
     train(dtype, FIRST)
     first = set(seen)
     train(dtype, LATER)
-    wrong = [f"compiled anew for a batch of another shape: {kernel} {dict(of)}" for kernel, of in set(seen) - first]
+    faults = [f"recompiled for a batch of another shape: {kernel} {dict(of)}" for kernel, of in set(seen) - first]
     for kernel, parameters in sorted(first):
         less = [name for name, value in parameters if name in divisible[kernel] and not value.endswith(":16")]
-        wrong += [f"{kernel}: the matrix takes {name} for a multiple of 16" for name in less]
-    print("\n".join([*wrong, f"{len(seen)} launches of {len(first)} compiled kernels"]))
-    return 1 if wrong else 0
+        faults += [f"{kernel}: the matrix has {name} as a multiple of 16" for name in less]
+    print("\n".join([*faults, f"{len(seen)} launches of {len(first)} compiled kernels"]))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
