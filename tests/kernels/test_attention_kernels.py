@@ -1,5 +1,6 @@
-"""Every attention kernel through the interpreter against reference.py: forward, all gradients, the same dropout."""
+"""Every attention kernel in the interpreter against reference.py: forward, all gradients, the same dropout."""
 
+import dataclasses
 import math
 
 import pytest
@@ -18,7 +19,7 @@ from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
 from fasttfm.kernels.attention import short as attention_short
-from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.tiles.attention import Tile
 
 ROUTES = ("short", "flash", "heads", "softmax")
@@ -28,7 +29,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture
 def take(monkeypatch):
-    """take(route) makes every call of attention in the test go that way, in small tiles so that there are several."""
+    """take(route) selects the route of every attention call in the test, with small tiles so that there are several."""
     small = Tile(16, 16, 4, 1)
     for module, name in (
         (attention, "FORWARD"),
@@ -52,15 +53,15 @@ def take(monkeypatch):
 
 
 def tensors(dtype, B, H, L, S, D, Dv):
-    """query, key and value as a projection leaves them: heads last in memory."""
+    """query, key and value strided like the output of a projection."""
     shapes = {"query": (L, D), "key": (S, D), "value": (S, Dv)}
     return {name: torch.randn(B, n, H, d).to(dtype).transpose(1, 2) for name, (n, d) in shapes.items()}
 
 
 def compare(results, plain, exact, slack=None):
-    """accuracy.py's rule, with one floor for the whole call: where a gradient cancels out, what remains is rounding.
+    """The rule of accuracy.py with one floor for all results, because a gradient that cancels is only rounding.
 
-    slack: how much further the elements of a gradient may be off, by name.
+    slack: additional tolerance for the elements of a gradient, by name.
     """
     assert results.keys() == plain.keys() == exact.keys()
     largest = max((x.abs().max().item() for x in exact.values() if x.numel()), default=0.0)
@@ -75,13 +76,13 @@ def compare(results, plain, exact, slack=None):
             assert error <= allowed, f"{what}: error {error:.2e}, allowed {allowed:.2e}"
 
 
-def what_does_not_cancel(route, inputs, **options):
-    """How far each element of a gradient may be off, by name, where terms cancel.
+def cancellation(route, inputs, **options):
+    """Tolerance for each element of a gradient, by name, where terms cancel.
 
-    They do in dS = P * (dP - delta), delta = rowsum(P * dP): every term is off by u of itself in a precision that
-    rounds by u, so that in float32 hardly anything is granted. For long rows delta is rowsum(dO * O) of the output as
-    it was stored (Dao et al. 2022, algorithm 4); with one key to see, dS is nothing but its rounding. Plain softmax
-    subtracts the very numbers that it adds up: it has exactly 0 for a mask that all keys share.
+    In dS = P * (dP - delta) with delta = rowsum(P * dP), each term has a relative error of the unit roundoff u, so that
+    the tolerance is tiny in float32. For long rows delta is rowsum(dO * O) of the stored output (Dao et al. 2022,
+    algorithm 4); with one visible key, dS is only its rounding. Plain softmax subtracts exactly what it sums: the
+    gradient of a mask shared by all keys is exactly 0.
     """
     rounding = torch.finfo(inputs["query"].dtype).eps / 2
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
@@ -91,23 +92,23 @@ def what_does_not_cancel(route, inputs, **options):
     if route not in LONG:
         delta = (dp * weights).sum(-1, keepdim=True)
     query, key, *_ = (x.detach().abs() for x in exact.values())
-    off = (rounding * weights * (dp + delta)).detach()  # (B, H, L, S), of dS
+    error = (rounding * weights * (dp + delta)).detach()  # (B, H, L, S), of dS
     results = {}
     if route in LONG:
         scale = options.get("scale", query.shape[-1] ** -0.5)
-        group = query.shape[1] // key.shape[1]  # query heads that share a head of keys
-        of_key = scale * off.transpose(-2, -1) @ query
+        group = query.shape[1] // key.shape[1]  # query heads that share a key head
+        of_key = scale * error.transpose(-2, -1) @ query
         results = {
-            "gradient of query": scale * off @ key.repeat_interleave(group, dim=1),
+            "gradient of query": scale * error @ key.repeat_interleave(group, dim=1),
             "gradient of key": of_key.unflatten(1, (key.shape[1], group)).sum(2),
         }
     if "mask" in inputs:
-        results["gradient of mask"] = off.sum_to_size(inputs["mask"].shape)
+        results["gradient of mask"] = error.sum_to_size(inputs["mask"].shape)
     return results
 
 
 def check(take, route, inputs, **options):
-    """Both ways on the same inputs, in their precision and, the reference, in float64."""
+    """Compares a route with the reference in the precision of the inputs and in float64."""
     take(route)
     compare_with_reference(route, inputs, **options)
 
@@ -119,7 +120,7 @@ def compare_with_reference(route, inputs, **options):
     def theirs(**x):
         return reference.attention(**x, **options)[0]
 
-    slack = what_does_not_cancel(route, inputs, **options)
+    slack = cancellation(route, inputs, **options)
     compare(solve(ours, inputs), solve(theirs, inputs), solve(theirs, inputs, torch.float64), slack)
 
 
@@ -153,13 +154,13 @@ def test_kernel_equals_reference(take, route, call):
     if mask == "bool":
         options = options | {"mask": torch.rand(mask_shape) > 0.3}
     elif mask == "add":
-        inputs["mask"] = torch.randn(mask_shape).to(dtype)  # a floating-point input: its gradient is compared as well
+        inputs["mask"] = torch.randn(mask_shape).to(dtype)  # an input, so that its gradient is compared too
     check(take, route, inputs, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_short_rows_of_many_more_keys_than_a_tile_has_queries(take, dtype):
-    """Their gradient of the queries comes from the transposed product."""
+def test_short_rows_with_many_more_keys_than_a_tile_has_queries(take, dtype):
+    """Here the gradient of the queries is the transposed product."""
     inputs = tensors(dtype, 1, 2, 20, 100, 20, 24)
     inputs["mask"] = torch.randn(20, 100).to(dtype)
     check(take, "short", inputs, causal=True, causal_offset=70, **seeded(0.1))
@@ -197,25 +198,24 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90", "sm_120", "gfx942"])
 def test_shipped_tiles_equal_reference(monkeypatch, chip, name):
-    """In the tiles, and on the route, of each chip: many keys in a tile, several tiles, odd ends."""
+    """With the tiles and the route of each chip: many keys in a tile, several tiles, partial tiles."""
     shape, masked, p = CALLS[name]
-    results = CHIPS[chip]
     for module in (launch, attention_launch, masked_softmax):
-        monkeypatch.setattr(module, "chip", lambda device: results)
+        monkeypatch.setattr(module, "chip", lambda device: CHIPS[chip])
     inputs = tensors(torch.float16, *shape)
     _, _, L, S, D, _ = shape
     if "shared" in name:
         inputs |= {"key": inputs["key"][:, :1], "value": inputs["value"][:, :1]}
     if masked:
         inputs["mask"] = torch.randn(L, S).half()
-    route = attention_launch.route.shipped(results, "fp16", D, attention_launch.key_class(S))
+    route = attention_launch.route.shipped(CHIPS[chip], "fp16", D, attention_launch.key_class(S))
     lengths = torch.tensor([S - 3])
     with F.backend("triton"):
         compare_with_reference(route, inputs, key_lengths=lengths, causal=True, causal_offset=S - L, **seeded(p))
 
 
-def test_gradients_at_scores_of_a_thousand_are_as_exact_as_torchs(take):
-    """Weights that are computed from a rounded log-sum-exp do not add up to 1, and then dS does not cancel."""
+def test_gradients_for_scores_of_a_thousand_are_as_accurate_as_torchs(take):
+    """Weights computed from a rounded log-sum-exp would not sum to 1, and dS would not cancel."""
     inputs = tensors(torch.float32, 1, 2, 20, 30, 64, 64)
     for name in ("query", "key"):
         inputs[name][..., 0] = math.sqrt(1000 * math.sqrt(64))
@@ -248,7 +248,7 @@ def test_inputs_of_any_strides(take, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
-def test_nothing_in_gives_nothing_or_zeros(take, route, shape):
+def test_empty_inputs_give_empty_or_zero_outputs(take, route, shape):
     take(route)
     B, H, L, S = shape
     q, k = torch.randn(B, H, L, 8, requires_grad=True), torch.randn(B, H, S, 8, requires_grad=True)
@@ -263,16 +263,14 @@ def test_nothing_in_gives_nothing_or_zeros(take, route, shape):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 33), (2, 1, 35, 1), (1, 2, 35, 33), (33,), ()])
 @pytest.mark.parametrize("shares", [1, 3])
-def test_gradient_of_a_broadcast_mask_is_summed_in_parts(take, monkeypatch, shape, shares):
-    """The trap: sums of parts sized for one program."""
-    chip = attention_launch.chip(torch.device("cpu"))
-    many = type(chip)(name="interpreter", capability=0, shared_memory=1 << 30, processors=shares, matrix_units=False)
-    monkeypatch.setattr(attention_launch, "chip", lambda device: many)
+def test_gradient_of_a_broadcast_mask_with_one_or_several_partial_sums(take, monkeypatch, shape, shares):
+    chip = dataclasses.replace(INTERPRETER, processors=shares)
+    monkeypatch.setattr(attention_launch, "chip", lambda device: chip)
     inputs = tensors(torch.float32, 2, 2, 35, 33, 8, 8) | {"mask": torch.randn(shape)}
     check(take, "flash", inputs, key_lengths=torch.tensor([33, 20]), **seeded(0.3))
 
 
-# ------------------------------------------------------------------------------------------------ traps of others
+# ------------------------------------------------------------------------------------- faults of other libraries
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -287,7 +285,7 @@ def test_true_in_a_bool_mask_means_attend_as_torch_has_it(take, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_hidden_keys_have_no_weight_even_where_float16_overflows(take, route):
-    """The trap: -1e6 for -inf; and a masked position not zeroed after the exponential."""
+    """The fault: -1e6 for -inf; a masked position not zeroed after the exponential."""
     take(route)
     q = torch.full((1, 1, 3, 8), 100.0, dtype=torch.float16, requires_grad=True)
     k = torch.full((1, 1, 4, 8), 50.0, dtype=torch.float16, requires_grad=True)
@@ -299,7 +297,7 @@ def test_hidden_keys_have_no_weight_even_where_float16_overflows(take, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_an_additive_mask_is_in_the_same_units_as_the_scores(take, route):
-    """The trap: a mask added to base-2 scores without log2(e)."""
+    """The fault: a mask added to base-2 scores without log2(e)."""
     take(route)
     q = torch.zeros(1, 1, 1, 8)
     v = torch.eye(8).view(1, 1, 8, 8)
@@ -309,7 +307,7 @@ def test_an_additive_mask_is_in_the_same_units_as_the_scores(take, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_backward_is_causal_too(take, route):
-    """The trap: keys of the future that take a gradient."""
+    """The fault: gradients of future keys."""
     take(route)
     q, k, v = (torch.randn(1, 1, 20, 8, requires_grad=True) for _ in range(3))
     output = F.attention(q, k, v, causal=True)
@@ -341,7 +339,7 @@ def test_a_row_with_no_key_to_attend_gives_zeros_and_no_gradient(take, route, dt
 @pytest.mark.parametrize("route", [*ROUTES, "explicit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_lowest_number_in_a_mask_hides_and_one_that_base_2_reaches_does_not(take, route, dtype):
-    """The same in the reference, in kernels and in PyTorch: a row that is hidden whole gives zeros, and one of -2.3e38
+    """The same in the reference, in kernels and in PyTorch: a row hidden as a whole gives zeros, a row of -2.3e38 gives
     the mean."""
     take(route)
     q, k, v = (torch.randn(1, 2, 6, 8).to(dtype).requires_grad_() for _ in range(3))
@@ -378,7 +376,7 @@ def test_nothing_is_kept_at_dropout_one(take, route):
     [(4, 2, torch.float32, "add"), (6, 2, torch.bfloat16, "bool"), (3, 1, torch.float16, None)],
 )
 def test_query_heads_share_heads_of_keys(take, route, heads, key_heads, dtype, mask):
-    """Padding, a triangle, dropout and masks of each query head; gradients of keys are summed over the group."""
+    """With padding, causal mask, dropout and masks per query head; gradients of keys are sums over the group."""
     inputs = tensors(dtype, 2, heads, 19, 21, 16, 24)
     inputs |= {
         name: x[:, :key_heads] for name, x in tensors(dtype, 2, heads, 19, 21, 16, 24).items() if name != "query"
@@ -397,12 +395,12 @@ def test_query_heads_share_heads_of_keys(take, route, heads, key_heads, dtype, m
 @pytest.mark.parametrize("route", [*ROUTES, "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("causal", "p", "heads"), [(False, 0.0, 2), (True, 0.2, 2), (True, 0.2, 4)])
-def test_packed_sequences_equal_one_after_the_other(take, route, dtype, causal, p, heads):
-    """Two heads of keys, which query heads may share."""
+def test_packed_sequences_equal_the_reference(take, route, dtype, causal, p, heads):
+    """With two key heads, which four query heads share."""
     take(route)
-    cu_seqlens_q = torch.tensor([0, 5, 5, 20, 24], dtype=torch.int32)  # an empty one on the query side,
-    cu_seqlens_k = torch.tensor([0, 3, 16, 16, 20], dtype=torch.int32)  # one on the key side,
-    shapes = {"query": (27, heads, 8), "key": (22, 2, 8), "value": (22, 2, 12)}  # and filler after the last
+    cu_seqlens_q = torch.tensor([0, 5, 5, 20, 24], dtype=torch.int32)  # a sequence without queries,
+    cu_seqlens_k = torch.tensor([0, 3, 16, 16, 20], dtype=torch.int32)  # one without keys,
+    shapes = {"query": (27, heads, 8), "key": (22, 2, 8), "value": (22, 2, 12)}  # and padding after the last
     inputs = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
     options = {"causal": causal, **seeded(p)}
 
@@ -420,8 +418,8 @@ def test_packed_sequences_equal_one_after_the_other(take, route, dtype, causal, 
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "torch"])
-def test_packed_sequences_do_not_see_what_is_not_a_number_in_others(take, route):
-    """Nor in the filler after the last, which is memory of any content."""
+def test_packed_sequences_do_not_see_nan_in_others(take, route):
+    """Nor in the padding after the last one, which may have any content."""
     take(route)
     starts = torch.tensor([0, 4, 9, 9, 12])
     x = torch.randn(14, 1, 8)
@@ -439,8 +437,8 @@ def test_packed_sequences_do_not_see_what_is_not_a_number_in_others(take, route)
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_mask_of_the_scores_own_shape_has_its_own_gradient(take, route):
-    """Nothing is summed for it then, and it must not share memory with what is scaled later."""
+def test_the_gradient_of_a_mask_with_the_shape_of_the_scores(take, route):
+    """It is no sum, and must not share memory with a tensor that is scaled later."""
     take(route)
     q, k, v = (torch.randn(1, 1, rows, 8) for rows in (1, 7, 7))
     mask = torch.randn(1, 1, 1, 7, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Attention's launches: which kernels a call takes, what they are given, and numbers that do not fit 32 bits."""
+"""Launches of attention: the kernels of a call, their arguments, and integers that do not fit 32 bits."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.kernels.tiles.attention import Tile
 
 
-def test_heads_wider_than_the_kernels_take_go_through_cublas():
+def test_heads_too_wide_for_the_kernels_use_cublas():
     assert attention_launch.route.shipped(attention_launch.chip(torch.device("cpu")), "fp16", 512, 64) == "softmax"
     with F.backend("triton"):
         q = torch.randn(1, 1, 3, 300)
@@ -28,7 +28,7 @@ def test_heads_wider_than_the_kernels_take_go_through_cublas():
 
 
 def calls_with_site(site):
-    """One call of every launch function that draws random numbers."""
+    """One call of every plan that draws random numbers."""
     x, lse = torch.randn(1, 1, 4, 8), torch.zeros(1, 1, 4)
     weights, mask = torch.full((1, 1, 4, 4), 0.25), torch.zeros(4, 4)
     dropped = {"dropout_p": 0.1, "seed": torch.tensor([1]), "site": site}
@@ -59,8 +59,8 @@ def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatc
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_causal_offset_past_all_keys_or_before_them_is_taken_at_its_word(take, route):  # noqa: F811
-    """However far: it is added to a row in 32 bits."""
+def test_a_causal_offset_far_past_or_before_all_keys(take, route):  # noqa: F811
+    """It must not overflow when it is added to a row index in 32 bits."""
     take(route)
     q, k, v = (torch.randn(1, 2, 18, 8) for _ in range(3))
     expected = F.attention(q, k, v)
@@ -70,12 +70,12 @@ def test_a_causal_offset_past_all_keys_or_before_them_is_taken_at_its_word(take,
 
 
 @pytest.mark.parametrize("route", ["short", "flash", "heads"])
-def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route, monkeypatch):  # noqa: F811
-    """No kernel gets, and no gradient takes, memory for more heads than there are."""
+def test_shared_keys_and_values_are_not_expanded(take, route, monkeypatch):  # noqa: F811
+    """Kernels get the key heads as they are, and gradients have as many heads."""
     take(route)
     seen = []
     launch = Launch.__call__
-    monkeypatch.setattr(Launch, "__call__", lambda self, *given: seen.append(given[1:3]) or launch(self, *given))
+    monkeypatch.setattr(Launch, "__call__", lambda self, *args: seen.append(args[1:3]) or launch(self, *args))
     query, key, value = (x.requires_grad_() for x in tensors(torch.float32, 1, 4, 5, 7, 16, 16).values())
     output = F.attention(query, key[:, :2], value[:, :2])
     gradients = torch.autograd.grad(output.sum(), (key, value))
@@ -87,18 +87,18 @@ def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route,
 @pytest.mark.parametrize(
     ("chip", "batch", "heads", "key_heads", "queries", "keys", "width", "launches"),
     [
-        ("sm_80", 54, 8, 8, 200, 200, 64, 1),  # two whole rounds of 216 programs
-        ("sm_80", 55, 8, 8, 200, 200, 64, 2),  # 440: the third would be almost empty
+        ("sm_80", 54, 8, 8, 200, 200, 64, 1),  # two whole waves of 216 programs
+        ("sm_80", 55, 8, 8, 200, 200, 64, 2),  # 440: the third wave would be almost empty
         ("sm_80", 54, 8, 8, 200, 513, 64, 2),
         ("sm_80", 54, 8, 8, 513, 200, 64, 2),
-        ("sm_80", 108, 8, 4, 256, 256, 64, 1),  # 512 queries read a head of keys
+        ("sm_80", 108, 8, 4, 256, 256, 64, 1),  # 512 queries read a key head
         ("sm_80", 108, 8, 4, 257, 256, 64, 2),
         ("sm_80", 54, 8, 8, 200, 200, 72, 2),
         ("sm_89", 32, 8, 8, 200, 200, 32, 1),
         ("sm_90", 33, 8, 8, 200, 200, 64, 2),
     ],
 )
-def test_a_program_has_a_head_where_heads_fill_the_chip_and_the_cache_holds_their_gradients(
+def test_backward_is_one_launch_if_heads_fill_the_chip_and_the_cache_holds_their_gradients(
     chip, batch, heads, key_heads, queries, keys, width, launches, monkeypatch
 ):
     monkeypatch.setattr(attention_launch, "chip", lambda device: CHIPS[chip])
@@ -140,10 +140,10 @@ STARTS = torch.tensor([0, 100, 150])
         ("sm_80", "separate", 100, 64, 0.1, 1),
     ],
 )
-def test_padded_rows_of_65_to_128_keys_with_dropout_go_backward_by_the_kernels_for_long_ones_on_sm_90(
+def test_backward_of_padded_rows_of_65_to_128_keys_with_dropout_uses_the_kernels_for_long_rows_on_sm_90(
     chip, way, rows, width, p, launches, monkeypatch
 ):
-    """But where biases take their sums from the kernel for short ones."""
+    """Except for bias gradients, whose sums only the kernel for short rows computes."""
     for module in (launch, attention_launch):
         monkeypatch.setattr(module, "chip", lambda device: CHIPS[chip])
     x = torch.randn(2, rows, 3, 1, width, dtype=torch.bfloat16).requires_grad_()

@@ -1,4 +1,4 @@
-"""The cross entropy kernel through the interpreter against the reference."""
+"""The cross entropy kernels in the interpreter against the reference."""
 
 import math
 
@@ -20,7 +20,7 @@ PAD = 0
 
 
 def draw(rows, classes, dtype, spread=3.0):
-    """Logits (rows, classes), and targets of which every third is ignored."""
+    """Logits (rows, classes) and targets, every third of which is ignored."""
     generator = torch.Generator().manual_seed(rows * 7919 + classes)
     logits = (torch.randn(rows, classes, generator=generator) * spread).to(dtype)
     target = torch.randint(min(1, classes - 1), classes, (rows,), generator=generator)
@@ -37,8 +37,8 @@ def specification(target, reduction, **options):
     return way
 
 
-def forward(logits, target, smoothing, ignored=PAD, *, given_up=True):
-    launch = kernel.Forward(logits, target, label_smoothing=smoothing, ignore_index=ignored, overwrite=given_up)
+def forward(logits, target, smoothing, ignored=PAD, *, overwrite=True):
+    launch = kernel.Forward(logits, target, label_smoothing=smoothing, ignore_index=ignored, overwrite=overwrite)
     return launch(logits, target)
 
 
@@ -87,7 +87,7 @@ def test_the_maximum_may_come_in_any_tile(dtype):
 @pytest.mark.parametrize("first", [0, 4096])
 def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradient(first, inplace):
     logits, _ = draw(4, 9000, torch.float32)
-    off = slice(first, first + 4096)  # whole tiles; the first of a row has no maximum yet to fall back on
+    off = slice(first, first + 4096)  # whole tiles, also the first, when there is no maximum yet
     logits[:, off] = -math.inf
     logits[:, 8192:8196] = -math.inf
     target = torch.tensor([5, 6, 4095, 8999]) + (4096 if first == 0 else 0) * torch.tensor([1, 1, 1, 0])
@@ -106,18 +106,17 @@ def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradie
 @pytest.mark.parametrize("size", [100.0, 6e4])
 @pytest.mark.parametrize("inplace", [False, True])
 def test_large_logits_lose_no_digits(classes, size, inplace):
-    """A logarithm of the sum of exponentials of such a size is rounded to 4e-6 and 4e-3: every probability with it."""
+    """A log-sum-exp of this size would be rounded to 4e-6 or 4e-3, and with it every probability."""
     logits, target = draw(4, classes, torch.float32)
     logits = (logits + size).requires_grad_()
     exact = logits.detach().double().requires_grad_()
-    wanted = torch.nn.functional.cross_entropy(exact, target, label_smoothing=0.1, ignore_index=PAD, reduction="sum")
-    wanted.backward()
+    options = {"label_smoothing": 0.1, "ignore_index": PAD, "reduction": "sum"}
+    expected = torch.nn.functional.cross_entropy(exact, target, **options)
+    expected.backward()
     with backend("triton"):
-        loss, _ = functional.cross_entropy(
-            logits * 1.0, target, label_smoothing=0.1, ignore_index=PAD, reduction="sum", inplace=inplace
-        )
+        loss, _ = functional.cross_entropy(logits * 1.0, target, **options, inplace=inplace)
         loss.backward()
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert (logits.grad - exact.grad).abs().max() < 2e-7
 
 
@@ -149,7 +148,7 @@ def test_logits_need_not_be_contiguous(view):
     assert torch.allclose(leaf.grad.double(), double.grad, atol=1e-6)
 
 
-def test_overwriting_keeps_to_the_columns_of_its_own_rows():
+def test_overwriting_touches_only_the_columns_of_its_rows():
     memory = torch.randn(4, 32)
     before = memory.clone()
     target = torch.tensor([1, PAD, 7, 19])
@@ -162,7 +161,7 @@ def test_overwriting_keeps_to_the_columns_of_its_own_rows():
     assert torch.equal(memory[:, 24:], before[:, 24:])
 
 
-def test_ignored_rows_count_nothing_and_get_zero_gradient_whatever_they_hold():
+def test_ignored_rows_of_nan_have_zero_loss_and_gradient():
     logits, _ = draw(3, 600, torch.float32)
     logits[1] = math.nan
     target = torch.tensor([4, -100, 9])
@@ -172,20 +171,20 @@ def test_ignored_rows_count_nothing_and_get_zero_gradient_whatever_they_hold():
     assert torch.isfinite(losses).all()
 
 
-def test_a_class_that_does_not_exist_gives_a_loss_that_is_not_a_number_and_reads_nothing():
+def test_an_invalid_class_gives_a_loss_of_nan():
     logits, _ = draw(3, 50, torch.float32)
-    losses, _ = forward(logits, torch.tensor([50, -7, 49]), 0.0, given_up=False)
+    losses, _ = forward(logits, torch.tensor([50, -7, 49]), 0.0, overwrite=False)
     assert losses.isnan().tolist() == [[True, True, False]] * 2
 
 
 def test_rows_beyond_the_reach_of_32_bit_offsets():
     far = 2**31 + 64
-    memory = torch.empty(far + 64, dtype=torch.float16)  # pages that nobody touches cost nothing
+    memory = torch.empty(far + 64, dtype=torch.float16)  # untouched pages take no memory
     logits = memory.as_strided((2, 40), (far, 1))
     logits.copy_(torch.randn(2, 40))
     target = torch.tensor([3, 11])
     expected, _ = reference.cross_entropy(logits.clone(), target)
-    losses, _ = forward(logits, target, 0.0, given_up=False)
+    losses, _ = forward(logits, target, 0.0, overwrite=False)
     assert losses[0].sum().item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -202,7 +201,7 @@ def test_the_gradient_is_scaled_in_place_within_its_own_columns():
 
 
 def test_no_rows_have_no_losses():
-    losses, statistics = forward(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 0.1, given_up=False)
+    losses, statistics = forward(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 0.1, overwrite=False)
     assert losses.shape == statistics.shape == (2, 0)
 
 
@@ -226,19 +225,18 @@ def test_linear_cross_entropy_equals_the_reference(dtype, low_memory):
 
 
 @pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)
-def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_a_thread(chip):
+def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_per_thread(chip):
     for size in kernel._SIZES:
-        for tile_size in (CROSS_ENTROPY.shipped(chip, size), *CROSS_ENTROPY.alternatives(chip, size)):
-            lanes = 64 if chip.name.startswith("gfx") else 32
-            assert tile_size.columns <= size
-            assert tile_size.columns >= 8 * lanes * tile_size.warps
-            assert lanes * tile_size.warps <= 1024
+        for tile in (CROSS_ENTROPY.shipped(chip, size), *CROSS_ENTROPY.alternatives(chip, size)):
+            assert tile.columns <= size
+            assert tile.columns >= 8 * chip.warp * tile.warps
+            assert chip.warp * tile.warps <= 1024
 
 
-def test_every_number_of_classes_has_a_size_class_whose_tile_covers_it_or_loops():
+def test_the_tile_of_every_number_of_classes_covers_a_row_or_loops():
     for classes in (1, 511, 512, 513, 4096, 4097, 37000, 250000):
-        tile_size = CROSS_ENTROPY(INTERPRETER, kernel.size_class(classes))
-        assert tile_size.columns >= classes or tile_size.columns == 4096
+        tile = CROSS_ENTROPY(INTERPRETER, kernel.size_class(classes))
+        assert tile.columns >= classes or tile.columns == 4096
 
 
 @pytest.mark.gpu
@@ -251,7 +249,7 @@ def test_on_the_device(dtype, classes):
 
 
 @pytest.mark.gpu
-def test_in_place_loss_takes_no_second_tensor_of_logits_size_on_the_device():
+def test_the_in_place_loss_allocates_no_second_tensor_of_the_size_of_logits():
     logits = torch.randn(2048, 8000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     target = torch.randint(0, 8000, (2048,), device="cuda")
     separate = logits * 1

@@ -1,4 +1,4 @@
-"""attention/decode.py through the interpreter against reference.py: tiles, shares, and tables that hold nonsense."""
+"""attention/decode.py in the interpreter against reference.py: tiles, shares, and invalid tables."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LENGTHS = [45, 0, 17, 64]
 
 
 def problem(dtype=torch.float32, *, queries=2, heads=6, key_heads=2, width=24, page=8, slopes=True):
-    """Arguments of decode(), the rows past each sequence's end no numbers."""
+    """Arguments of decode(), with NaN past the end of each sequence."""
     torch.manual_seed(2)
     pages = -(-64 // page)
     table = torch.randperm(4 * pages + 3)[: 4 * pages].view(4, pages).int()
@@ -35,11 +35,11 @@ def problem(dtype=torch.float32, *, queries=2, heads=6, key_heads=2, width=24, p
     }  # fmt: skip
 
 
-def specified(*, lengths, starts, slopes, left, right, precision=torch.float32, **given):
+def specified(*, lengths, starts, slopes, left, right, precision=torch.float32, **arguments):
     for name in ("query", "key_cache", "value_cache"):
-        given[name] = given[name].to(precision)
+        arguments[name] = arguments[name].to(precision)
     options = {"cache_lengths": lengths, "cache_starts": starts, "alibi_slopes": slopes, "window": (left, right)}
-    return attention_with_cache(**given, **options)
+    return attention_with_cache(**arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -53,64 +53,63 @@ def specified(*, lengths, starts, slopes, left, right, precision=torch.float32, 
     ],
 )
 def test_any_tile_and_any_number_of_shares_give_what_the_specification_says(tile, dtype, shares):
-    given = problem(dtype, queries=7 if tile.rows == 32 else 2)
-    output = decode(**given, tile=tile, shares=shares)
-    assert_as_accurate(output, specified(**given, precision=dtype), specified(**given, precision=torch.float64))
+    arguments = problem(dtype, queries=7 if tile.rows == 32 else 2)
+    output = decode(**arguments, tile=tile, shares=shares)
+    exact = specified(**arguments, precision=torch.float64)
+    assert_as_accurate(output, specified(**arguments, precision=dtype), exact)
 
 
 @pytest.mark.parametrize(("left", "right"), [(None, None), (5, None), (0, 0), (None, 2), (20, 1), (1 << 40, 1 << 40)])
 def test_windows(left, right):
-    given = {**problem(queries=3, slopes=right is not None), "left": left, "right": right}
-    output = decode(**given, tile=Tile(16, 64, 4, 1), shares=2)
-    torch.testing.assert_close(output, specified(**given))
+    arguments = {**problem(queries=3, slopes=right is not None), "left": left, "right": right}
+    output = decode(**arguments, tile=Tile(16, 64, 4, 1), shares=2)
+    torch.testing.assert_close(output, specified(**arguments))
 
 
-def test_keys_outside_of_the_window_are_never_touched(monkeypatch):
-    """The walk grows with the window, not with the cache."""
+def test_keys_outside_of_the_window_are_not_read(monkeypatch):
+    """The number of products depends on the window, not on the cache."""
     from triton.runtime.interpreter import InterpreterBuilder as Builder
 
     products, dot = [], Builder.create_dot
     monkeypatch.setattr(Builder, "create_dot", lambda *a: products.append(1) or dot(*a))
-    given = problem(queries=1, key_heads=1, heads=4)
+    arguments = problem(queries=1, key_heads=1, heads=4)
     counts = []
     for left in (None, 15):
         products.clear()
-        decode(**{**given, "starts": None, "left": left}, tile=Tile(16, 16, 4, 1), shares=1)
+        decode(**{**arguments, "starts": None, "left": left}, tile=Tile(16, 16, 4, 1), shares=1)
         counts.append(len(products))
-    assert counts == [2 * (3 + 0 + 2 + 4), 2 * (2 + 0 + 2 + 1)]  # of 45, 0, 17 and 64 keys, and of their last 16
+    assert counts == [2 * (3 + 0 + 2 + 4), 2 * (2 + 0 + 2 + 1)]  # 45, 0, 17 and 64 keys, and their last 16
 
 
 @pytest.mark.parametrize("page", [-1, 1 << 30, -(1 << 31)])
-def test_a_page_that_there_is_not_is_no_key(page):
-    """On a GPU the host does not look at the table, and the kernel reads nothing outside of the cache."""
-    given = problem(queries=1)
-    given["block_table"][0, 1] = page
-    given |= {"softcap": 0.0, "sinks": None}
-    output = decode(**given, shares=1)
-    seen = torch.tensor([True] * 8 + [False] * 8 + [True] * 29)
-    given["block_table"][0, 1] = given["block_table"][0, 0]
-    mask = -given["slopes"][0, :, None, None] * torch.arange(44, -1, -1)
-    keys, values = (
-        given[name][given["block_table"][0].long()].transpose(0, 1).flatten(1, 2)[None, :, :45]
-        for name in ("key_cache", "value_cache")
-    )
-    seen[:3] = False
-    mask = mask.masked_fill(~seen, -torch.inf)[None]
-    torch.testing.assert_close(
-        output[:1], reference.attention(given["query"][:1], keys, values, mask=mask, scale=0.2)[0]
-    )
+def test_keys_of_an_invalid_page_are_hidden(page):
+    """On a GPU the host does not read the table, and the kernel reads nothing outside of the cache."""
+    arguments = problem(queries=1)
+    table = arguments["block_table"][0]
+    table[1] = page
+    arguments |= {"softcap": 0.0, "sinks": None}
+    output = decode(**arguments, shares=1)
+    visible = torch.tensor([True] * 8 + [False] * 8 + [True] * 29)
+    visible[:3] = False
+    table[1] = table[0]
+    caches = arguments["key_cache"], arguments["value_cache"]
+    keys, values = (cache[table.long()].transpose(0, 1).flatten(1, 2)[None, :, :45] for cache in caches)
+    mask = -arguments["slopes"][0, :, None, None] * torch.arange(44, -1, -1)
+    mask = mask.masked_fill(~visible, -torch.inf)[None]
+    expected = reference.attention(arguments["query"][:1], keys, values, mask=mask, scale=0.2)[0]
+    torch.testing.assert_close(output[:1], expected)
 
 
-def test_lengths_past_the_room_or_below_0_read_nothing_that_is_not_there():
-    given = problem(queries=1)
-    expected = decode(**{**given, "lengths": torch.tensor([45, 0, 17, 64]), "starts": None})
-    wrong = decode(**{**given, "lengths": torch.tensor([45, -5, 17, 1 << 40]), "starts": None})
-    torch.testing.assert_close(wrong, expected)
+def test_invalid_lengths_read_nothing_out_of_bounds():
+    arguments = problem(queries=1)
+    expected = decode(**{**arguments, "lengths": torch.tensor([45, 0, 17, 64]), "starts": None})
+    clamped = decode(**{**arguments, "lengths": torch.tensor([45, -5, 17, 1 << 40]), "starts": None})
+    torch.testing.assert_close(clamped, expected)
 
 
-def test_rows_are_appended_where_there_is_room_and_a_page_and_nowhere_else():
+def test_rows_are_appended_only_within_the_capacity_and_to_valid_pages():
     cache, x = torch.zeros(5, 2, 4, 24), torch.randn(3, 2, 3, 24)
-    table = torch.tensor([[4, 1], [0, 7], [-1, 2]])  # 7 and -1 there are not
+    table = torch.tensor([[4, 1], [0, 7], [-1, 2]])  # 7 and -1 are invalid
     append(cache, x, torch.tensor([3, 2, 6]), table)
     expected = torch.zeros_like(cache)
     expected[4, :, 3], expected[1, :, :2] = x[0, :, 0], x[0, :, 1:]
@@ -121,7 +120,7 @@ def test_rows_are_appended_where_there_is_room_and_a_page_and_nowhere_else():
     assert torch.equal(cache, expected)
 
 
-def test_sequences_are_shared_where_there_are_few_of_them():
+def test_few_sequences_are_split_between_programs():
     chip = CHIPS["sm_90"]
     assert shares_of(chip, 8, 64) == 1
     assert shares_of(chip, 8, 8192) == 32

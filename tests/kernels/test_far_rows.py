@@ -1,4 +1,4 @@
-"""Rows of which a tile's last lies past the reach of 32 bits: every kernel of attention through the interpreter."""
+"""Tensors with strides so large that offsets within a tile exceed 32 bits: every attention kernel, interpreted."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from fasttfm.kernels.attention.launch import masking_arguments, strides
 from fasttfm.kernels.attention.once import append, decode
 
 ROWS = 17
-STRIDE = 2**31 // 15 + 64  # from row 15 on, of a tile of 16
+STRIDE = 2**31 // 15 + 64  # exceeds 32 bits from row 15 of a tile of 16
 
 
 @pytest.fixture(scope="module")
 def far():
-    """far(x): a copy of x (..., ROWS, N) with rows STRIDE halves apart, all copies beside each other. Of the 5 GB of
-    pages those that nobody touches cost nothing."""
+    """far(x): a copy of x (..., ROWS, N) with a row stride of STRIDE, in 5 GB that all copies share. Untouched pages
+    take no memory."""
     memory, used = torch.empty(ROWS * STRIDE, dtype=torch.float16), 0
 
     def copy(x):
@@ -83,8 +83,8 @@ def test_packed_and_joint_projections(take, far, route):  # noqa: F811
 
 @pytest.mark.parametrize("table", [None, torch.tensor([[1, 0], [0, 2]])])
 @pytest.mark.parametrize("queries", [1, ROWS])
-def test_a_cache_and_what_is_appended(far, queries, table):
-    """Cached keys, pages of which are ROWS long, and many new queries."""
+def test_a_cache_and_appended_values(far, queries, table):
+    """With pages of ROWS keys, and with many queries."""
     lengths = torch.tensor([ROWS, ROWS - 1])
     near = heads(2, 4, queries, 8), *(heads(2 if table is None else 3, 2, ROWS, 8) for _ in range(2)), heads(2, 2, 3, 8)
     results = []
@@ -96,15 +96,15 @@ def test_a_cache_and_what_is_appended(far, queries, table):
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-def test_places_of_a_step_of_a_search():
-    """Room for 2**23 tokens, of which nobody touches more than 6."""
+def test_places_of_a_beam_search_step():
+    """With a capacity of 2**23 tokens, of which 6 are touched."""
     joint, cache, ancestors, positions = a_step([5], 3, 1, 64, torch.float16)
     near, written = attend(joint, cache, ancestors, positions, heads=1)
     memory, table = torch.empty(3, 2**23, 128, dtype=torch.float16), torch.empty(3, 2**23, dtype=torch.int64)
     memory[:, :6] = cache.view(3, ROOM, 128)[:, :6]
     table[:, :5] = ancestors[:, :5] // ROOM * 2**23 + ancestors[:, :5] % ROOM
-    given, out = (joint, memory.flatten(0, 1), table, positions), torch.empty_like(near)
-    Ancestors(*given, heads=1, scale=0.3)(*given, out)
+    step, out = (joint, memory.flatten(0, 1), table, positions), torch.empty_like(near)
+    Ancestors(*step, heads=1, scale=0.3)(*step, out)
     assert torch.equal(out, near)
     assert torch.equal(memory[:, 5], written.view(3, ROOM, 128)[:, 5])
 
@@ -112,16 +112,13 @@ def test_places_of_a_step_of_a_search():
 @pytest.mark.parametrize("mask", ["rows", "columns"])
 def test_a_mask_between_two_products(far, mask):
     scores = torch.randn(1, 1, ROWS, ROWS)
-    softmax, seen = masked_softmax.Forward(scores), (masking_arguments(scores.shape, mask=m) for m in masks(far, mask))
-    near, apart = (softmax(scores, 0.5, each)[0] for each in seen)
+    softmax = masked_softmax.Forward(scores)
+    near, apart = (softmax(scores, 0.5, masking_arguments(scores.shape, mask=m))[0] for m in masks(far, mask))
     assert torch.equal(near, apart)
 
 
-def test_the_usual_rows_are_counted_in_32_bits():
-    """Whatever is not as far apart compiles as before: 10,000 sequences of width 1,024, positions first."""
-    x = torch.empty(1, device="meta")
-    for sequences, numbers in ((10_000, 3), (20_000, 4)):
-        by_position = x.expand(128, sequences, 16, 64).as_strided(
-            (128, sequences, 16, 64), (sequences * 1024, 1024, 64, 1)
-        )
-        assert len(strides(by_position.permute(1, 2, 0, 3))[0]) == numbers
+@pytest.mark.parametrize(("sequences", "numbers"), [(10_000, 3), (20_000, 4)])
+def test_usual_strides_keep_32_bit_offsets(sequences, numbers):
+    """10,000 sequences of width 1,024, positions first, do; 20,000 do not."""
+    x = torch.empty(128, sequences, 16, 64, device="meta")
+    assert len(strides(x.permute(1, 2, 0, 3))[0]) == numbers

@@ -1,4 +1,4 @@
-"""Which calls the kernels for sm_90 take, and where their tensor maps have a head's rows."""
+"""The calls that the sm_90 kernels support, and the tensor maps of their heads."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from fasttfm.kernels.tiles.table import Tile
 
 
 def made(layout, batch=2, heads=3, rows=32, width=64):
-    """(B, H, L, D) whose every element is its place in memory."""
+    """(B, H, L, D) with elements equal to their index in memory."""
     shape, order = {
         "heads last": ((batch, rows, heads, width), (0, 2, 1, 3)),
         "heads first": ((batch, heads, rows, width), (0, 1, 2, 3)),
@@ -33,22 +33,22 @@ def test_a_tensor_map_has_every_row_of_every_head(layout, size, spread):
     heads = rule.heads_of(x)
     shape, strides, _ = (heads.spread if spread else heads.mapped)(32, 64)
     mapped = torch.as_strided(x, shape, strides)
-    assert mapped.max() <= x.max()  # nothing past the memory's end
+    assert mapped.max() <= x.max()  # nothing out of bounds
     per_batch, per_head, column = heads.origin
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
             rows = mapped[b * per_batch + h * per_head, ..., h * column : h * column + 64]
-            if spread:  # (pair, block, half): of a block's keys the pair's
+            if spread:  # (pair, block, half): keys of a block by pairs
                 rows = rows.permute(1, 0, 2, 3).reshape(32, 64)
             assert torch.equal(rows, x[b, h])
 
 
-def test_a_packed_tensor_is_one_plane_and_odd_strides_have_no_map():
+def test_a_packed_tensor_is_one_plane_and_unaligned_strides_have_no_map():
     packed = torch.zeros(40, 2, 64, dtype=torch.bfloat16).transpose(0, 1).expand(5, -1, -1, -1)
     assert rule.heads_of(packed).planes == 1
     x = torch.zeros(2, 9, 2, 72, dtype=torch.bfloat16).transpose(1, 2)
     assert rule.heads_of(x[..., :64]) is not None
-    assert rule.heads_of(x[..., 4:68]) is None  # begins 8 bytes after a multiple of 16
+    assert rule.heads_of(x[..., 4:68]) is None  # starts 8 bytes after a multiple of 16
     assert rule.heads_of(torch.zeros(2, 9, 2, 68, dtype=torch.bfloat16).transpose(1, 2)[..., :64]) is None
     assert rule.heads_of(torch.zeros(2, 3, 4, 9, 64, dtype=torch.bfloat16)[:, :2, 0]) is None
     assert rule.heads_of(x[..., ::2]) is None
@@ -61,7 +61,7 @@ def test_a_packed_tensor_is_one_plane_and_odd_strides_have_no_map():
         (True, {"causal": True, "causal_offset": 3, "key_lengths": torch.tensor([3, 4])}),
         (True, {"dropout_p": 0.1, "seed": torch.tensor([1])}),
         (True, {"keys": 45}),
-        (False, {"keys": 45, "dropout_p": 0.1, "seed": torch.tensor([1])}),  # no whole blocks of Philox
+        (False, {"keys": 45, "dropout_p": 0.1, "seed": torch.tensor([1])}),  # a partial Philox block
         (False, {"mask": torch.zeros(2, 2, 33, 48, dtype=torch.bool)}),
         (False, {"softcap": 2.0}),
         (False, {"window": 5, "causal": True}),
@@ -74,7 +74,7 @@ def test_a_packed_tensor_is_one_plane_and_odd_strides_have_no_map():
         (False, {"triton": "3.6.0"}),
     ],
 )
-def test_the_rule_takes_what_the_kernels_compute(taken, changed, monkeypatch):
+def test_the_rule_accepts_the_calls_that_the_kernels_support(taken, changed, monkeypatch):
     options = {"keys": 48, "dtype": torch.bfloat16, "width": 64, "chip": "sm_90", "triton": "3.7.1", **changed}
     keys, dtype, width, chip, triton = (options.pop(name) for name in ("keys", "dtype", "width", "chip", "triton"))
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS[chip])
@@ -86,12 +86,14 @@ def test_the_rule_takes_what_the_kernels_compute(taken, changed, monkeypatch):
     tensor_map.usable.cache_clear()
 
 
-def test_calls_of_other_lengths_take_the_kernel_that_is_compiled(monkeypatch):
+def test_calls_of_other_lengths_use_the_compiled_kernel(monkeypatch):
     from fasttfm.kernels.attention.hopper import forward
 
     keys = []
     out, lse = torch.zeros(3, 256, 2, 64, dtype=torch.bfloat16).transpose(1, 2), torch.zeros(3, 2, 256)
-    monkeypatch.setattr(rule, "Launch", lambda *made: lambda *given: keys.append(jit._key(made[0], given, made[2])))
+    monkeypatch.setattr(
+        rule, "Launch", lambda kernel, grid, constants: lambda *args: keys.append(jit._key(kernel, args, constants))
+    )
     for batch, rows, count in ((2, 256, 208), (3, 37, 1008), (1, 1, 16)):
         query, key = (torch.zeros(batch, n, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for n in (rows, count))
         call = launch.prepare(query, key, key, causal=True, dropout_p=0.1, seed=torch.tensor([1]))
@@ -100,16 +102,16 @@ def test_calls_of_other_lengths_take_the_kernel_that_is_compiled(monkeypatch):
     assert len(set(keys)) == 1
 
 
-def test_a_map_that_the_driver_refuses_leaves_the_call_to_the_other_kernel_with_one_line():
+def test_a_tensor_map_that_the_driver_rejects_falls_back_with_one_warning():
     computed = []
 
-    def refused(*arguments):
+    def rejected(*arguments):
         raise RuntimeError("Triton Error [CUDA]: invalid argument")
 
-    attempt = rule.Attempt(refused, lambda *arguments: computed.append(arguments))
-    with pytest.warns(RuntimeWarning, match="invalid argument") as said:
+    attempt = rule.Attempt(rejected, lambda *arguments: computed.append(arguments))
+    with pytest.warns(RuntimeWarning, match="invalid argument") as caught:
         attempt(1, 2)
-    assert len(said) == 1
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attempt(3, 4)

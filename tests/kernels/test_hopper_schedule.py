@@ -1,4 +1,4 @@
-"""Every tile of every head is one program's, and no program has much more to do than another."""
+"""Every tile of every head belongs to exactly one program, and the load is balanced."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def _list(rows, planes, tiles, count, section, programs):
 
 
 def numbers(tiles, planes, section, programs):
-    """(first row, plane) of every number, in order."""
+    """(first row, plane) of every turn, in order."""
     rows, heads = (torch.full((4 * planes * (tiles + programs),), -1, dtype=torch.int32) for _ in range(2))
     _list[(1,)](rows, heads, tiles, planes, section, programs)
     return list(zip(rows[rows >= 0].tolist(), heads[rows >= 0].tolist(), strict=True))
@@ -27,16 +27,16 @@ def numbers(tiles, planes, section, programs):
     ("tiles", "planes", "section", "programs"),
     [(8, 16, 16, 11), (5, 13, 4, 6), (1, 3, 1, 7), (3, 10, 6, 1), (7, 9, 3, 20), (16, 24, 6, 16)],
 )
-def test_every_tile_of_every_head_is_one_programs(tiles, planes, section, programs):
-    found = numbers(tiles, planes, section, programs)
-    assert len(found) % programs == 0
-    works = [(row // 128, plane) for row, plane in found if row != NOWHERE.value]
+def test_every_tile_of_every_head_belongs_to_one_program(tiles, planes, section, programs):
+    turns = numbers(tiles, planes, section, programs)
+    assert len(turns) % programs == 0
+    works = [(row // 128, plane) for row, plane in turns if row != NOWHERE.value]
     assert sorted(works) == [(t, h) for t in range(tiles) for h in range(planes)]
     assert [h // section for _, h in works] == sorted(h // section for _, h in works)
 
 
-def test_no_program_has_much_more_to_do_than_another():
+def test_the_load_of_programs_is_balanced():
     load = [0] * 13
     for number, (row, _) in enumerate(numbers(16, 20, 10, len(load))):
         load[number % len(load)] += 0 if row == NOWHERE.value else row // 128 + 1
-    assert max(load) * len(load) <= 1.02 * sum(load)  # 1.05 where programs take theirs in one order
+    assert max(load) * len(load) <= 1.02 * sum(load)  # 1.05 with a fixed order of programs

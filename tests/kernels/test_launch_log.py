@@ -1,4 +1,4 @@
-"""The launch log itself, and what a training step of the paper's depth launches."""
+"""The launch log, and the launches of a training step of the paper's depth."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
 
-def test_products_other_operators_views_and_allocations_are_told_apart():
+def test_products_and_other_operators_count_but_not_views_and_allocations():
     x, weight, bias = torch.randn(4, 6), torch.randn(5, 6), torch.randn(5)
     with LaunchLog() as log:
         y = torch.nn.functional.linear(x, weight, bias)  # one product with its bias
@@ -59,7 +59,7 @@ def test_a_sort_takes_a_pass_a_byte():
         assert log.total == launches
 
 
-def test_an_operator_of_ours_is_looked_into():
+def test_launches_inside_of_our_operators_count():
     x, weight, bias = torch.randn(4, 8), torch.randn(8), torch.randn(8)
     with LaunchLog() as log:
         F.layer_norm(x, weight, bias)
@@ -68,46 +68,36 @@ def test_an_operator_of_ours_is_looked_into():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
-def test_kernels_count_by_name_and_what_the_interpreter_does_counts_nothing():
+def test_kernels_count_by_name_and_operations_of_the_interpreter_do_not_count():
     out, seed = torch.zeros(1, 4, 8, dtype=torch.int8), torch.tensor([1])
     with LaunchLog() as log:
         keep_mask.write(out, seed, 0, 1000)
         keep_mask.write(out, seed, 0, 1000)
     assert (log.triton, log.total) == ({"keep_mask._write": 2}, 2)
     keep_mask.write(out, seed, 0, 1000)
-    assert log.total == 2  # the block has ended
+    assert log.total == 2  # outside of the block
 
 
 def training_step(
-    route: str,
-    *,
-    norm_first: bool = False,
-    final_norm: bool | None = None,
-    precision: torch.dtype = torch.float32,
+    route: str, *, norm_first: bool = False, final_norm: bool | None = None, precision: torch.dtype = torch.float32
 ) -> LaunchLog:
     """The launches of a step of six encoder and six decoder layers.
 
-    precision: autocast's. final_norm: None is as norm_first.
+    precision: of autocast. final_norm: None for the same as norm_first.
     """
     config = TransformerConfig(
-        vocab_size=40,
-        d_model=16,
-        heads=2,
-        d_ff=32,
-        attention_dropout=0.1,
-        relu_dropout=0.1,
-        norm_first=norm_first,
+        vocab_size=40, d_model=16, heads=2, d_ff=32, attention_dropout=0.1, relu_dropout=0.1, norm_first=norm_first,
         final_norm=norm_first if final_norm is None else final_norm,
-    )
+    )  # fmt: skip
     model = Transformer(config)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # the first step also makes Adam's moments
+    optimizer.step()  # the first step also allocates Adam's moments
     optimizer.zero_grad()
     table = torch.zeros(config.vocab_size, config.d_model, requires_grad=True)
     with backend("triton"):
-        embed(torch.zeros(1, 1, dtype=torch.int64), table).sum().backward()  # makes what a device needs once
+        embed(torch.zeros(1, 1, dtype=torch.int64), table).sum().backward()  # fills caches per device
     batch = synthetic.batch(2, 5, 0.3, 40, seed=0)
     share = torch.tensor(1.0 / batch.target_tokens)
     with backend("triton"), _attention_by(route), without_computing(), LaunchLog(long_sorts=True) as log:
@@ -121,7 +111,7 @@ def training_step(
 
 @contextlib.contextmanager
 def _attention_by(route: str) -> Iterator[None]:
-    """Inside, attention of these heads and rows takes this route, as if it had been tuned so."""
+    """Context in which attention of these heads and rows takes this route, as if tuned."""
     before = choices.kept(INTERPRETER)
     sizes = [(kind, width_class(8), key_class(5)) for kind in ("fp32", "fp16", "bf16")]
     choices.keep(INTERPRETER, {**before, **{("attention.route", size): route for size in sizes}})
@@ -143,23 +133,23 @@ def test_a_training_step_of_six_and_six_layers_is_few_launches(route, norm_first
 
 
 @pytest.mark.slow
-def test_a_stack_that_ends_without_a_norm_adds_its_last_bias_in_the_product():
+def test_a_stack_without_a_final_norm_adds_its_last_bias_in_the_product():
     with_norm, without = (training_step("short", norm_first=True, final_norm=norm) for norm in (True, False))
     assert with_norm.triton["residual_add._add_dropped"] == 0
-    assert without.triton["residual_add._add_dropped"] == 4  # forward and backward, in the place of the norms
+    assert without.triton["residual_add._add_dropped"] == 4  # forward and backward, instead of the norms
     assert without.others == with_norm.others
-    assert without.total <= with_norm.total + 2  # each stack's last bias is summed by itself
+    assert without.total <= with_norm.total + 2  # the gradient of each stack's last bias is a separate sum
 
 
 @pytest.mark.slow
-def test_half_precision_adds_nine_launches_not_one_a_parameter():
-    """Under autocast PyTorch casts every weight forth and its gradient back by itself."""
+def test_half_precision_adds_nine_launches_not_one_per_parameter():
+    """With autocast, PyTorch casts every weight and its gradient separately."""
     log = training_step("short", precision=torch.bfloat16)
     assert log.total <= MOST_LAUNCHES["short"] + IN_HALF
     assert log.others["_to_copy"] <= 8
 
 
-def test_the_pages_say_what_is_counted():
+def test_the_pages_quote_the_number_of_launches():
     docs = Path(__file__).parents[2] / "docs"
     for page in ("proof.md", "gpu-predictions.md"):
         text = (docs / page).read_text(encoding="utf-8")

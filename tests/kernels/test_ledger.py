@@ -1,6 +1,6 @@
-"""The ledger of compile cases: kept counts, budgets, search, records and tables. No device is needed.
+"""The ledger of compile cases: cached counts, budgets, search, records and tables, without a device.
 
-How machine code is read and counted: ptx-check/tests/test_machine_code.py.
+Reading and counting machine code is tested in ptx-check/tests/test_machine_code.py.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from ptx_check.ledger.counted import Counted
 SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
 
 
-def test_work_is_the_elements_of_a_thread():
+def test_work_is_the_number_of_elements_per_thread():
     assert work.tile_elements("attention.forward/causal/D64/128x64w4s3", 32) == 64
-    assert work.tile_elements("feed_forward.forward/plain/64x64x32w4s3", 32) == 16  # half of the depth that counts
+    assert work.tile_elements("feed_forward.forward/plain/64x64x32w4s3", 32) == 16  # half of work.DEPTH
     assert work.tile_elements("layer_norm.forward/N512/4x512w4s1", 64) == 8
     with pytest.raises(ValueError, match="does not end in a tile"):
         work.tile_elements("layer_norm.forward", 32)
@@ -39,12 +39,12 @@ def test_work_is_the_elements_of_a_thread():
 def test_a_count_that_grew_by_more_than_three_percent_is_a_regression():
     before = Resources(40, 0, 1024, 4, bound=20.0, outside=100)
     assert budgets.regressions(dataclasses.replace(before, bound=20.5, outside=103), before) == []
-    assert budgets.regressions(dataclasses.replace(before, bound=20.7), before) == [
-        "bound 20.0 -> 20.7 cycles per element"
-    ]
-    (told,) = budgets.regressions(dataclasses.replace(before, outside=120), before)
-    assert told == "instructions outside of loops 100 -> 120"
-    assert budgets.regressions(before, dataclasses.replace(before, bound=0.0, outside=0)) == []  # not counted then
+    for changes, grown in (
+        ({"bound": 20.7}, "bound 20.0 -> 20.7 cycles per element"),
+        ({"outside": 120}, "instructions outside of loops 100 -> 120"),
+    ):
+        assert budgets.regressions(dataclasses.replace(before, **changes), before) == [grown]
+    assert budgets.regressions(before, dataclasses.replace(before, bound=0.0, outside=0)) == []  # not counted
 
 
 COMPILED = """
@@ -72,25 +72,25 @@ print(json.dumps({
 """
 
 
-def test_a_planted_heavier_kernel_is_noticed_and_a_kernels_text_is_all_that_it_names_without_comments(tmp_path):
+def test_a_heavier_kernel_is_a_regression_and_the_source_of_a_kernel_is_everything_that_it_names(tmp_path):
     """In a process without Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["FASTTFM_CACHE"] = str(tmp_path)
     words = [sys.executable, "-c", COMPILED]
     done = forked.run(words, popen=forked.BarePopen, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert any(line.startswith("bound ") for line in told["grown"]), told
-    assert not any(line.startswith("bound ") for line in told["shrunk"]), told
-    assert told["again"], "a kept count must be what was counted"
-    assert told["amd"][1] > 0
-    parts = [name.rpartition(".") for name in told["names"]]  # as many names as values: two of one name would hide one
+    output = json.loads(done.stdout)
+    assert any(line.startswith("bound ") for line in output["grown"]), output
+    assert not any(line.startswith("bound ") for line in output["shrunk"]), output
+    assert output["again"], "a cached count must equal the first one"
+    assert output["amd"][1] > 0
+    parts = [name.rpartition(".") for name in output["names"]]  # qualified: names of two modules must not collide
     assert all(hasattr(importlib.import_module(module), name) for module, _, name in parts)
-    texts = told["text"]
+    texts = output["text"]
     assert any("def hide(" in text for text in texts)
     assert any("1.442695" in text for text in texts)  # LOG2E
     assert not any("#" in text for text in texts)
-    assert not any(" at 0x" in text for text in texts)  # an address, another in each process
+    assert not any(" at 0x" in text for text in texts)  # addresses differ by process
 
 
 def usual(**changes) -> CompileCase:
@@ -102,7 +102,7 @@ def counted_as(bound: float, spill: int = 0, shared: int = 0) -> Counted:
     return Counted(Resources(64, spill, shared, 1, bound=bound), Count((), Usage(), False), 4)
 
 
-def test_a_search_ranks_spills_before_the_bound_and_what_does_not_fit_last():
+def test_a_search_ranks_by_spills_then_the_bound_and_tiles_that_do_not_fit_last():
     case = usual()
     best, spilling, slow = counted_as(16.0), counted_as(8.0, spill=8), counted_as(24.0)
     large = counted_as(1.0, shared=1 << 20)
@@ -115,16 +115,16 @@ def test_a_search_ranks_spills_before_the_bound_and_what_does_not_fit_last():
     assert "-> " not in search.reason(SM_80, [search.Tried(case, best)], case)
 
 
-def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
+def test_a_record_has_every_loop_and_names_its_columns(tmp_path):
     loop = Usage(instructions=100, issue=100.0, tensor=160.0)
-    found = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True, ("H4 | W0",)), 4)
+    result = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True, ("H4 | W0",)), 4)
     case = usual()
-    record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, found)]})
-    (line,) = records.read(tmp_path / "ledger.jsonl")  # which holds it against its schema
+    record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, result)]})
+    (line,) = records.read(tmp_path / "ledger.jsonl")  # validates the schema
     assert line["counted"] == "not measured"
-    (said,), complaints = check.check(tmp_path / "ledger.jsonl")
-    assert ("of no machine" in said, complaints) == (True, [])
-    with pytest.raises(UserError, match="holds no records"):  # of something measured, which reports are made from
+    (summary,), complaints = check.check(tmp_path / "ledger.jsonl")
+    assert ("of no machine" in summary, complaints) == (True, [])
+    with pytest.raises(UserError, match="holds no records"):  # no measurements for reports
         load(tmp_path)
     (entry,) = line["cases"]
     elements = work.elements(SM_80, case)
@@ -134,7 +134,7 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
-def test_a_record_keeps_what_was_counted_before_with_its_commit(tmp_path):
+def test_a_record_keeps_earlier_counts_with_their_commit(tmp_path):
     file, case = tmp_path / "ledger.jsonl", usual()
     first, second = (record.entry_of(SM_80, case, counted_as(b)) | {"key": str(b)} for b in (2.5, 3.5))
     assert record.counted_before(file) == {}
@@ -142,12 +142,12 @@ def test_a_record_keeps_what_was_counted_before_with_its_commit(tmp_path):
     commit = records.read(file)[0]["commit"]
     assert record.counted_before(file)["sm_80", "2.5"] == {"commit": commit, **first}
     record.write(file, {"sm_80": [{**first, "commit": "0" * 40}, {**second, "commit": commit}]})
-    told = [(line["chip"], [entry.get("commit") for entry in line["cases"]]) for line in records.read(file)]
-    assert told == [("sm_80", ["0" * 40, None]), ("sm_90", [None])]
+    commits = [(line["chip"], [entry.get("commit") for entry in line["cases"]]) for line in records.read(file)]
+    assert commits == [("sm_80", ["0" * 40, None]), ("sm_90", [None])]
 
 
 def test_attention_without_windows_caps_slopes_and_sinks_has_not_grown_since_the_record():
-    """The bound of every case as it compiles now (budgets.csv) beside that of the record, which is of before them."""
+    """The bounds of budgets.csv compared with those of the record, which is older than these options."""
     _, now = budgets.read()
     compared, grown = 0, []
     for line in records.read(records.RESULTS / "ledger.jsonl"):
@@ -157,7 +157,7 @@ def test_attention_without_windows_caps_slopes_and_sinks_has_not_grown_since_the
             if needs is None or not needs.bound or not entry["case"].startswith("attention.") or not entry["loops"]:
                 continue
             loops = [loop[bound] for loop in entry["loops"]]
-            before = loops[0] if any(loop[tensor] for loop in entry["loops"]) else sum(loops)  # as Count.main
+            before = loops[0] if any(loop[tensor] for loop in entry["loops"]) else sum(loops)  # like Count.main
             compared += 1
             if needs.bound > before * budgets.ALLOWED_GROWTH:
                 grown.append((line["chip"], entry["case"], entry["dtype"], before, needs.bound))
@@ -179,7 +179,7 @@ def test_a_record_of_some_cases_keeps_the_others_of_their_chip(tmp_path, monkeyp
         assert [entry["case"] for entry in line["cases"]] == left
 
 
-def test_the_page_shows_orders_of_products_as_they_are_recorded():
+def test_the_page_shows_the_recorded_orders_of_products():
     cases = [entry for line in records.read(records.RESULTS / "ledger.jsonl") for entry in line["cases"]]
     recorded = {(entry["case"], entry["orders"][0]) for entry in cases if "orders" in entry}
     page = (records.RESULTS.parents[1] / "docs" / "ledger.md").read_text()
@@ -188,8 +188,8 @@ def test_the_page_shows_orders_of_products_as_they_are_recorded():
     assert {(case, order.replace("\\|", "|")) for case, order in shown} <= recorded
 
 
-@pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
-def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, factor, told):
+@pytest.mark.parametrize(("factor", "changes"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
+def test_cases_that_grew_by_more_than_three_percent_since_a_record_are_named(tmp_path, factor, changes):
     def counted(times: float) -> Counted:
         loop = Usage(instructions=100, issue=1000.0 * times)
         return Counted(Resources(64, 0, 1024, 8), Count((loop,), Usage(issue=500.0), True), 4)
@@ -198,30 +198,27 @@ def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, 
     record.write(file, {"sm_80": [record.entry_of(SM_80, case, counted(1.0))]})
     other_tile = dataclasses.replace(case, name=case.name.rpartition("/")[0] + "/16x16w1s1")
     new = dataclasses.replace(case, name=f"new/{case.name}")
-    grown, shrunk, known = record.against(file, [(SM_80, case, counted(factor)), (SM_80, new, counted(9.0))])
-    assert ((len(grown), shrunk), known) == (told, 1)
+    grown, shrunk, compared = record.against(file, [(SM_80, case, counted(factor)), (SM_80, new, counted(9.0))])
+    assert ((len(grown), shrunk), compared) == (changes, 1)
     assert all(case.name in line for line in grown)
     assert record.against(file, [(SM_80, other_tile, counted(factor))])[2] == 1
 
 
-def test_row_kernels_stand_beside_the_bandwidth():
-    (share,) = [
-        each
-        for each in bandwidth.shares([("sm_90", "layer_norm.forward/residual+dropout/N512/4x512w4s1", "bf16", 38.0)])
-        if each.product.name == "H200"
-    ]
+def test_row_kernels_are_compared_with_the_bandwidth():
+    shares = bandwidth.shares([("sm_90", "layer_norm.forward/residual+dropout/N512/4x512w4s1", "bf16", 38.0)])
+    (share,) = [each for each in shares if each.product.name == "H200"]
     # 4 tensors of 2 bytes, a warp of 32: 256 bytes at 4,800 GB/s over 132 * 4 schedulers of 1.83 GHz
     assert share.leaves == pytest.approx(256 / (4800 / 1.83 / 528), rel=1e-3)
     assert share.share == pytest.approx(38 / share.leaves)
     assert bandwidth.bytes_moved("attention.forward/causal/D64/128x64w4s3", "bf16") is None
     for case in {case.name.split("/")[0]: case for _, case in matrix.enumerate_cases([SM_90])}.values():
         moves_rows = bandwidth.bytes_moved(case.name, case.dtype) is not None
-        waits = case.name.startswith(("attention", "search"))  # for products, and for what other threads found
+        waits = case.name.startswith(("attention", "search"))  # bound by products, or by synchronization
         assert case.matrix_product or waits or moves_rows, case.name
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--chips", "sm_1"], "unknown chip sm_1: choose from sm_60"),
         (["--dtypes", "bf17"], "unknown dtype bf17: choose from fp32"),
@@ -235,8 +232,8 @@ def test_row_kernels_stand_beside_the_bandwidth():
         (["--kernels", "rotary", "--match", "nothing", "--chips", "sm_80"], "matches 'nothing'"),
     ],
 )
-def test_wrong_arguments_end_in_a_line(words, told, capsys):
+def test_wrong_arguments_end_in_one_line(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""masked_softmax.py through the interpreter against reference.py: whole rows and rows walked over twice."""
+"""masked_softmax.py in the interpreter against reference.py: rows in one pass and in two."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.tiles.attention import Tile
 
 
-@pytest.fixture(params=["one pass", "walked"])
+@pytest.fixture(params=["one pass", "two passes"])
 def rows(request, monkeypatch):
-    if request.param == "walked":
+    if request.param == "two passes":
         monkeypatch.setattr(masked_softmax, "ONE_PASS", 8)
         monkeypatch.setattr(masked_softmax, "MASKED_SOFTMAX", lambda chip, columns: Tile(4, 16, 4, 1))
     with F.backend("triton"):
@@ -66,7 +66,7 @@ def test_weights_equal_reference(rows, dtype, L, S, lengths, causal, mask, p):
     compare(solve(ours, inputs), solve(theirs, inputs), solve(theirs, inputs, torch.float64))
 
 
-def test_weights_may_take_the_place_of_the_scores(rows):
+def test_weights_may_overwrite_the_scores(rows):
     scores = torch.randn(1, 2, 5, 37)
     expected = torch.softmax(scores * 0.5, -1)
     p, kept = masked_softmax.Forward(scores, in_place=True)(scores, 0.5)
@@ -75,7 +75,7 @@ def test_weights_may_take_the_place_of_the_scores(rows):
     torch.testing.assert_close(p, expected)
 
 
-def test_the_gradient_may_take_the_place_of_the_weights_gradient(rows):
+def test_the_gradient_may_overwrite_that_of_the_weights(rows):
     p, grad = torch.softmax(torch.randn(1, 2, 5, 37), -1), torch.randn(1, 2, 5, 37)
     expected = 0.5 * p * (grad - (p * grad).sum(-1, keepdim=True))
     d_scores, kept = masked_softmax.Backward(p, in_place=True, with_kept=True)(grad, p, 0.5)
@@ -84,7 +84,7 @@ def test_the_gradient_may_take_the_place_of_the_weights_gradient(rows):
     torch.testing.assert_close(d_scores, expected)
 
 
-def test_the_dropped_weights_that_backward_draws_anew_are_those_of_forward(rows):
+def test_backward_redraws_the_dropped_weights_of_forward(rows):
     scores, grad, seed = torch.randn(2, 2, 5, 37), torch.randn(2, 2, 5, 37), torch.tensor([7])
     p, kept = masked_softmax.Forward(scores, dropout_p=0.4)(scores, 0.5, seed=seed, site=3)
     d_scores, repeated = masked_softmax.Backward(p, 0.4, with_kept=True)(grad, p, 0.5, seed, 3)

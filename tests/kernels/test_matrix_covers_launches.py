@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -208,10 +209,12 @@ def everything(dtype):
     ("chip", "kind"),
     [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("sm_90", "bf16"), ("gfx942", "bf16")],
 )
-def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launched, monkeypatch):
+def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launched, request):
     expected = listed(chip)  # first: it imports every kernel file before launch.chip is replaced
     seen = launched(chip)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if kind == "tf32" else "ieee")
+    products = torch.backends.cuda.matmul
+    request.addfinalizer(partial(setattr, products, "fp32_precision", products.fp32_precision))
+    products.fp32_precision = "tf32" if kind == "tf32" else "ieee"
     with backend("triton"):
         everything({"fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32))
     missing = sorted(map(str, seen - expected))

@@ -1,4 +1,4 @@
-"""The dropout convention: kernel and reference draw one mask, and it is as random as it should be."""
+"""Dropout: kernels and reference draw the same mask, and it is random."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ def kernel_mask(shape, p, seed, site=0, **tile):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 7), (3, 5, 1023), (2, 70, 65)], ids=str)
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_the_kernel_draws_the_references_mask(shape, p):
+def test_the_kernel_draws_the_mask_of_the_reference(shape, p):
     assert torch.equal(kernel_mask(shape, p, SEED, 3), reference.keep_mask(shape, p, SEED, 3))
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
 @pytest.mark.parametrize("how", [tl.float32, tl.float16, tl.bfloat16, "transposed"], ids=str)
-def test_attention_draws_the_references_mask_in_its_own_order(columns, how):
+def test_attention_draws_the_mask_of_the_reference_in_its_own_order(columns, how):
     out = torch.empty((2, 18, 150), dtype=torch.int8)
     keep_mask.write(out, SEED, 3, 77, how, columns=columns)
     assert torch.equal(out.bool(), reference.keep_mask(out.shape, 77 / 256, SEED, 3))
@@ -35,8 +35,8 @@ def test_attention_draws_the_references_mask_in_its_own_order(columns, how):
 
 @pytest.mark.parametrize("threshold", [1, 2, 26, 127, 128, 129, 200, 254, 255, 256])
 @pytest.mark.parametrize("how", [tl.float16, "transposed"], ids=str)
-def test_every_threshold_cuts_the_lanes_where_it_should(threshold, how):
-    """4,096 lanes have all 256 values many times; transposed, four of them are compared at once."""
+def test_every_threshold(threshold, how):
+    """4,096 lanes contain all 256 values; the transposed way compares four at a time."""
     out = torch.empty((1, 32, 128), dtype=torch.int8)
     keep_mask.write(out, SEED, 0, threshold, how)
     assert torch.equal(out.bool(), reference.keep_mask(out.shape, threshold / 256, SEED))
@@ -44,7 +44,7 @@ def test_every_threshold_cuts_the_lanes_where_it_should(threshold, how):
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 2**32])
 @pytest.mark.parametrize("site", [0, 1, 2**31 - 1])
-def test_all_64_bits_of_the_seed_and_every_site_mean_the_same_in_both(seed, site):
+def test_all_64_bits_of_the_seed_and_every_site(seed, site):
     seed = torch.tensor([seed])
     assert torch.equal(kernel_mask((2, 3, 40), 0.5, seed, site), reference.keep_mask((2, 3, 40), 0.5, seed, site))
 
@@ -56,14 +56,14 @@ def test_the_mask_does_not_depend_on_the_tile(rows, columns):
     assert torch.equal(mask, reference.keep_mask(shape, 0.3, SEED))
 
 
-def test_an_elements_fate_does_not_depend_on_the_size_of_its_matrix():
+def test_the_mask_does_not_depend_on_the_size_of_the_matrix():
     large = reference.keep_mask((3, 50, 90), 0.3, SEED)
     assert torch.equal(reference.keep_mask((2, 7, 33), 0.3, SEED), large[:2, :7, :33])
     assert torch.equal(reference.keep_mask((1, 50, 90), 0.3, SEED, first_plane=2), large[2:])
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, True), (1.0, False), (1e-6, True), (1 - 1e-6, False)])
-def test_nothing_or_everything_is_dropped_at_the_ends(p, kept):
+def test_probabilities_near_0_and_1_drop_nothing_or_everything(p, kept):
     assert (kernel_mask((1, 40, 100), p, SEED) == kept).all()
     assert (reference.keep_mask((1, 40, 100), p, SEED) == kept).all()
 
@@ -84,7 +84,7 @@ def test_the_scale_undoes_the_rate_that_is_really_drawn():
 
 # ------------------------------------------------------------------------------------------------------- randomness
 #
-# Chi-square statistics of masks that are the same at every run, held against six standard deviations above the mean.
+# Chi-square statistics of fixed masks must be within six standard deviations above the mean.
 
 
 def chi_square_limit(freedom):
@@ -136,7 +136,7 @@ def pairs():
 
 @pytest.mark.parametrize(("first", "second"), [pair[1:] for pair in pairs()], ids=[pair[0] for pair in pairs()])
 def test_neighbours_are_independent(first, second):
-    """The four-field table of two masks, against the product of their rates."""
+    """The contingency table of two masks against the product of their rates."""
     rate = 1 - reference.dropout_threshold(0.3) / 256
     count = torch.bincount((first.reshape(-1).int() * 2 + second.reshape(-1).int()), minlength=4)
     one = torch.tensor([1 - rate, rate], dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_neighbours_are_independent(first, second):
 
 
 def test_the_lanes_of_a_block_are_uniform_in_their_upper_bits():
-    """Thresholds at every sixteenth cut the lanes into sixteen equal classes."""
+    """Thresholds at every sixteenth divide the lanes into sixteen equal classes."""
     kept = [reference.keep_mask((1, 256, 256), i / 16, SEED).sum() for i in range(17)]
     counts = torch.stack([a - b for a, b in itertools.pairwise(kept)])
     assert chi_square(counts, torch.full((16,), 65536 / 16, dtype=torch.float64)) < chi_square_limit(15)

@@ -1,4 +1,4 @@
-"""The kernels of a beam search's step through the interpreter against fasttfm/search/device/choice.py."""
+"""The kernels of a beam search step in the interpreter against fasttfm/search/device/choice.py."""
 
 import copy
 import random
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 INF = float("inf")
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of rows that are no numbers
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of rows of NaN
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ class Step:
 
 
 def filled(sizes, draw):
-    """A state with sentences of all kinds, of which the queue has some."""
+    """A state with various sentences, some of them queued."""
     state = State(sizes, torch.device("cpu"))
     for place in range(sizes.places):
         beam = draw.randint(1, sizes.beam)
@@ -68,7 +68,7 @@ def filled(sizes, draw):
 
 
 def in_the_middle(state, draw):
-    """Slots that have searched for a while, with hypotheses live and found."""
+    """Puts slots into the middle of a search, with live and ended hypotheses."""
     slots, beam, nbest, steps, _, places, vocabulary = state.sizes
     taken = min(slots, places)
     state.sentence[:taken] = torch.randperm(places)[:taken]
@@ -87,7 +87,7 @@ def in_the_middle(state, draw):
 
 
 def drawn_logits(sizes, draw, dtype, values=(3, 50)):
-    """So few values that many are equal, in rows of which many are: (R, V), some of them -inf and not a number."""
+    """Logits (R, V) with many ties within and between rows, some -inf and NaN."""
     slots, beam, vocabulary = sizes.slots, sizes.beam, sizes.vocabulary
     levels = (torch.randn(slots, beam, draw.choice(values)) * 3).to(dtype)
     ranks = torch.randint(levels.shape[2], (slots, beam, vocabulary))
@@ -104,7 +104,7 @@ def drawn_logits(sizes, draw, dtype, values=(3, 50)):
 
 
 def assert_equal_states(wanted, actual, busy):
-    """busy: places that were searched. Rows without a hypothesis hold what nobody reads, and so does nobody's place."""
+    """busy: slots that searched. Rows without a hypothesis and the place of idle slots are not compared."""
     for name in ("sentence", "position", "source_lengths", "head"):
         assert torch.equal(getattr(wanted, name), getattr(actual, name)), name
     for name in ("found_ends", "finished"):
@@ -127,7 +127,7 @@ def assert_equal_states(wanted, actual, busy):
 
 
 def assert_equal_writings(wanted, actual, places, positions):
-    """What a step has written of sentences at positions: rows that live, or that a hypothesis filed has."""
+    """Compares the tokens and parents that a step has written for live hypotheses."""
     for slot, (place, position) in enumerate(zip(places.tolist(), positions.tolist())):
         if place < wanted.sizes.places:
             live = wanted.scores[slot] > -INF
@@ -190,7 +190,7 @@ def test_settings_are_the_columns_that_the_state_has():
 
 
 def embedded(dtype):
-    """Rows of tokens and positions, of which the last five do not exist, and what the first four must be."""
+    """Embeddings of tokens and positions, of which all but the first four are invalid, and the expected first four."""
     slots, beam, vocabulary, width, steps = 5, 2, 7, 600, 5
     state = State(Sizes(slots, beam, 1, steps, 9, 2, vocabulary), torch.device("cpu"))
     state.newest.copy_(torch.tensor([[1, PAD], [6, 2], [vocabulary, -1], [1, 1], [1, 1]]))
@@ -213,7 +213,7 @@ def test_embedding_of_the_newest_tokens(dtype):
     assert out[4:].isnan().all()
 
 
-def test_what_a_program_of_choose_has_room_for():
+def test_sizes_that_the_kernels_support():
     for beam, vocabulary, rows, fits in (
         (5, 37_000, 5, True), (16, 37_000, 160, True), (16, 5, 16, True), (5, 256_000, 5 * 1024, True),
         (5, 37_000, 5 * 1025, False), (17, 37_000, 17, False), (16, 256_000, 16, False), (1, 600_000, 1, False),

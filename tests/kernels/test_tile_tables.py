@@ -1,4 +1,4 @@
-"""Tables of tiles: read as they are written, complete, without a cell that nothing asks for."""
+"""Tables of tiles: parsing, completeness, no unused cells."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ TABLES = {
 
 
 def answering(name):
-    """(chip, cell) for each size that the table's rows list, under the versions of Triton that they are for."""
+    """(chip, cell) for every size in the rows of a table, with every version of Triton that it names."""
     table = TABLES[name]
     parts = [{value for size in table.sizes for value in size[i]} - {"*"} for i in range(len(table.parts))]
     sizes = [*itertools.product([*CHIPS.values(), INTERPRETER], *([*sorted(part), "any"] for part in parts))]
@@ -40,7 +40,7 @@ def answering(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_cell_of_a_table_is_the_answer_to_something(name):
+def test_every_cell_of_a_table_is_an_answer(name):
     table = TABLES[name]
     dead = table.answers.keys() - {cell for _, cell in answering(name)}
     assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
@@ -50,15 +50,15 @@ def test_every_cell_of_a_table_is_the_answer_to_something(name):
     "name", [name for name in TABLES if name.startswith("rows.") or name.endswith("MASKED_SOFTMAX")]
 )
 def test_a_tile_of_rows_has_an_element_for_every_thread(name):
-    """With fewer, threads of several warps hold copies: some read what another overwrites in place, and sums of copies
-    that were added up in different orders are stored at one place (triton#7264), so that two runs may differ."""
+    """With fewer, several warps hold copies: in-place writes race with reads, and sums of copies in different orders
+    are stored at one address (triton#7264), so that results are not deterministic."""
     for chip, cell in answering(name):
         tile = TABLES[name].answers[cell]
         assert max(1, tile.rows) * tile.columns >= tile.warps * chip.warp, (chip, tile)
 
 
 @pytest.mark.parametrize(
-    ("name", "capability", "stands_for"),
+    ("name", "capability", "nearest"),
     [
         ("sm_53", 53, "sm_60"),
         ("sm_61", 61, "sm_60"),
@@ -69,8 +69,8 @@ def test_a_tile_of_rows_has_an_element_for_every_thread(name):
         ("gfx1100", 0, "gfx1100"),
     ],
 )
-def test_a_chip_that_no_table_names_goes_with_its_nearest_relative(name, capability, stands_for):
-    assert relative(dataclasses.replace(CHIPS["sm_80"], name=name, capability=capability)) == stands_for
+def test_a_chip_outside_of_the_matrix_counts_as_its_nearest_relative(name, capability, nearest):
+    assert relative(dataclasses.replace(CHIPS["sm_80"], name=name, capability=capability)) == nearest
 
 
 TABLE = Table(
@@ -88,17 +88,17 @@ TABLE = Table(
     ("chip", "kind", "rows"),
     [("sm_86", "bf16", 1), ("sm_90", "fp32", 2), ("sm_120", "fp16", 2), ("sm_60", "fp32", 3), ("gfx942", "fp16", 4)],
 )
-def test_the_first_cell_that_fits_holds(chip, kind, rows):
+def test_the_first_matching_cell_is_the_answer(chip, kind, rows):
     assert TABLE(CHIPS[chip], kind) == rows
 
 
 @pytest.mark.parametrize(("version", "rows"), [((3, 5), 1), ((3, 7), 2), ((3, 9), 1), ((3, 10), 1), ((4, 0), 1)])
-def test_a_row_holds_under_the_versions_of_triton_that_it_lists(monkeypatch, version, rows):
+def test_a_row_applies_to_the_versions_of_triton_that_it_lists(monkeypatch, version, rows):
     monkeypatch.setattr(tables, "compiler", lambda: version)
     assert Table("kind | *\nfp32 | 1 @ 3.5,3.9+\nfp32 | 2", int)(CHIPS["sm_80"], "fp32") == rows
 
 
-def test_a_size_that_no_row_lists_is_named():
+def test_a_size_without_a_row_is_named():
     with pytest.raises(ValueError, match="no tile is listed for sm_86, kind tf32"):
         TABLE(CHIPS["sm_86"], "tf32")
 
@@ -113,7 +113,7 @@ def test_a_size_that_no_row_lists_is_named():
         ("kind | sm_80\nfp32 | 1 @ >3.9", "is for Triton '>3.9': write versions as 3.5,3.9+"),
     ],
 )
-def test_a_table_that_says_too_little_or_names_no_chip_is_refused(text, reason):
+def test_an_invalid_table_is_refused(text, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
         Table(text, int)
 
@@ -122,13 +122,13 @@ def test_a_table_that_says_too_little_or_names_no_chip_is_refused(text, reason):
     ("text", "tile"),
     [("64x32w4s2", Tile(64, 32, 4, 2)), ("128x64x32w8s3", Tile(128, 64, 8, 3, 32)), ("512w1s1", Tile(0, 512, 1))],
 )
-def test_a_tile_is_written_as_it_is_read(text, tile):
+def test_a_tile_is_formatted_as_it_is_parsed(text, tile):
     assert Tile.parse(text) == tile
     assert str(tile) == text
     assert Tile.parse(text.removesuffix("s1")) == tile
 
 
-def test_what_is_no_tile_is_refused():
+def test_an_invalid_tile_is_refused():
     with pytest.raises(ValueError, match="invalid tile 64x32: write it as 128x64w4s3"):
         Tile.parse("64x32")
 
@@ -136,15 +136,15 @@ def test_what_is_no_tile_is_refused():
 PREDICTED = re.compile(r"\| \d+ x \d+ heads, ([\d,]+) x (\d+).* \| ([\d.]+) \| (\d\S+) \| (\d\S+) \| [\d,]+ \|")
 
 
-def test_long_rows_backward_take_the_tiles_that_were_predicted():
-    """Those of docs/gpu-predictions.md, on sm_90 alone and without shared keys."""
+def test_backward_of_long_rows_takes_the_predicted_tiles():
+    """The tiles of docs/gpu-predictions.md, only on sm_90 and without shared keys."""
     page = (Path(__file__).parents[2] / "docs" / "gpu-predictions.md").read_text(encoding="utf-8")
     rows = PREDICTED.findall(page)
     assert len(rows) == 9
     for chip, (keys, width, dropout, queries_tile, keys_tile) in itertools.product(("sm_90", "sm_100"), rows):
         size = (CHIPS[chip], "bf16", int(width), int(float(dropout) > 0))
-        taken = attention.BACKWARD_QUERIES.shipped(*size), attention.BACKWARD_KEYS.shipped(*size)
+        tiles = attention.BACKWARD_QUERIES.shipped(*size), attention.BACKWARD_KEYS.shipped(*size)
         if keys == "100":
-            taken = (attention.SHORT_BY_LONG.shipped(*size, 128, 128),) * 2
-        assert (taken == (Tile.parse(queries_tile), Tile.parse(keys_tile))) == (chip == "sm_90"), (chip, size)
+            tiles = (attention.SHORT_BY_LONG.shipped(*size, 128, 128),) * 2
+        assert (tiles == (Tile.parse(queries_tile), Tile.parse(keys_tile))) == (chip == "sm_90"), (chip, size)
     assert str(attention.BACKWARD_KEYS.shipped(CHIPS["sm_90"], "bf16", 64, 4)) == "32x128w8s2"

@@ -1,4 +1,4 @@
-"""A model trained with dropout on loses the same through the kernels, the PyTorch route and the specification."""
+"""Training with dropout gives the same losses with the kernels, with PyTorch and with the specification."""
 
 from types import SimpleNamespace
 
@@ -53,7 +53,7 @@ def losses(norm_first: bool, steps: int) -> list[float]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_four_steps_lose_the_same_through_kernels_and_specification(norm_first, monkeypatch):
+def test_losses_of_four_steps_are_equal(norm_first, monkeypatch):
     steps = 4
     with functional.backend("torch"):
         plain = losses(norm_first, steps)
@@ -62,9 +62,9 @@ def test_four_steps_lose_the_same_through_kernels_and_specification(norm_first, 
     for block in (attention, embedding, layers, model, residual):
         monkeypatch.setattr(block, "F", SPECIFICATION)
     monkeypatch.setattr(stack, "may_run", lambda: False)  # operator by operator
-    wanted = losses(norm_first, steps)
-    assert wanted[-1] < wanted[0]
+    expected = losses(norm_first, steps)
+    assert expected[-1] < expected[0]
     for actual in (plain, kernels):
-        # One mask drawn differently would move the first loss by about 0.1. Weights are not compared: Adam turns the
-        # rounding noise of gradients that are zero (those of the key bias) into steps of the learning rate.
-        torch.testing.assert_close(torch.tensor(actual), torch.tensor(wanted), rtol=2e-5, atol=2e-5)
+        # Another dropout mask would change the first loss by about 0.1. Weights are not compared: Adam turns the
+        # rounding noise of zero gradients (of the key bias) into steps of the learning rate.
+        torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=2e-5, atol=2e-5)

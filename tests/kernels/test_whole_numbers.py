@@ -1,4 +1,4 @@
-"""A whole number that a kernel cannot take is refused in a line that names it."""
+"""An integer that does not fit a kernel's 32 bits is refused in one line that names it."""
 
 import pytest
 import torch
@@ -31,10 +31,10 @@ NETWORK = feed_forward.Forward(X, W, W, dropout_p=0.1, route="fused")
     ],
 )
 @pytest.mark.parametrize("number", [LARGEST + 1, -LARGEST - 2])
-def test_what_does_not_fit_32_bits_is_refused_by_name(name, call, number):
-    with pytest.raises(ValueError, match=f"{name} is {number:,}; kernels take 32-bit integers") as said:
+def test_an_integer_beyond_32_bits_is_refused_by_name(name, call, number):
+    with pytest.raises(ValueError, match=f"{name} is {number:,}; kernels take 32-bit integers") as raised:
         call(number)
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(raised.value)
     call(LARGEST)
 
 
@@ -43,7 +43,7 @@ def test_rows_beyond_32_bits_are_refused():
         residual_add._add_dropped[(1,)](X, X, X, NO_DROPOUT, Shape(LARGEST + 1, 16), ROWS=1, COLUMNS=16)
 
 
-def test_a_kernel_whose_annotations_python_has_read_is_refused():
+def test_a_kernel_with_evaluated_annotations_is_refused():
     def kernel(x: Shape): ...
 
     with pytest.raises(TypeError, match=r"test_whole_numbers: .* needs `from __future__ import annotations`"):
