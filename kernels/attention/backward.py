@@ -307,7 +307,7 @@ def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: 
 def _of_queries(
     call: Call, tile: Tile | None, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor
 ) -> Callable[..., None]:
-    """The launch that writes dQ and delta; arguments as for hopper.backward_queries, tile as for Backward."""
+    """The launch that writes dQ and delta, called like BackwardQueries of hopper/; tile as for Backward."""
     query, key, value = call.inputs
     of_queries = tile or BACKWARD_QUERIES(*call.size_class)
     programs = ceil_div(call.queries, of_queries.rows) * call.planes
@@ -324,7 +324,7 @@ def _of_queries(
 def _of_keys(
     call: Call, tile: Tile | None, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]
 ) -> Callable[..., None]:
-    """The launch that writes dK and dV; arguments as for hopper.backward_keys, tile as for Backward."""
+    """The launch that writes dK and dV, called like BackwardKeys of hopper/; tile as for Backward."""
     query, key, value = call.inputs
     of_keys = tile or BACKWARD_KEYS(*call.size_class)
     programs = ceil_div(call.keys, of_keys.columns) * call.key_planes

@@ -262,17 +262,13 @@ def _keys(
 
 
 class BackwardKeys(Persistent):
-    """dK and dV for one signature that rule.takes() accepts."""
+    """dK and dV for one signature that rule.takes() accepts.
+
+    Called with query, key, value and grad, d_key and d_value to write, lse, delta of BackwardQueries and the Problem.
+    """
 
     def __init__(self, call: Call, tile: Tile, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]) -> None:
         """Tensors with the layout of those to come; gradients: of key and value."""
         blocks = tile.rows, tile.columns, tile.columns, tile.rows
         read = [(x, count, Heads.mapped) for x, count in zip((*call.inputs, grad), blocks)]
         super().__init__(_keys, call, tile, read, gradients, lse, of_keys=True)
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, d_key: Tensor, d_value: Tensor, lse: Tensor,
-        delta: Tensor, problem: tuple,
-    ) -> None:  # fmt: skip
-        """Writes d_key and d_value; lse of the forward pass, delta of BackwardQueries."""
-        self.launch((query, key, value, grad), (d_key, d_value, lse, delta), problem)

@@ -260,7 +260,10 @@ def _queries(
 
 
 class BackwardQueries(Persistent):
-    """dQ and delta for one signature that rule.takes() accepts."""
+    """dQ and delta for one signature that rule.takes() accepts.
+
+    Called with query, key, value, out and grad, d_query to write, lse, delta to write and the Problem.
+    """
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor) -> None:
         """Tensors with the layout of those to come."""
@@ -269,10 +272,3 @@ class BackwardQueries(Persistent):
         keys = [(x, tile.columns, map_keys) for x in walked]
         rows = [(x, tile.rows, Heads.mapped) for x in (query, out, grad)]
         super().__init__(_queries, call, tile, [rows[0], *keys, *rows[1:]], [d_query], lse)
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, d_query: Tensor, lse: Tensor,
-        delta: Tensor, problem: tuple,
-    ) -> None:  # fmt: skip
-        """Writes d_query and delta; out and lse of the forward pass."""
-        self.launch((query, key, value, out, grad), (d_query, lse, delta), problem)

@@ -291,7 +291,7 @@ def _forward(
 
 
 class Forward(Persistent):
-    """The forward pass for one signature that rule.takes() accepts."""
+    """The forward pass for one signature that rule.takes() accepts; called as forward.Forward."""
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
         """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
@@ -299,7 +299,3 @@ class Forward(Persistent):
         map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
         read = [(query, tile.rows, Heads.mapped), *((x, tile.columns, map_keys) for x in walked)]
         super().__init__(_forward, call, tile, read, [out], lse)
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
-        """Writes the output to out and the log-sum-exp in base 2 to lse."""
-        self.launch((query, key, value), (out, lse), problem)

@@ -127,9 +127,11 @@ class Persistent:
         self._strides = strides(*written), LineStrides(*lse.stride()[:2])
         self._maps = [make_map(x, count, width) for x, (_, count, make_map) in zip(heads, read)]
 
-    def launch(self, read: Sequence[Tensor], written: Sequence[Tensor], problem: tuple) -> None:
-        """Launches the programs; written: followed by lse and delta."""
-        maps = (tensor_map.Mapped(x, *described) for x, described in zip(read, self._maps))
+    def __call__(self, *arguments: Any) -> None:
+        """Launches the programs. arguments: tensors read, tensors written, lse and in backward delta, the Problem."""
+        *tensors, problem = arguments
+        maps = (tensor_map.Mapped(x, *described) for x, described in zip(tensors, self._maps))
+        written = tensors[len(self._maps) :]
         self._launch(*maps, *written, self._origins, *self._strides, problem, *self._numbers)
 
 
