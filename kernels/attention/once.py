@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fasttfm.kernels.attention import backward as long_backward
 from fasttfm.kernels.attention import forward as long_forward
-from fasttfm.kernels.attention import mask_gradient, short
-from fasttfm.kernels.attention.decode import Append, Decode
+from fasttfm.kernels.attention import short
 from fasttfm.kernels.attention.launch import Call, Problems, like_heads, prepare, unit
 
 
@@ -25,7 +24,7 @@ def forward(
     """
     if options.get("scale", 1.0) < 0.0:
         query = -query
-    call, problem = _prepared(query, key, value, options, positive=True)
+    call, problem = prepared(query, key, value, options, positive=True)
     output, lse = out or (like_heads(query, value.shape[3]), query.new_empty(query.shape[:3], dtype=torch.float32))
     if call.planes and call.queries:
         plan: Any = short.Forward if kernel == "short" else long_forward.plan
@@ -42,7 +41,7 @@ def backward(
     grad and output (B, H, L, DV), lse (B, H, L) contiguous, from forward(); other arguments as there. out: memory for
     the gradients.
     """
-    call, problem = _prepared(query, key, value, options)
+    call, problem = prepared(query, key, value, options)
     gradients = out or tuple(map(like_heads, call.inputs))
     grad, output = unit(grad), unit(output)
     if call.planes:
@@ -54,36 +53,12 @@ def backward(
     return gradients
 
 
-def gradient_of_mask(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, mask: Tensor, **options: Any
-) -> Tensor:
-    """The gradient of an additive mask, in its shape and dtype; other arguments as for backward()."""
-    call, problem = _prepared(query, key, value, options | {"mask": mask})
-    grad = unit(grad)
-    return mask_gradient.Gradient(call, grad, lse, mask)(grad, *call.inputs, output, lse, mask, problem)
-
-
-def _prepared(
+def prepared(
     query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], *, positive: bool = False
 ) -> tuple[Call, tuple]:
+    """The Call and the Problem of one call; options of launch.prepare(), positive: see Problems."""
     call = prepare(query, key, value, **options)
     tensors = {name: options.get(name) for name in ("mask", "slopes", "sinks")}
     problems = Problems(call, call.problem.spans, **tensors, positive=positive)
     places = tensors["mask"], options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed")
     return call, problems(call.problem.spans, places, options.get("site", 0))
-
-
-def decode(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, lengths: Tensor, starts: Tensor | None,
-    block_table: Tensor | None, *, slopes: Tensor | None = None, sinks: Tensor | None = None, lse: Tensor | None = None,
-    **scoring: Any,
-) -> Tensor:  # fmt: skip
-    """Attention over cached keys; arguments of Decode."""
-    tensors = query, key_cache, value_cache
-    plan = Decode(*tensors, block_table, slopes=slopes, sinks=sinks, **scoring)
-    return plan(*tensors, lengths, starts, block_table, slopes, sinks, lse)
-
-
-def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
-    """Writes x to the cache; arguments of Append."""
-    Append(cache, x, block_table)(cache, x, lengths, block_table)

@@ -1,13 +1,13 @@
-"""Shares of every kernel's cases that are right when their PTX is executed on a CPU, and of mutations that are noticed.
+"""Executes the PTX of every kernel on a CPU, and records passing cases and noticed mutations.
 
     python -m tests.executed                    every chip, as `make executed` does
     python -m tests.executed --chip sm_90       one of them
-    python -m tests.executed --all              those too that have not changed; an hour on a core
+    python -m tests.executed --all              also cases that have not changed; an hour on one core
 
-Runs tests/executed and ptx-check/tests/kernels whole, chip after chip, and after each of them puts its line into
-benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. A case that passed before, and of
-which nothing has changed since, is not executed again (unchanged.py): the record says at which commit it was. An
-interrupted run goes on where it was. Ends with status 1 where a case failed; the record names it.
+Runs all of tests/executed and ptx-check/tests/kernels chip by chip, and records a line in
+benchmarks/results/executed.jsonl after each. Cases that passed before and have not changed are skipped (unchanged.py);
+the record names the commit at which they passed. An interrupted run can be resumed. Exit status 1 if a case failed; the
+record names it.
 """
 
 import json
@@ -28,22 +28,22 @@ TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "test
 CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 VARIABLES = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all"}
 NO_CHIP = "none named"
-"""Of cases whose name has no chip: examples, published faults of the compiler."""
+"""Stands for cases without a chip in their name: examples, published faults of the compiler."""
 
 
 def expression(chip: str) -> str:
-    """Return the words for pytest's -k that select a chip's cases."""
+    """The expression of pytest -k that selects the cases of a chip."""
     return f"not ({' or '.join(CHIPS)})" if chip == NO_CHIP else chip
 
 
 def kept_file(chip: str) -> Path:
-    """Cases that passed, in the user's cache folder, so that an interrupted run goes on where it was."""
+    """The file of passed cases in the user's cache folder, from which an interrupted run is resumed."""
     return choice_cache.folder() / "executed" / f"{chip.replace(' ', '-')}.jsonl"
 
 
 def execute(chip: str, workers: int, before: records.Record | None = None) -> dict[str, Any]:
-    """Runs a chip's cases: how many, those that passed, names of the others, and mutations by subject, and the keys of
-    those that passed by the commit at which they were executed. before: the record that has keys of an earlier run."""
+    """Runs the cases of a chip. Returns their number, how many passed, names of the others, mutations by subject, and
+    the keys of passed cases by the commit at which they were executed. before: the record of an earlier run."""
     commits = {key: commit for commit, keys in (before or {}).get("keys", {}).items() for key in keys}
     known: dict[str, list] = {key: [] for key in commits}
     for subject in (before or {}).get("mutations", []):
@@ -70,11 +70,11 @@ def execute(chip: str, workers: int, before: records.Record | None = None) -> di
 
 
 by_chip = itemgetter("chip")
-"""A new record takes the place of its chip's."""
+"""A new record replaces that of its chip."""
 
 
 def sentence(lines: Sequence[records.Record]) -> str:
-    """Return what the records say together, as docs/ptx.md and docs/proof.md quote it."""
+    """The summary of the records that docs/ptx.md and docs/proof.md quote."""
     cases, passed = (sum(record[name] for record in lines) for name in ("cases", "passed"))
     subjects = [subject for record in lines for subject in record["mutations"]]
     noticed, missed = (sum(subject[name] for subject in subjects) for name in ("noticed", "missed"))
@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.executed", __doc__)
     names = (*CHIPS, NO_CHIP)
     parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn (default: all)")
-    parser.add_argument("--all", action="store_true", help="execute cases too of which nothing has changed")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--all", action="store_true", help="also execute cases that have not changed")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     args = parser.parse_args(argv)
     file, written = args.results / "executed.jsonl", []
     before = {by_chip(record): record for record in records.read(file)} if file.exists() and not args.all else {}

@@ -1,12 +1,12 @@
-"""The machine code of every launch on sm_90, under each assembler, held against its PTX: a plugin of pytest.
+"""Pytest plugin that compares the machine code of every launch on sm_90, by each assembler, with its PTX.
 
     ASSEMBLED=found.jsonl ASSEMBLERS=PATH:PATH python -m pytest -p tests.executed.assembled -k sm_90 ...
 
-Each PTX that a case launches is executed, and what every ptxas made of it, on the same memory; the file gets a line for
-each. A case in float32 runs again in TF32, and with ASSEMBLED_TUNED=1 each case with each tile that `fasttfm tune` may
-take in place of a shipped one. Of a launch PROGRAMS run, without the checks that `make executed` makes; the case itself
-may fail for want of what the others write. A PTX that the file has under an assembler is not assembled by it again;
-with ASSEMBLED_ONCE=1 nor is another one of its kernel, tile, head size and dtype.
+The PTX of every launch and the machine code of every ptxas are executed on the same memory, with a line each in the
+file. Cases in float32 run again in TF32, and with ASSEMBLED_TUNED=1 every case runs with every tile that `fasttfm tune`
+may choose. Only PROGRAMS of a launch run, without the checks of `make executed`, so that a case itself may fail for
+lack of the results of the others. A PTX that the file has for an assembler is skipped; with ASSEMBLED_ONCE=1 also any
+other PTX of the same kernel, tile, head size and dtype.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from fasttfm.kernels.proof.compile_case import DTYPES
 from ptx_check import Unsupported
 from ptx_check.machine import Machine
 from ptx_check.machine_code.compared import MachineCode, Outcome, version
-from tests.executed.unchanged import code_of, digest
+from tests.executed.unchanged import bound, code_of, digest
 
 CHIP = "sm_90"
 PROGRAMS = 4
-"""The first and the last of a launch, and two neighbours."""
+"""The first and the last program of a launch, and two others."""
 
 
 class Noted(MachineCode):
-    """Notes each assembler's outcome as soon as it is known; faults and refusals do not end the case."""
+    """Records the outcome of each assembler immediately; faults and refusals do not end the case."""
 
     def __init__(self, assemblers: list[str], note: Callable[..., None]) -> None:
         super().__init__(CHIP, assemblers, compare=True)
@@ -107,12 +107,12 @@ class Assembled:
         chip = CHIPS[CHIP]
         self.case, self.choice = pyfuncitem.name, ""
         choices.keep(chip, {})
-        gc.freeze()  # each collection would go through all of PyTorch's objects: a fifth of the time
+        gc.freeze()  # else every collection scans all of PyTorch's objects: a fifth of the time
         try:
             return (yield)
         finally:
             if pyfuncitem.funcargs.get("dtype") == "fp32":
-                choices.keep(chip, {})  # plans of tensors on a CPU do not ask for the precision: new ones
+                choices.keep(chip, {})  # drops plans, which for CPU tensors do not depend on the precision
                 with in_tf32():
                     self.again(pyfuncitem)
             for name, size in choices.asked(chip) if self.tuned else ():
@@ -126,7 +126,7 @@ class Assembled:
             choices.keep(chip, {})
 
     def again(self, item: pytest.Function) -> str:
-        """Runs a case once more. Returns how it ended: some tiles do not compile, and some tests are of tiles."""
+        """Runs a case again and returns its outcome: some tiles do not compile, and some tests check tiles."""
         try:
             item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
         except (Exception, pytest.fail.Exception) as error:
@@ -136,7 +136,7 @@ class Assembled:
 
 @contextlib.contextmanager
 def in_tf32() -> Iterator[None]:
-    """Products of float32 numbers are computed in TF32, as PyTorch is told here."""
+    """Context in which PyTorch allows TF32 for float32 products."""
     products = torch.backends.cuda.matmul
     before, products.fp32_precision = products.fp32_precision, "tf32"
     try:
@@ -146,18 +146,18 @@ def in_tf32() -> Iterator[None]:
 
 
 def by_tile(line: Mapping[str, Any]) -> tuple:
-    """A record is of a kernel's tile under an assembler."""
+    """Key of a record: kernel, tile, dtype and assembler."""
     return tuple(line[name] for name in ("kernel", "tile", "dtype", "assembler"))
 
 
 def width_of(constants: Mapping[str, Any]) -> int:
-    """The head size that a tile of attention is for; 0: of another kernel."""
+    """Head size of an attention tile; 0 for other kernels."""
     sizes = [constants[name] for name in ("D", "DV") if isinstance(constants.get(name), int)]
     return max(64, power_of_two(max(sizes))) if sizes else 0
 
 
 def described(source: Any, metadata: Any) -> dict[str, Any]:
-    """The kernel of a launch, its tile and its constants."""
+    """Kernel, tile and constants of a launch."""
     function = source.fn
     names = function.arg_names
     constants = {names[path[0]]: value for path, value in source.constants.items()
@@ -167,9 +167,9 @@ def described(source: Any, metadata: Any) -> dict[str, Any]:
 
 
 def named(function: Any, constants: Mapping[str, Any], kinds: Iterable[Any], warps: int, stages: int) -> dict[str, str]:
-    """A kernel, its tile, and the type of what it multiplies or else of the first numbers that it is given.
+    """Names of a kernel, its tile and its dtype: that of its products or else of its first pointer.
 
-    kinds: of its arguments, pointers as "*bf16".
+    kinds: of the arguments, pointers as "*bf16".
     """
     sizes = [str(constants[name]) for name in ("ROWS", "COLUMNS", "DEPTH") if name in constants]
     given = (kind[1:] for kind in tree_leaves(list(kinds)) if str(kind)[:1] == "*")
@@ -187,11 +187,7 @@ def pytest_configure(config: pytest.Config) -> None:
     plugin = Assembled(Path(os.environ["ASSEMBLED"]), paths, tuned=tuned, once=once)
     config.pluginmanager.register(plugin)
     sampled = functools.partial(ptx_check.executed, checks=False, programs=PROGRAMS)
-    execute = functools.partialmethod(_by, plugin.execute)
+    execute = bound(plugin.execute)
     for patch in (mock.patch.object(ptx_check, "executed", sampled), mock.patch.object(Machine, "execute", execute)):
         patch.start()
         config.add_cleanup(patch.stop)
-
-
-def _by(machine: Machine, how: Any, *given: Any) -> Any:
-    return how(machine, *given)

@@ -1,6 +1,6 @@
-"""Proofs that a mutation changes nothing: every way through the kernel is followed from the place that was changed.
+"""Proofs that a mutation changes nothing, by following every path through the kernel from the mutated place.
 
-Each takes the PTX before and after the place, and says whether nothing can tell the two apart.
+Each proof takes the PTX before and after the removed instruction.
 """
 
 import re
@@ -11,11 +11,11 @@ from ptx_check.parse import Instruction, parse
 
 Judge = Callable[[Instruction], bool]
 _TOUCHING = re.compile(r"^\s*(?:@!?%p\d+ )?((?:bar|cp\.async|wgmma|ld\.shared|st\.shared|ldmatrix|stmatrix)\S*)", re.M)
-"""Instructions that touch shared memory, or order who does."""
+"""Instructions that access shared memory or synchronize accesses."""
 
 
 class Flow:
-    """A kernel's instructions, and which may follow which."""
+    """The control flow graph of a kernel by instructions."""
 
     def __init__(self, before: str, removed: str, after: str) -> None:
         kernel = parse(before + removed + after)
@@ -35,7 +35,7 @@ class Flow:
         self.place = next(p for p, i in enumerate(self.instructions) if i.location.line == line)
 
     def meets(self, steps: list[list[int]], stop: Judge, bad: Judge) -> bool:
-        """Whether some way from the place, up to where `stop` ends it, meets what is bad."""
+        """True if some path from the place, ending at `stop`, contains a bad instruction."""
         ways, seen = list(steps[self.place]), set()
         while ways:
             place = ways.pop()
@@ -65,10 +65,10 @@ def _product(i: Instruction) -> bool:
 
 
 def waits_again(before: str, after: str) -> bool:
-    """wgmma.wait_group: on every way waits for all products follow, no sum of them used in between.
+    """wgmma.wait_group: on every path a wait for all products follows before their sums are used.
 
-    The other thing that a product on its way forbids is to overwrite its operands; that is a race, which the machine
-    looks for at every barrier until the wait (Groups.remember).
+    Overwriting the operands of a pending product is a race, which the machine detects at every barrier before the wait
+    (Groups.remember).
     """
     flow = Flow(before, "wgmma.wait_group.sync.aligned 0;", after)
     sums = {r.name for i in flow.instructions if "mma_async" in i.opcode for r in i.operands[0].parts}
@@ -86,8 +86,8 @@ def waits_again(before: str, after: str) -> bool:
 
 
 def fenced_again(before: str, after: str) -> bool:
-    """fence.proxy.async: on every way another comes before the next product, or none has written shared memory since
-    the one before."""
+    """fence.proxy.async: on every path another fence comes before the next product, or shared memory has not been
+    written since the previous fence."""
     flow = Flow(before, "fence.proxy.async.shared::cta;", after)
 
     def fences(i: Instruction) -> bool:
@@ -100,7 +100,7 @@ def fenced_again(before: str, after: str) -> bool:
 
 
 def untouched(before: str, after: str) -> bool:
-    """wgmma.fence: on every way to it another comes last, and none touches a register of the products that follow."""
+    """wgmma.fence: every path to it contains another one, after which no register of the next products is touched."""
     flow = Flow(before, "wgmma.fence.sync.aligned;", after)
     taken: set[str] = set()
 
@@ -120,11 +120,11 @@ def untouched(before: str, after: str) -> bool:
 
 
 def orders_nothing(before: str, after: str) -> bool:
-    """bar.sync between a loop's last product and the copies for a later round, which go to another buffer.
+    """bar.sync between the last product of a loop and the copies of a later iteration into another buffer.
 
-    The copies go to a buffer that an earlier round read. Its last reader was that round's last product, which every
-    warp has waited for in this round (wgmma.wait_group 0 in front of the first use of the sums), and at least one
-    barrier of this round lies behind that wait. Nothing else is touched between this barrier and its neighbours.
+    That buffer was read in an earlier iteration, last by its last product, which every warp has waited for in this
+    iteration (wgmma.wait_group 0 before the first use of the sums), followed by at least one barrier. Nothing else is
+    accessed between this barrier and its neighbours.
     """
     label = before.rfind("\n$L__BB")
     round_ = before[label:]
@@ -136,7 +136,7 @@ def orders_nothing(before: str, after: str) -> bool:
 
 
 def next_to_another(before: str, after: str) -> bool:
-    """bar.sync next to another one: nothing on any way between the two touches memory."""
+    """bar.sync next to another one, with no memory access on any path between the two."""
     flow = Flow(before, "bar.sync 0;", after)
 
     def barrier(i: Instruction) -> bool:
@@ -155,9 +155,9 @@ def needless(before: str, after: str) -> bool:
 
 
 def stores_waited_again(before: str, after: str) -> bool:
-    """tcgen05.wait::st: on every way another follows before a product, and before the kernel's end.
+    """tcgen05.wait::st: on every path another one follows before a product and before the end of the kernel.
 
-    What else may take what is stored, tcgen05.ld, the machine holds against every store that was not waited for.
+    Other readers, by tcgen05.ld, are checked by the machine against every pending store.
     """
     flow = Flow(before, "tcgen05.wait::st.sync.aligned;", after)
 
@@ -178,4 +178,4 @@ EQUIVALENT = {
     "barrier removed": needless,
     "wait for stores in tensor memory removed": stores_waited_again,
 }
-"""Kind of mutation -> proof."""
+"""Kind of mutation -> its proof."""

@@ -11,6 +11,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in (".", "kernels")]
 
 from accuracy import FLOOR, assert_as_accurate  # noqa: E402, F401
+from attention_once import append, decode  # noqa: E402, F401
 from gpu.problems import Problem  # noqa: E402
 
 from fasttfm.functional import backend  # noqa: E402

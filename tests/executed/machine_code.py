@@ -1,13 +1,13 @@
-"""The machine code of every kernel on sm_90, under each assembler, executed on a CPU and held against the PTX.
+"""The machine code of every kernel on sm_90, by each assembler, executed on a CPU and compared with the PTX.
 
-    python -m tests.executed.machine_code                        what the cases of tests/executed launch there
+    python -m tests.executed.machine_code                        every launch of the cases of tests/executed
     python -m tests.executed.machine_code --once                 one variant of each tile, dtype and head size
-    python -m tests.executed.machine_code --tuned                and each tile that `fasttfm tune` may take instead
-    python -m tests.executed.machine_code --ptxas FILE -k bf16   another assembler too; some cases alone
-    python -m tests.executed.machine_code --found                nothing new: the record of what has been found
+    python -m tests.executed.machine_code --tuned                also each tile that `fasttfm tune` may choose
+    python -m tests.executed.machine_code --ptxas FILE -k bf16   an additional assembler; only some cases
+    python -m tests.executed.machine_code --found                record earlier results without running
 
-A line of benchmarks/results/machine-code.jsonl for each kernel, tile, dtype and assembler, and the table of
-docs/assemblers.md. An interrupted run goes on where it was. Ends with status 1 where machine code is wrong.
+Writes a line per kernel, tile, dtype and assembler to benchmarks/results/machine-code.jsonl, and the table of
+docs/assemblers.md. An interrupted run can be resumed. Exit status 1 if machine code is wrong.
 """
 
 import json
@@ -32,12 +32,12 @@ NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_back
 TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in NAMES]
 PAGE = machine.ROOT / "docs" / "assemblers.md"
 _OTHER_WARPS = 8
-"""Of a kernel with a producer and two consumers, besides those of the tile."""
+"""Warps of a kernel with a producer and two consumers, in addition to those of the tile."""
 BEGIN, END = "<!-- machine code: python -m tests.executed.machine_code -->", "<!-- end of machine code -->"
 
 
 def assemblers() -> dict[str, str]:
-    """Triton's two, and those on the PATH and in /usr/local: version -> path, the newest last."""
+    """Version -> path, newest last: Triton's two assemblers, and those on the PATH and in /usr/local."""
     found = [Path(knobs.nvidia.ptxas.path)]
     found += [found[0].with_name("ptxas-blackwell"), *map(Path, filter(None, [shutil.which("ptxas")]))]
     found += Path("/usr/local").glob("cuda*/bin/ptxas")
@@ -49,12 +49,12 @@ def assemblers() -> dict[str, str]:
 
 
 def found_file() -> Path:
-    """What has been found so far, in the user's cache folder."""
+    """The file of results so far, in the user's cache folder."""
     return choice_cache.folder() / "executed" / "machine-code.jsonl"
 
 
 def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line for each kernel, tile, dtype and assembler of what the plugin has found."""
+    """One line per kernel, tile, dtype and assembler from the results of the plugin."""
     groups: dict[tuple, list[dict]] = {}
     for each in found:
         if "ptx" in each:
@@ -77,7 +77,7 @@ def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Kernels by rows, assemblers by columns: variants that are right, of those that ran."""
+    """Table of kernels by assemblers: right variants of those that ran."""
     versions = sorted({line["assembler"] for line in lines}, key=lambda name: [int(n) for n in name.split(".")])
     rows = []
     for kernel in sorted({line["kernel"] for line in lines}):
@@ -96,7 +96,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def section(lines: Sequence[records.Record]) -> str:
-    """What docs/assemblers.md has between BEGIN and END."""
+    """The text of docs/assemblers.md between BEGIN and END."""
     commits = ", ".join(sorted({line["machine"]["commit"][:7] for line in lines}))
     wrong = [f"- `{each['kernel']}` {each['tile']} {each['dtype']}, ptxas {each['assembler']}: {text}"
              for each in lines for text in each["wrong"]]  # fmt: skip
@@ -107,7 +107,7 @@ def section(lines: Sequence[records.Record]) -> str:
 
 
 def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
-    """Kernel -> its tiles, dtypes and head sizes that ship for sm_90 and that no line has."""
+    """Kernel -> the tiles, dtypes and head sizes that ship for sm_90 without a line."""
     run = {(*by_tile(line)[:3], width) for line in lines for width in line["widths"]}
     left: dict[str, dict[str, None]] = {}
     for _, case in matrix.enumerate_cases([CHIPS[CHIP]]):
@@ -122,14 +122,12 @@ def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.executed.machine_code", __doc__)
-    parser.add_argument(
-        "--ptxas", action="append", default=[], metavar="FILE", help="an assembler besides those at hand"
-    )
+    parser.add_argument("--ptxas", action="append", default=[], metavar="FILE", help="an additional assembler")
     parser.add_argument("--once", action="store_true", help="one variant of each tile, dtype and head size")
-    parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may take")
-    parser.add_argument("-k", dest="cases", metavar="WORDS", help="cases alone that pytest -k chooses by these words")
-    parser.add_argument("--found", action="store_true", help="run nothing: the record of what has been found")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may choose")
+    parser.add_argument("-k", dest="cases", metavar="WORDS", help="only cases that match this expression of pytest -k")
+    parser.add_argument("--found", action="store_true", help="run nothing, record earlier results")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     args = parser.parse_args(argv)
     file = found_file()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -139,18 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
                      "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned)),
                      "ASSEMBLED_ONCE": str(int(args.once))}  # fmt: skip
-        words = [
-            "-p",
-            "tests.executed.assembled",
-            "-o",
-            "timeout=0",
-            "-m",
-            "executed or not executed",
-            "-k",
-            chosen,
-            *TESTS,
-        ]
-        run_tests(words, args.workers, variables)
+        words = ["-p", "tests.executed.assembled", "-o", "timeout=0", "-m", "executed or not executed", "-k", chosen]
+        run_tests([*words, *TESTS], args.workers, variables)
     lines = lines_of(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
     about = machine.describe()
     made = [{"benchmark": "machine_code", **line, "machine": about} for line in lines]

@@ -1,9 +1,8 @@
-"""Mutations of compiled kernels: a launch is kept, its PTX changed in one place and executed again.
+"""Mutations of compiled kernels: a recorded launch is executed again with its PTX changed in one place.
 
-A mutation is noticed by a fault, by a refusal, or by memory that differs from what the kernel leaves as it is. One that
-is not noticed is missed, unless these inputs never reach it or a proof says that it changes nothing: one of
-equivalence.py, or for a load without its guard an execution in which what it loads then is undefined, and is used by
-nobody.
+A mutation is noticed by a fault, a refusal, or memory that differs from the result of the original. Otherwise it is
+missed, unless the inputs never reach it, or it provably changes nothing: by a proof of equivalence.py, or, for a load
+without its guard, by an execution in which the loaded values are undefined and unused.
 """
 
 import re
@@ -26,13 +25,13 @@ _ADDRESS = r"(@!?%p\d+ )?((?:{0})\.{1}\S* [^;]*?\[ ?{2}\d+)(?: ?\+ ?(\d+))?( ?\]
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to spoil an instruction."""
+    """A kind of mutation of an instruction."""
 
     pattern: str
-    """What is spoilt, from the instruction's guard or opcode on."""
+    """The mutated text, from the guard or opcode of the instruction on."""
     change: Callable[[re.Match], str]
     differs: Callable[[re.Match], str] = lambda m: ""
-    """What comes before a store to say whether it makes a difference to a thread: instructions, and the guard."""
+    """Instructions, and the guard of a store, that detect whether the mutation makes a difference to a thread."""
 
 
 def _moved(by: int) -> Callable[[re.Match], str]:
@@ -48,7 +47,7 @@ def _opposite(m: re.Match) -> str:
 
 
 def _discarded(m: re.Match, after: str) -> str:
-    """The load as it is, behind which its registers are undefined in threads that its guard keeps from it."""
+    """The original load, with its registers undefined afterwards in threads that its guard excludes."""
     statement, _, _ = after.partition(";")
     lines = [f"{m[0]}{statement};"]
     for name, letters in re.findall(r"(%(r[sd]?)\d+)", statement.partition("[")[0]):
@@ -101,26 +100,26 @@ KINDS: dict[str, Kind] = {
     "sum begun anew": Kind(r"(add\.f32\s+%\w+), (%\w+), (%\w+);", lambda m: f"{m[1]}, {m[2]}, {m[2]};"),
 }
 MOST = 3
-"""Of a kind in one kernel, evenly spread."""
+"""Most mutations of a kind in one kernel, evenly spread."""
 
 
 @dataclass(frozen=True)
 class Mutant:
     kind: str
     line: int
-    """Of the PTX, the first 1."""
+    """Line number in the PTX, from 1."""
     text: str
     """The PTX."""
     probe: str
-    """PTX that stores outside of all memory where the change makes a difference to a thread."""
+    """PTX that stores out of bounds if the mutation makes a difference to a thread."""
     equivalent: bool
-    """Whether one of EQUIVALENT covers it."""
+    """Whether a proof of EQUIVALENT applies."""
     discarded: str = ""
-    """PTX that has a fault unless what the change loads is used by nobody."""
+    """PTX that has a fault if the values loaded by the mutation are used."""
 
 
 def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
-    """One change each."""
+    """Yields mutants with one change each."""
     for name, kind in KINDS.items():
         actual = list(re.finditer(kind.pattern, ptx))
         step = max(1, len(actual) // most)
@@ -138,11 +137,11 @@ def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
 
 
 OUTCOMES = ("noticed", "missed", "equivalent", "unreached")
-"""unreached: these inputs make the change none."""
+"""unreached: the mutation makes no difference for these inputs."""
 
 
 class Kept:
-    """A launch that can be executed again, with the memory that it began with."""
+    """A launch that can be executed again on its initial memory."""
 
     def __init__(self, machine: Machine, arguments: tuple, names: str, ptx: str) -> None:
         self.machine, self.arguments, self.name, self.ptx = machine, arguments, names, ptx
@@ -154,11 +153,11 @@ class Kept:
         return {position: _bytes(storage).clone() for position, storage in self.memory.items()}
 
     def line(self, number: int) -> str:
-        """Of the PTX."""
+        """A line of the PTX."""
         return self.ptx.splitlines()[number - 1].strip()
 
     def finish(self) -> None:
-        """What the kernel as it is has left is what is wanted."""
+        """Records the memory after the original kernel as the expected result."""
         self.after = self._copy()
 
     def outcome(self, mutant: Mutant) -> str:
@@ -171,14 +170,14 @@ class Kept:
         return "equivalent" if mutant.equivalent or unused else "missed"
 
     def again(self, ptx: str) -> None:
-        """Executes it with this PTX, on the memory that it began with."""
+        """Executes the launch with this PTX on its initial memory."""
         for position, storage in self.memory.items():
             _bytes(storage).copy_(self.before[position])
         grid, source, metadata, arguments = self.arguments
         self.machine.execute(grid, source, metadata, ptx, arguments)
 
     def noticed(self, ptx: str) -> str:
-        """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
+        """How a run with this PTX is noticed: kind of fault, refused, numbers, or '' if it is not."""
         try:
             self.again(ptx)
         except FaultyKernel as error:
@@ -204,7 +203,7 @@ def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def kept_launches(run: Callable[[], Any], chip: str) -> list[Kept]:
-    """Every launch of what run() computes; of a kernel the first."""
+    """The first launch of every kernel in run()."""
     kept: dict[str, Kept] = {}
     with executed(chip) as machine, backend("triton"):
         execute = machine.execute

@@ -1,11 +1,11 @@
-"""How fast ptx-check executes each kernel family, in millions of a thread's instructions a second of one CPU core.
+"""Speed of ptx-check for each kernel family, in millions of thread instructions per second on one CPU core.
 
     TRITON_INTERPRET=0 python -m tests.executed.speeds [--chip sm_80] [--times 9]
 
-Of each kernel's launch counts the instructions that its threads run, and measures the least CPU time of so many
-executions: the first of a process that has to read the PTX, the first of one that finds it kept, and further ones.
-Keeps the chip's line in benchmarks/results/ptx-speeds.jsonl and writes the table of docs/ptx.md anew. Numbers are of
-the CPU that runs this, and tell nothing of a GPU.
+Counts the instructions that the threads of each launch run, and measures the least CPU time of several executions: the
+first in a process that parses the PTX, the first in one that finds it cached, and further ones. Records a line for the
+chip in benchmarks/results/ptx-speeds.jsonl and updates the table of docs/ptx.md. The numbers are of this CPU, and say
+nothing about a GPU.
 """
 
 import math
@@ -41,11 +41,11 @@ FAMILIES: dict[str, Problem] = {
     "cross entropy": _cross_entropy(256, 64, 4096)[0],
     "embedding": _embed(16, 64, 512, 1000, 0.1),
 }
-"""Large enough to fill the machine's arrays."""
+"""Problems large enough to fill the arrays of the machine."""
 
 
 def instructions(launch: Kept) -> int:
-    """Run a launch once more, and count its threads' instructions."""
+    """Runs a launch again and counts the instructions of its threads."""
     code = translated(launch.ptx)
     plain, total = code.functions, 0
 
@@ -67,7 +67,7 @@ def instructions(launch: Kept) -> int:
 
 
 def least(launch: Kept, ptx: str, times: int, *, anew: bool) -> float:
-    """The least CPU seconds of so many executions of a launch with this PTX; anew: as in a process that begins."""
+    """Least CPU time in seconds of several executions with this PTX; anew: as in a new process."""
     seconds = []
     for _ in range(times):
         if anew:
@@ -79,7 +79,7 @@ def least(launch: Kept, ptx: str, times: int, *, anew: bool) -> float:
 
 
 def measured(chip: str, times: int) -> Iterator[dict[str, Any]]:
-    """A row for every kernel of every family: CPU milliseconds, and the instructions that a launch's threads run."""
+    """A row per kernel of every family: CPU milliseconds, and instructions of the threads of a launch."""
     for family, problem in FAMILIES.items():
         for launch in kept_launches(solving(problem, torch.bfloat16), chip):
             instructions_run = instructions(launch)
@@ -114,7 +114,7 @@ BEGIN, END = "<!-- speeds: python -m tests.executed.speeds -->", "<!-- end of sp
 
 
 def section(records: Iterable[Record]) -> str:
-    """What docs/ptx.md has between BEGIN and END."""
+    """The text of docs/ptx.md between BEGIN and END."""
     parts = []
     for record in records:
         about = record["machine"]

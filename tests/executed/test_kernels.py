@@ -11,7 +11,7 @@ import itertools
 import pytest
 import torch
 from executed_chips import CHIPS
-from executing import assert_as_accurate, check
+from executing import append, assert_as_accurate, check, decode
 from gpu.problems import (
     PROBLEMS,
     _attention,
@@ -31,7 +31,6 @@ from fasttfm.kernels import chip as chips
 from fasttfm.kernels import masked_softmax, product
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.attention.once import append, decode
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.reference_cache import attention_with_cache

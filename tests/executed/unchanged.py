@@ -1,14 +1,13 @@
-"""Cases that passed, and of which nothing has changed since, are not executed again: a plugin of pytest.
+"""Pytest plugin that skips cases which passed before and have not changed since.
 
     EXECUTED_BEFORE=keys.jsonl python -m pytest -p tests.executed.unchanged ...
 
-A case is rehearsed first: its kernels are compiled and their launches noted, but not executed. What comes of that is
-its key, a digest of every launch (PTX without what is for debuggers, grid, shapes, numbers), of the machine that
-executes PTX, of the tests' own text and of the versions of PyTorch, NumPy and Triton. Where the key is in the file, a
-line of JSON [key, properties] each, the case has passed before and is left at that. Else it is executed; where it
-launched the same as in its rehearsal, its properties name the key, and the file gets it, by which it is known the next
-time, after an interrupted run too. A case that
-launches nothing in this process, or whose launches depend on numbers that kernels compute, has no key: it is always
+A case is rehearsed first: its kernels are compiled and their launches recorded, but not executed. Its key is a digest
+of every launch (PTX without debug information, grid, shapes, numbers), of the machine that executes PTX, of the sources
+of the tests and of the versions of PyTorch, NumPy and Triton. If the file, with a line of JSON [key, properties] per
+case, has the key, the case has passed before and is skipped. Otherwise it is executed; if its launches equal those of
+the rehearsal, the key is added to its properties and to the file, so that an interrupted run can be resumed. A case
+without launches in this process, or whose launches depend on numbers computed by kernels, has no key and is always
 executed.
 """
 
@@ -33,11 +32,11 @@ _FOR_DEBUGGERS = re.compile(r"\.loc|\.file|\$L__(tmp|func)\w*:")
 _MACHINE = ROOT / "ptx-check" / "src" / "ptx_check"
 _ELSEWHERE = {"__main__.py", "plugin.py", "reports.py", "support.py", "version.py", "unchanged.py", "speeds.py",
               "foreign.py"}  # fmt: skip
-"""Files that decide of no case."""
+"""Files that no case depends on."""
 
 
 def code_of(ptx: str) -> str:
-    """PTX without lines, comments and sections that are for debuggers."""
+    """PTX without debug information and comments."""
     lines = (re.sub(r"//.*", "", line).strip() for line in ptx.partition(".section")[0].splitlines())
     return "\n".join(line for line in lines if line and not _FOR_DEBUGGERS.match(line))
 
@@ -48,7 +47,7 @@ def digest(*parts: object) -> str:
 
 @functools.cache
 def sources(folder: Path) -> str:
-    """A digest of what cases of a folder rest on, besides their launches."""
+    """Digest of everything that the cases of a folder depend on, besides their launches."""
     files = [*_MACHINE.glob("*.py"), *folder.glob("*.py")]
     if folder == Path(__file__).parent:
         files += [ROOT / "tests" / "gpu" / "problems.py", ROOT / "tests" / "kernels" / "accuracy.py"]
@@ -76,11 +75,11 @@ class Unchanged:
         self.rehearsing = False
 
     def launchers(self, machine: Machine, source: Any, metadata: Any, *, made=Machine.launcher_cls) -> Any:
-        """Machine.launcher_cls, of launches that are noted."""
+        """Machine.launcher_cls that records launches."""
         start = made(machine, source, metadata)
 
         def noted(x, y, z, stream, function, *rest):
-            described = [_described(value) for value in rest[4:]]  # behind what Triton's driver takes
+            described = [_described(value) for value in rest[4:]]  # after the arguments of Triton's driver
             self.launches.add(digest(code_of(function), (x, y, z), described))
             return start(x, y, z, stream, function, *rest)
 
@@ -91,7 +90,7 @@ class Unchanged:
             really(machine, *given)
 
     def launched(self, item: pytest.Function) -> set[str]:
-        """What a case launches."""
+        """Runs a case and returns its launches."""
         self.launches = set()
         names = item._fixtureinfo.argnames
         item.obj(**{name: item.funcargs[name] for name in names})
@@ -102,11 +101,7 @@ class Unchanged:
         self.rehearsing = True
         try:
             return self.launched(item)
-        except (
-            Exception,
-            pytest.skip.Exception,
-            pytest.fail.Exception,
-        ):  # numbers are missing
+        except (Exception, pytest.skip.Exception, pytest.fail.Exception):  # kernels have computed nothing
             return self.launches
         finally:
             self.rehearsing = False
@@ -133,10 +128,11 @@ def pytest_configure(config: pytest.Config) -> None:
     plugin = Unchanged(Path(file) if file else None)
     config.pluginmanager.register(plugin)
     for name, how in (("launcher_cls", plugin.launchers), ("execute", plugin.execute)):
-        patch = mock.patch.object(Machine, name, functools.partialmethod(_by, how))
+        patch = mock.patch.object(Machine, name, bound(how))
         patch.start()
         config.add_cleanup(patch.stop)
 
 
-def _by(machine: Machine, how: Any, *given: Any) -> Any:
-    return how(machine, *given)
+def bound(how: Any) -> Any:
+    """A method of Machine that calls how(machine, ...)."""
+    return lambda machine, *args: how(machine, *args)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from attention_once import gradient_of_mask
 from biased_attention import biased_attention
 from test_attention_kernels import ROUTES, seeded, take, tensors  # noqa: F401 (take: a fixture)
 
@@ -35,7 +36,7 @@ def calls_with_site(site):
     for kernel in ("flash", "short"):
         yield lambda kernel=kernel: once.forward(kernel, x, x, x, **dropped)
         yield lambda kernel=kernel: once.backward(kernel, x, x, x, x, x, lse, **dropped)
-    yield lambda: once.gradient_of_mask(x, x, x, x, x, lse, mask, **dropped)
+    yield lambda: gradient_of_mask(x, x, x, x, x, lse, mask, **dropped)
     seed = dropped["seed"]
     yield lambda: masked_softmax.Forward(weights, dropout_p=0.1)(weights, 1.0, seed=seed, site=site)
     yield lambda: masked_softmax.Backward(weights, 0.1)(weights, weights, 1.0, seed, site)

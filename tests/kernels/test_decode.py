@@ -3,10 +3,10 @@
 import pytest
 import torch
 from accuracy import assert_as_accurate
+from attention_once import append, decode
 
 from fasttfm import reference
 from fasttfm.kernels.attention.decode import shares_of
-from fasttfm.kernels.attention.once import append, decode
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.kernels.tiles.attention import Tile

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from attention_once import append, decode, gradient_of_mask
 from search_step import ROOM, a_step, attend
 from test_attention_kernels import take  # noqa: F401
 
@@ -10,7 +11,6 @@ from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import once
 from fasttfm.kernels.attention.ancestors import Ancestors
 from fasttfm.kernels.attention.launch import masking_arguments, strides
-from fasttfm.kernels.attention.once import append, decode
 
 ROWS = 17
 STRIDE = 2**31 // 15 + 64  # exceeds 32 bits from row 15 of a tile of 16
@@ -58,7 +58,7 @@ def test_queries_keys_values_masks_and_gradients(take, far, route, mask):  # noq
         gradients = once.backward(kernel, grad, q, k, v, out, lse, out=memory[1:], mask=added)
         results.append([out, lse, *gradients])
         if added is not None:
-            results[-1].append(once.gradient_of_mask(grad, q, k, v, out, lse, added))
+            results[-1].append(gradient_of_mask(grad, q, k, v, out, lse, added))
     assert all(x.any() and torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
