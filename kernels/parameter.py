@@ -1,4 +1,4 @@
-"""Types of a kernel's parameters, said where they are declared:
+"""Types of kernel parameters, given by their annotations:
 
     class Shape(NamedTuple):
         M: Varying
@@ -13,10 +13,10 @@
         ROWS: tl.constexpr,
     ):
 
-What is one thing is one parameter: a NamedTuple whose fields are declared likewise, or are such tuples. jit.py reads
-here which integers Triton must not specialise on and which must fit 32 bits, proof/compile_case.py what the compile
-matrix compiles a kernel for. To Triton and to a type checker these annotations mean nothing. They are read by name, so
-that a kernel file needs `from __future__ import annotations`.
+Related arguments are one parameter: a NamedTuple with annotated fields, which may be NamedTuples too. From the
+annotations jit.py decides which integers Triton must not specialize on and which must fit 32 bits, and
+proof/compile_case.py which arguments the compile matrix uses. Triton and type checkers ignore them. They are read by
+name, so kernel files need `from __future__ import annotations`.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from typing import Any, NamedTuple
 class _Kind:
     """Type that an annotation names while a kernel compiles."""
 
-    __triton_builtin__ = True  # a kernel may name no other global of Python's
+    __triton_builtin__ = True  # kernels may name no other globals
 
 
-Pointer: Any = _Kind()  # to elements of the dtype that the call computes from
-ResidualPointer: Any = _Kind()  # to elements of the residual stream's dtype, which may be another
-ParameterPointer: Any = _Kind()  # to elements of the dtype of a model's parameters, float32 as a rule
-MaskPointer: Any = _Kind()  # to uint8 (not zero: may attend) or to the call's dtype (added to the scores)
+Pointer: Any = _Kind()  # to elements of the dtype of the call
+ResidualPointer: Any = _Kind()  # to elements of the dtype of the residual stream
+ParameterPointer: Any = _Kind()  # to elements of the dtype of the parameters, usually float32
+MaskPointer: Any = _Kind()  # to uint8 (nonzero: may attend) or to the dtype of the call (added to the scores)
 Float32Pointer: Any = _Kind()
 Int64Pointer: Any = _Kind()
 Int32Pointer: Any = _Kind()
 Int8Pointer: Any = _Kind()
 BoolPointer: Any = _Kind()
 Pointers: Any = _Kind()  # a tuple of Pointer
-TensorMap: Any = _Kind()  # of elements of the call's dtype: a tensor_map.Mapped
-Int64Pointers: Any = _Kind()  # a tuple of Int64Pointer, each of which may be None
-Size: Any = _Kind()  # a whole number of a model, mostly a multiple of 16: Triton compiles a kernel of its own for it
-Stride: Any = _Kind()  # elements between neighbours, likewise; may need 64 bits
-Strides: Any = _Kind()  # a tuple of such, or of such tuples
-# A whole number that changes from batch to batch or layer to layer. Triton would compile a kernel anew whenever it
-# becomes 1 or a multiple of 16, and knowing that would make it no faster.
+TensorMap: Any = _Kind()  # of elements of the dtype of the call: a tensor_map.Mapped
+Int64Pointers: Any = _Kind()  # a tuple of Int64Pointer or None
+Size: Any = _Kind()  # an integer of the model, usually a multiple of 16: Triton specializes on it
+Stride: Any = _Kind()  # a stride in elements, specialized like Size; may need 64 bits
+Strides: Any = _Kind()  # a tuple of Stride, or of such tuples
+# An integer that changes between batches or layers. Triton would recompile the kernel whenever it becomes 1 or a
+# multiple of 16, without making it faster.
 Varying: Any = _Kind()
-Varyings: Any = _Kind()  # a tuple of such, of any length
+Varyings: Any = _Kind()  # a tuple of Varying, of any length
 Real: Any = _Kind()  # a Python float
-VaryingOrNone: Any = _Kind()  # None: Triton compiles a kernel without what needs it
+VaryingOrNone: Any = _Kind()  # None: Triton compiles the kernel without the code that needs it
 RealOrNone: Any = _Kind()
 
 CONSTANT = ("tl.constexpr", "gl.constexpr")
-"""What a parameter that is no argument is annotated."""
+"""Annotations of compile-time constants."""
 
 
 class Shape(NamedTuple):
@@ -67,9 +67,9 @@ class Shape(NamedTuple):
 
 
 def kinds_of(kernel: Any) -> dict[str, Any]:
-    """Parameter -> the name of its annotation, for those that have one; for a NamedTuple one that holds those names.
+    """Annotated parameter -> name of its annotation, or for a NamedTuple an instance of it with the names as fields.
 
-    Raises TypeError where Python has read the annotations.
+    Raises TypeError if the annotations have been evaluated.
     """
     function = getattr(kernel, "fn", kernel)
     if not all(isinstance(kind, str) for kind in function.__annotations__.values()):
@@ -86,7 +86,7 @@ def _kind(name: str, scope: dict[str, Any]) -> Any:
 
 
 def each_of(kinds: Iterable[tuple[str, Any]], within: str = "") -> list[tuple[str, str, str]]:
-    """(path, name, kind) of parameters, with those of its fields in place of a NamedTuple's: shape_M, M, Varying."""
+    """(path, name, kind) of parameters, with NamedTuples flattened: shape_M, M, Varying."""
     leaves = []
     for name, kind in kinds:
         path = f"{within}{name}"

@@ -64,10 +64,10 @@ class Sums:
         for dtype in dict.fromkeys(dtypes):
             alike = [i for i, each in enumerate(dtypes) if each == dtype]
             for first in range(0, len(alike), _LARGEST):
-                taken = alike[first : first + _LARGEST]
-                programs, columns = zip(*(shapes[i] for i in taken))
-                launch = Launch(_add_parts, (ceil_div(max(columns), tile.columns), len(taken)), tile.options())
-                self._launches.append((_taking([places[i] for i in taken]), launch, programs, columns))
+                batch = alike[first : first + _LARGEST]
+                programs, columns = zip(*(shapes[i] for i in batch))
+                launch = Launch(_add_parts, (ceil_div(max(columns), tile.columns), len(batch)), tile.options())
+                self._launches.append((_getter([places[i] for i in batch]), launch, programs, columns))
         self._outs = [(place, N, dtype) for place, (_, N), dtype in zip(places, shapes, dtypes)]
 
     def __call__(self, parts: Sequence[Tensor | None], outs: Any = None) -> Any:
@@ -88,7 +88,7 @@ class Sums:
         return outs
 
 
-def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
+def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
     return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
 
 

@@ -1,6 +1,6 @@
-"""Tensor maps: memory that sm_90 copies to shared memory by tiles, and what of it kernels in Gluon need.
+"""Tensor maps, by which sm_90 copies tiles of a tensor to shared memory, for kernels in Gluon.
 
-A copy names the first element of its tile; what lies outside of the map arrives as zero.
+A copy names the first element of its tile; elements outside of the tensor are filled with zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mapped(NamedTuple):
     round_f32_to_tf32: bool = False
 
     def described(self) -> Any:
-        """Return Triton's TensorDescriptor, which it asks for to compile a kernel."""
+        """Triton's TensorDescriptor, with which it compiles a kernel."""
         from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -40,6 +40,6 @@ class Mapped(NamedTuple):
 
 @functools.cache
 def usable() -> bool:
-    """True where the installed Triton compiles what this project writes in Gluon: from 3.7 on."""
+    """True if the installed Triton compiles this project's kernels in Gluon: from 3.7 on."""
     major, minor = metadata.version("triton").split(".")[:2]
     return (int(major), int(minor)) >= (3, 7)

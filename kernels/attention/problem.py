@@ -1,4 +1,4 @@
-"""Records of attention: what a launch is asked for, and what a program sees of it."""
+"""The parameters of an attention launch, and the view that a program has of them."""
 
 from __future__ import annotations
 

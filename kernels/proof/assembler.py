@@ -51,8 +51,8 @@ def assembler(capability: int) -> Assembler:
 
 @functools.cache
 def _version(path: str | Path) -> str:
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"\bV(\d+(?:\.\d+)+)", said)
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", output)
     return match[1] if match else "unknown"
 
 
@@ -68,9 +68,9 @@ def by_chips() -> dict[str, Assembler]:
 
 def left(used: Assembler) -> dict[str, str]:
     """Newer versions that Triton ships beside it for other chips -> why they are not used."""
-    beside = {_version(file) for file in Path(used.path).parent.glob("ptxas*")}
+    shipped = {_version(file) for file in Path(used.path).parent.glob("ptxas*")}
     order = lambda version: [int(part) for part in version.split(".")]  # noqa: E731
-    newer = [version for version in beside - {"unknown"} if order(version) > order(used.version)]
+    newer = [version for version in shipped - {"unknown"} if order(version) > order(used.version)]
     return {version: LEFT.get((used.version, version), "not tried") for version in sorted(newer, key=order)}
 
 

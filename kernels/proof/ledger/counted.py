@@ -58,23 +58,23 @@ def digest(chip: Chip, case: CompileCase) -> str:
 @functools.cache
 def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
     """The statements of a kernel and of everything that it names, by name, without comments and docstrings."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     waiting: list[tuple[str, Any]] = [("", kernel)]
     while waiting:
         name, value = waiting.pop()
         code = isinstance(value, JITCallable | type) or inspect.isroutine(value)
-        if name in found or (code and str(value.__module__).partition(".")[0] == "triton"):
+        if name in sources or (code and str(value.__module__).partition(".")[0] == "triton"):
             continue
         if not isinstance(value, JITCallable):
             if not inspect.isroutine(value):  # decorators: kernels call no other routine than a JITCallable
                 text = inspect.getsource(value) if isinstance(value, type) else repr(value)
-                found[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # addresses of annotations differ by process
+                sources[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # addresses of annotations differ by process
             continue
         tree = ast.parse(value.src)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
-        found[name] = ast.unparse(tree)
+        sources[name] = ast.unparse(tree)
         named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         scope = value.fn.__globals__
@@ -83,7 +83,7 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
         for (of, place), each in itertools.product(places.items(), named):
             if each in place and not isinstance(place[each], ModuleType):
                 waiting.append((f"{of}.{each}", place[each]))
-    return tuple(sorted(found.items()))
+    return tuple(sorted(sources.items()))
 
 
 @functools.cache
