@@ -112,11 +112,3 @@ def test_inputs_need_not_be_contiguous():
     with backend("triton"):
         actual = functional.embed(tokens.t(), weight, None, scale=2.0)
     assert torch.equal(actual, reference.embed(tokens.t(), weight, None, scale=2.0))
-
-
-def test_the_dropout_mask_is_that_of_the_reference():
-    tokens = torch.ones(3, 20, dtype=torch.int64)
-    with backend("triton"):
-        y = functional.embed(tokens, torch.ones(2, 100), dropout_p=0.25, seed=SEED, site=9)
-    keep = reference.keep_mask((1, 60, 100), 0.25, SEED, 9).view(3, 20, 100)
-    assert torch.equal(y, keep * torch.tensor(reference.dropout_scale(0.25)))
