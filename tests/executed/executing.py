@@ -10,7 +10,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in (".", "kernels")]
 
-from accuracy import FLOOR, assert_as_accurate  # noqa: E402, F401
+from accuracy import assert_as_accurate  # noqa: E402
 from attention_once import append, decode  # noqa: E402, F401
 from gpu.problems import Problem  # noqa: E402
 
@@ -39,9 +39,8 @@ def solving(problem: Problem, dtype: torch.dtype) -> Callable[[], list[torch.Ten
     return functools.partial(solve, problem.ours, problem.inputs(CPU, dtype))
 
 
-def check(problem: Problem, chip: str, dtype: torch.dtype, *, rounding: float = 0.0) -> Machine:
-    """Raises FaultyKernel for a fault of a kernel, AssertionError for wrong numbers. rounding: additional tolerance
-    relative to the largest magnitude, for products of less precision than the dtype."""
+def check(problem: Problem, chip: str, dtype: torch.dtype) -> Machine:
+    """Raises FaultyKernel for a fault of a kernel, AssertionError for wrong numbers."""
     inputs = problem.inputs(CPU, dtype)
     with executed(chip) as machine, backend("triton"):
         ours = solve(problem.ours, inputs)
@@ -50,8 +49,5 @@ def check(problem: Problem, chip: str, dtype: torch.dtype, *, rounding: float = 
     plain = solve(problem.theirs, inputs)
     largest = max(x.abs().max().item() for x in exact)
     for position, (results, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
-        assert torch.isfinite(results).all(), f"result {position} is not finite"
-        allowed = 2 * (same.double() - true).abs().max().item() + (FLOOR[results.dtype] + rounding) * largest
-        error = (results.double() - true).abs().max().item()
-        assert error <= allowed, f"result {position}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
+        assert_as_accurate(results, same, true, f"result {position}", largest=largest)
     return machine

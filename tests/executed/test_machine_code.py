@@ -1,6 +1,6 @@
-"""The machine code that a ptxas makes of our kernels, executed: the tile that it breaks, and tiles that it does not.
+"""Machine code of the kernels, executed: the tile that a ptxas miscompiles, tiles that it does not, and the record.
 
-Every launch under every assembler: python -m tests.executed.machine_code, which leaves a record.
+python -m tests.executed.machine_code executes every launch by every assembler and records the results.
 """
 
 import pytest
@@ -30,7 +30,7 @@ def compared(problem, **options) -> Machine:
 
 @pytest.fixture
 def short_backward(monkeypatch):
-    """short_backward(tile): the backward pass of short rows takes this tile."""
+    """short_backward(tile) sets the tile of the backward pass of short rows."""
     chip = CHIPS["sm_90"]
 
     def take(tile: Tile) -> None:
@@ -42,12 +42,12 @@ def short_backward(monkeypatch):
     choices.keep(chip, {})
 
 
-def test_the_tile_that_ptxas_12_8_breaks(short_backward):
-    """16x128 by four warps: a product's descriptor comes of a register that holds something else. On an
-    H100 it ended in an illegal address; its PTX is right."""
+def test_the_tile_that_ptxas_12_8_miscompiles(short_backward):
+    """16x128 on four warps: the descriptor of a product comes from an overwritten register. On an H100 this was an
+    illegal address; the PTX is right."""
     assemblers = {version(path): path for path in map(str, map(sass.tool, ("ptxas", "ptxas-blackwell")))}
     if "12.8.93" not in assemblers:
-        pytest.skip(f"Triton brings ptxas {', '.join(assemblers)}")
+        pytest.skip(f"Triton ships ptxas {', '.join(assemblers)}")
     short_backward(Tile(16, 128, 4))
     machine = compared(_attention(1, 1, 128, 128, 64, 64), ptxas=list(assemblers.values()), raising=False)
     outcomes = [outcome for outcome in machine.machine_code.outcomes if outcome.kernel == "_backward"]
@@ -75,8 +75,8 @@ def test_shipped_tiles_agree_with_their_ptx(problem):
     assert machine.machine_code.outcomes
 
 
-def found(ptx: str, outcome: str, **others) -> dict:
-    """A line of the plugin's."""
+def result(ptx: str, outcome: str, **others) -> dict:
+    """A line of the plugin."""
     line = {"ptx": ptx, "kernel": "rotary.rotate", "tile": "64x16w2s1", "dtype": "bf16", "assembler": "12.8.93",
             "choice_made": "", "outcome": outcome, "told": [], "constants": {}, "difference": 0.5,
             "largest": 2.0}  # fmt: skip
@@ -84,24 +84,17 @@ def found(ptx: str, outcome: str, **others) -> dict:
 
 
 def test_a_line_for_each_kernel_tile_and_assembler():
-    given = [found("a", "right"), found("a", "right"), found("b", "wrong", told=["bounds"], difference=1.0)]
-    given += [found("c", "refused", told=["not known"]), found("a", "right", assembler="13.1.80", choice_made="tune")]
-    older, newer = machine_code.lines_of([*given, {"choice": "a tile of tune", "answer": "64x16w2s1"}])
-    counts = {
-        "widths": [0],
-        "variants": 3,
-        "right": 1,
-        "not_known": 1,
-        "wrong": ["bounds"],
-        "difference": 1.0,
-        "choice": "",
-    }
-    assert counts.items() <= older.items()
+    results = [result("a", "right"), result("a", "right"), result("b", "wrong", told=["bounds"], difference=1.0)]
+    results += [result("c", "refused", told=["not known"])]
+    results += [result("a", "right", assembler="13.1.80", choice_made="tune")]
+    older, newer = machine_code.lines_of([*results, {"choice": "a tile of tune", "answer": "64x16w2s1"}])
+    counts = {"widths": [0], "variants": 3, "right": 1, "not_known": 1, "wrong": ["bounds"], "difference": 1.0}
+    assert (counts | {"choice": ""}).items() <= older.items()
     assert (newer["assembler"], newer["right"], newer["choice"]) == ("13.1.80", 1, "tune")
     assert "| `rotary.rotate` | 1 | 1 | 1 of 3 | 1 of 1 | 5.0e-01 |" in machine_code.table([older, newer])
 
 
-def test_a_tile_that_ships_and_has_no_line_is_named():
+def test_a_shipped_tile_without_a_line_is_named():
     every = machine_code.not_run([])
     assert "4x64w4s1 fp16 D64" in every["attention.decode.merge"]
     assert "64x32w4s1 tf32 D64" in every["attention.forward.forward"]
@@ -120,11 +113,11 @@ def test_the_page_has_the_table_of_the_record():
 
 
 @pytest.mark.whole
-def test_the_command_keeps_a_record_and_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_the_command_writes_a_record_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_code, "found_file", lambda: tmp_path / "found.jsonl")
     words = ["-k", "bf16 and rotary and interleaved", "--workers", "1", "--results", str(tmp_path)]
     assert machine_code.main(words) == 0
-    lines = read(tmp_path / "machine-code.jsonl")  # which holds them against their schema
+    lines = read(tmp_path / "machine-code.jsonl")  # validates the schema
     assert {line["kernel"] for line in lines} == {"rotary.rotate"}
     assert all(line["right"] == line["variants"] for line in lines)
     before = (tmp_path / "found.jsonl").read_text()

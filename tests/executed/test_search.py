@@ -1,4 +1,4 @@
-"""A beam search's step executed from PTX: equal to choice.py, no address outside whatever numbers the state holds."""
+"""The PTX of a beam search step, executed: equal to choice.py, no access out of bounds for any state."""
 
 import copy
 import itertools
@@ -25,27 +25,27 @@ LAUNCHED = ["_admit", "_likeliest", "_choose"]
 
 
 def steps(sizes, dtype, count):
-    """Steps of a search in both ways, held against each other."""
+    """Runs steps of a search by kernels and by choice.py, and compares the states."""
     draw = random.Random(5)
-    wanted = filled(sizes, draw)
-    rules = choice.Rules(wanted, DecodingConfig(), [], selects=True)
+    expected = filled(sizes, draw)
+    rules = choice.Rules(expected, DecodingConfig(), [], selects=True)
     rules.selected.copy_(torch.rand(rules.selected.shape) < 0.9)
-    actual = copy.deepcopy(wanted)
+    actual = copy.deepcopy(expected)
     step = Step(actual, drawn_logits(sizes, draw, dtype), rules.never)
     for _ in range(count):
-        choice.admit(wanted)
+        choice.admit(expected)
         step.admit()
-        busy, logits = wanted.sentence < sizes.places, drawn_logits(sizes, draw, dtype)
-        values = choice.log_probabilities(wanted, logits, rules)
-        choice.choose_beams(wanted, *choice.likeliest(values, 2 * sizes.beam))
+        busy, logits = expected.sentence < sizes.places, drawn_logits(sizes, draw, dtype)
+        values = choice.log_probabilities(expected, logits, rules)
+        choice.choose_beams(expected, *choice.likeliest(values, 2 * sizes.beam))
         step.choose(logits, rules.never, rules.selected)
-        assert_equal_states(wanted, actual, busy)
+        assert_equal_states(expected, actual, busy)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("chip", "dtype"), list(zip((*SOME, "sm_100"), itertools.cycle(DTYPES))))
 @pytest.mark.parametrize("sizes", [SIZES, SIZES._replace(slots=2, beam=9, nbest=9, vocabulary=4097)], ids=["4", "9"])
-def test_steps_leave_what_the_operations_of_torch_leave(chip, dtype, sizes, monkeypatch):
+def test_steps_equal_the_operations_of_torch(chip, dtype, sizes, monkeypatch):
     if sizes.beam > 4:
         monkeypatch.setattr(search, "share_tile", lambda *size: SEARCH_SHARES(CHIPS[chip], 4096))
     with executed(chip) as machine:
@@ -64,8 +64,8 @@ def test_embedding_of_the_newest_tokens(chip, dtype):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("far", [-(1 << 40), -1, 1 << 40])
-def test_numbers_that_are_out_of_range_touch_nothing_outside(far):
-    """Each of what others write in its turn: the machine stops at an address that is no tensor's."""
+def test_invalid_states_lead_to_no_access_out_of_bounds(far):
+    """Each field of the state in turn; the machine stops at an address outside of the tensors."""
     logits, refused = torch.randn(SIZES.rows, SIZES.vocabulary), torch.zeros(SIZES.vocabulary, dtype=torch.bool)
     table, positions, out = torch.randn(SIZES.vocabulary, 24), torch.randn(SIZES.steps, 24), torch.empty(SIZES.rows, 24)
     with executed("sm_80"):
@@ -83,7 +83,7 @@ def test_numbers_that_are_out_of_range_touch_nothing_outside(far):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("chip", "dtype"), list(zip(("sm_60", "sm_80", "sm_90", "sm_100"), itertools.cycle(DTYPES))))
 def test_most_mutations_are_noticed(chip, dtype, record_property, monkeypatch):
-    """Many slots of which some take a sentence; one with many shares, whose rows are all worth going on from."""
+    """Many slots, some of which take a sentence; and one slot with many shares, all of whose rows continue."""
     monkeypatch.setattr(search, "share_tile", lambda *size: SEARCH_SHARES(CHIPS[chip], 1024))
     many = filled(SIZES._replace(slots=120, places=150), random.Random(0))
     many.sentence[torch.rand(120) < 0.5] = 3
@@ -95,9 +95,9 @@ def test_most_mutations_are_noticed(chip, dtype, record_property, monkeypatch):
     one.position.fill_(100)
     one.settings[:] = torch.tensor(Settings(149, 0, beam=7, nbest=5, enough=NEVER, ranks=14, source=1, number=1))
     one.scores.copy_(torch.rand(7) / 10)
-    one.found_scores.mul_(100.0)  # so that none of them ends the search
-    # Of each row a third of the shares counts and the others are far below: a wrong maximum overflows, where the sum
-    # would be the same for a near one. Every row has a token that is chosen.
+    one.found_scores.mul_(100.0)  # so low that none of them ends the search
+    # A third of the shares of each row dominates: a wrong maximum then overflows, where a near one would give the same
+    # sum. Every row has a token that is chosen.
     high = torch.rand(7, 30).argsort(1).argsort(1) < 10
     logits = torch.randn(7, 30, 1024) - torch.where(high, 0.0, 300.0)[..., None]
     logits, refused = logits.view(7, -1)[:, : sizes.vocabulary].to(dtype), torch.rand(sizes.vocabulary) < 0.1

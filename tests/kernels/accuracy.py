@@ -12,16 +12,19 @@ FLOOR = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.b
 """Relative to the largest magnitude, by dtype of the result: about 16, 1 and 1 units in the last place."""
 
 
-def assert_as_accurate(results, plain, exact, what=""):
-    """Checks results against exact (float64); plain: of PyTorch, in the dtype of results."""
+def assert_as_accurate(results, plain, exact, what="", *, largest=None, slack=0.0):
+    """Checks results against exact (float64); plain: of PyTorch, in the dtype of results.
+
+    largest: the magnitude for the floor, by default that of exact; slack: additional tolerance, also by element.
+    """
     assert results.shape == exact.shape, f"{what}: shape {tuple(results.shape)} instead of {tuple(exact.shape)}"
     assert results.dtype == plain.dtype, f"{what}: {results.dtype} instead of {plain.dtype}"
     if not exact.numel():
         return
     assert torch.isfinite(results).all(), f"{what} is not finite"
-    largest = exact.abs().max().item()
+    largest = exact.abs().max().item() if largest is None else largest
     allowed = 2 * (plain.double() - exact).abs().max().item() + FLOOR[results.dtype] * largest
-    error = (results.double() - exact).abs().max().item()
+    error = ((results.double() - exact).abs() - slack).max().item()
     assert error <= allowed, f"{what}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
 
 

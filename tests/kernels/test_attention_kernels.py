@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from accuracy import FLOOR, solve, weigh_all
+from accuracy import assert_as_accurate, solve, weigh_all
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_fixtures import examples
@@ -66,14 +66,8 @@ def compare(results, plain, exact, slack=None):
     assert results.keys() == plain.keys() == exact.keys()
     largest = max((x.abs().max().item() for x in exact.values() if x.numel()), default=0.0)
     for what, x in results.items():
-        assert x.shape == exact[what].shape, what
-        assert x.dtype == plain[what].dtype, what
-        if x.numel():
-            assert torch.isfinite(x).all(), f"{what} is not finite"
-            error, of_torch = ((y.double() - exact[what]).abs() for y in (x, plain[what]))
-            allowed = 2 * of_torch.max().item() + FLOOR[x.dtype] * largest
-            error = (error - (slack or {}).get(what, 0.0)).max().item()
-            assert error <= allowed, f"{what}: error {error:.2e}, allowed {allowed:.2e}"
+        more = 0.0 if slack is None else slack.get(what, 0.0)
+        assert_as_accurate(x, plain[what], exact[what], what, largest=largest, slack=more)
 
 
 def cancellation(route, inputs, **options):

@@ -103,43 +103,43 @@ def drawn_logits(sizes, draw, dtype, values=(3, 50)):
     return logits.flatten(0, 1)
 
 
-def assert_equal_states(wanted, actual, busy):
+def assert_equal_states(expected, actual, busy):
     """busy: slots that searched. Rows without a hypothesis and the place of idle slots are not compared."""
     for name in ("sentence", "position", "source_lengths", "head"):
-        assert torch.equal(getattr(wanted, name), getattr(actual, name)), name
+        assert torch.equal(getattr(expected, name), getattr(actual, name)), name
     for name in ("found_ends", "finished"):
-        assert torch.equal(getattr(wanted, name)[:-1], getattr(actual, name)[:-1]), name
+        assert torch.equal(getattr(expected, name)[:-1], getattr(actual, name)[:-1]), name
     for name in ("found_scores", "found_log_probabilities"):
-        a, b = (getattr(x, name)[:-1] for x in (wanted, actual))
+        a, b = (getattr(x, name)[:-1] for x in (expected, actual))
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     slots = busy.nonzero()[:, 0]
-    assert torch.equal(wanted.ended[slots], actual.ended[slots])
-    torch.testing.assert_close(wanted.scores[slots], actual.scores[slots], rtol=1e-6, atol=1e-6)
-    beam = wanted.sizes.beam
+    assert torch.equal(expected.ended[slots], actual.ended[slots])
+    torch.testing.assert_close(expected.scores[slots], actual.scores[slots], rtol=1e-6, atol=1e-6)
+    beam = expected.sizes.beam
     for slot in slots.tolist():
-        live = wanted.scores[slot] > -INF
-        assert torch.equal(wanted.newest[slot][live], actual.newest[slot][live])
-        past = slice(0, wanted.position[slot].item())
-        ancestors = [x.ancestors.view(-1, beam, x.sizes.steps)[slot, live, past] for x in (wanted, actual)]
+        live = expected.scores[slot] > -INF
+        assert torch.equal(expected.newest[slot][live], actual.newest[slot][live])
+        past = slice(0, expected.position[slot].item())
+        ancestors = [x.ancestors.view(-1, beam, x.sizes.steps)[slot, live, past] for x in (expected, actual)]
         assert torch.equal(*ancestors)
         written = actual.newest[slot]
         assert ((written >= 0) & (written < actual.sizes.vocabulary)).all()
 
 
-def assert_equal_writings(wanted, actual, places, positions):
+def assert_equal_writings(expected, actual, places, positions):
     """Compares the tokens and parents that a step has written for live hypotheses."""
     for slot, (place, position) in enumerate(zip(places.tolist(), positions.tolist())):
-        if place < wanted.sizes.places:
-            live = wanted.scores[slot] > -INF
+        if place < expected.sizes.places:
+            live = expected.scores[slot] > -INF
             for name in ("tokens", "parents"):
-                a, b = (getattr(x, name)[place, position, live] for x in (wanted, actual))
+                a, b = (getattr(x, name)[place, position, live] for x in (expected, actual))
                 assert torch.equal(a, b), name
 
 
 @pytest.mark.usefixtures("small_shares")
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(60))
-def test_steps_of_random_searches_leave_what_the_operations_of_torch_leave(seed):
+def test_steps_of_random_searches_equal_the_operations_of_torch(seed):
     draw = random.Random(seed)
     beam = draw.randint(1, 5)
     sizes = Sizes(
@@ -147,39 +147,39 @@ def test_steps_of_random_searches_leave_what_the_operations_of_torch_leave(seed)
         places=draw.randint(1, 7), vocabulary=draw.choice([5, 9, 16, 40, 100]),
     )  # fmt: skip
     dtype = DTYPES[seed % 3]
-    wanted = filled(sizes, draw)
+    expected = filled(sizes, draw)
     if seed % 2:
-        in_the_middle(wanted, draw)
+        in_the_middle(expected, draw)
     selects = draw.random() < 0.3
-    rules = choice.Rules(wanted, DecodingConfig(), [], selects=selects)
+    rules = choice.Rules(expected, DecodingConfig(), [], selects=selects)
     if selects:
         rules.selected.copy_(torch.rand(rules.selected.shape) < 0.7)
-    actual = copy.deepcopy(wanted)
+    actual = copy.deepcopy(expected)
     logits = drawn_logits(sizes, draw, dtype)
     refused = rules.never if seed % 4 < 2 else rules.never.repeat(sizes.rows, 1)
     step = Step(actual, logits, refused)
     searched = 0
     for _ in range(12):
-        choice.admit(wanted)
+        choice.admit(expected)
         step.admit()
         busy, places, positions = (
-            x.clone() for x in (wanted.sentence < sizes.places, wanted.sentence, wanted.position)
+            x.clone() for x in (expected.sentence < sizes.places, expected.sentence, expected.position)
         )
-        assert_equal_states(wanted, actual, busy)
+        assert_equal_states(expected, actual, busy)
         assert (actual.newest[busy & (positions == 0)] == BOS).all()
         logits = drawn_logits(sizes, draw, dtype)
-        values = choice.log_probabilities(wanted, logits, rules)
+        values = choice.log_probabilities(expected, logits, rules)
         idle = [x[~busy].clone() for x in (actual.scores, actual.newest, actual.ended)]
-        choice.choose_beams(wanted, *choice.likeliest(values, min(2 * beam, sizes.vocabulary)))
+        choice.choose_beams(expected, *choice.likeliest(values, min(2 * beam, sizes.vocabulary)))
         step.choose(logits, refused, rules.selected)
-        assert_equal_states(wanted, actual, busy)
-        assert_equal_writings(wanted, actual, places, positions)
+        assert_equal_states(expected, actual, busy)
+        assert_equal_writings(expected, actual, places, positions)
         for before, after in zip(idle, (actual.scores, actual.newest, actual.ended)):
             assert torch.equal(before, after[~busy])
         searched += int(busy.sum())
-        following = wanted.queue[wanted.tail % sizes.places]
-        if draw.random() < 0.3 and wanted.tail - wanted.head < sizes.places and following not in wanted.sentence:
-            for state in (wanted, actual):
+        following = expected.queue[expected.tail % sizes.places]
+        if draw.random() < 0.3 and expected.tail - expected.head < sizes.places and following not in expected.sentence:
+            for state in (expected, actual):
                 state.tail += 1
     assert searched
 
@@ -200,16 +200,16 @@ def embedded(dtype):
     out = table.new_empty(slots * beam, width)
     embed = search.Embed(table, positions, search.Sizes(slots, beam, 1, steps, 2, vocabulary), 3.0, PAD)
     embed(memory, table, positions, out)
-    wanted = (table[state.newest[:2]].float() * 3.0 + positions[state.position[:2], None]).to(dtype)
-    wanted[state.newest[:2] == PAD] = 0.0
-    return out, wanted.view(-1, width)
+    expected = (table[state.newest[:2]].float() * 3.0 + positions[state.position[:2], None]).to(dtype)
+    expected[state.newest[:2] == PAD] = 0.0
+    return out, expected.view(-1, width)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_embedding_of_the_newest_tokens(dtype):
-    out, wanted = embedded(dtype)
+    out, expected = embedded(dtype)
     eps = torch.finfo(dtype).eps  # the interpreter rounds bfloat16 towards zero
-    torch.testing.assert_close(out[:4], wanted, rtol=eps, atol=eps)
+    torch.testing.assert_close(out[:4], expected, rtol=eps, atol=eps)
     assert out[4:].isnan().all()
 
 
