@@ -1,4 +1,4 @@
-"""The feed-forward network: both products next to the hidden layer, with everything between fused into their epilogues.
+"""The feed-forward network, with bias, activation and dropout fused into the epilogues of its products.
 
     forward     before = x W1^T + b1        hidden = keep * f(before)               out = scale * hidden W2^T + b2
     backward    dbefore = keep * scale * f'(before) * (dout W2)     db1, db2 = sums over rows of dbefore and dout
@@ -10,7 +10,7 @@ keep is the dropout mask (M, F), scale its 1 / (1 - p), applied as a factor of t
     gelu        f(u) = u * Phi(u)           Phi(u) = (1 + erf(u / sqrt 2)) / 2
     gelu_tanh   f(u) = u * Phi(u)           Phi(u) = 1 / (1 + exp(-2 w)), w = sqrt(2 / pi) * (u + 0.044715 u^3), equal
                                             to (1 + tanh w) / 2 without cancellation
-    of both     f'(u) = Phi(u) + u * Phi'(u)
+    both GELUs  f'(u) = Phi(u) + u * Phi'(u)
 
 Backward of ReLU needs one bit per element, positive and kept by dropout: the forward kernel writes M * F bits, so that
 2.125 bytes per element are saved where torch.nn saves 5 in half precision. The derivative of GELU needs `before`, which
