@@ -1,8 +1,8 @@
-"""Float32 products inside a loop of a CPU, from copies in its cache, for numba; nothing is checked here.
+"""Float32 products inside a numba loop, of operands packed into the cache; arguments are not checked.
 
-A tile of six rows and sixteen columns keeps its sums in registers, as panels.py has it, whose operand is a weight that
-was laid out once. Here both sides are laid out when they are needed: rows one after the other, and panels, sixteen
-columns wide, that tiles read one number after the other. Arrays are flat, places and steps count numbers.
+A tile of six rows and sixteen columns accumulates in registers, like those of panels.py, whose operand is a weight
+packed once. Here both operands are packed on use: one as contiguous rows, the other as panels, sixteen columns wide,
+which tiles read sequentially. Arrays are flat; indices and strides count elements.
 """
 
 import numpy as np
@@ -16,23 +16,25 @@ from fasttfm.cpu.loop_parts import fetch_run, inlined, read
 from fasttfm.cpu.panels import UNROLLED, broadcast, fma, load
 
 VECTOR, VECTORS, TILE = 8, 2, 6
-"""As panels.py has them, of AVX2."""
+"""As in panels.py, for AVX2."""
 PANEL = VECTOR * VECTORS
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
 _SHORTS, _INTS = (ir.VectorType(ir.IntType(bits), VECTOR) for bits in (16, 32))
 
 
 def _fma_pairs(builder, x, y, total):
-    """total plus products of bfloat16, which lie in pairs in the words of x and y (AVX512_BF16)."""
+    """total plus the products of bfloat16 pairs in the words of x and y (AVX512_BF16)."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _INTS, _INTS])
     multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.256")
     return builder.call(multiply, [total, builder.bitcast(x, _INTS), builder.bitcast(y, _INTS)])
 
 
 def _tile(rows, adds, times_add):
-    """Return tile(x, first, row, step, panel, place, width, count, out, output, line): out's `rows` rows of PANEL
-    numbers become, or have added to them, sums over k < count of x[first + m * row + k * step] times the PANEL numbers
-    from panel[place + k * width] on, as times_add multiplies; row m of out begins at output + m * line."""
+    """Make tile(x, first, row, step, panel, place, width, count, out, output, line).
+
+    It writes, or with `adds` adds, to `rows` rows of PANEL elements, row m from out[output + m * line] on, the sum over
+    k < count of x[first + m * row + k * step] * panel[place + k * width :][:PANEL], multiplied by times_add.
+    """
 
     @intrinsic
     def tile(context, x, first, row, step, panel, place, width, count, out, output, line):
@@ -82,9 +84,11 @@ def _tile(rows, adds, times_add):
 
 
 def _product_of(adds, times_add=fma):
-    """Return multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns): out
-    (rows, columns) becomes, or has added to it, x (rows, count) times panels, the n-th of which begins `panel` numbers
-    after the one before; count a multiple of UNROLLED and columns of PANEL."""
+    """Make multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns).
+
+    It writes, or with `adds` adds, x (rows, count) times panels to out (rows, columns); panels are `panel` elements
+    apart; count is a multiple of UNROLLED and columns of PANEL.
+    """
     one, two, three, four, five, six = (_tile(rows, adds, times_add) for rows in range(1, TILE + 1))
 
     @njit(nogil=True)
@@ -114,12 +118,12 @@ def _product_of(adds, times_add=fma):
 
 product, add_product = _product_of(False), _product_of(True)
 product_of_pairs = _product_of(False, _fma_pairs)
-"""product() of words that hold two bfloat16 each."""
+"""product() of words that hold a pair of bfloat16 each."""
 
 
 @intrinsic
 def _copy_panel(context, x, place, out, at):
-    """out[at : at + PANEL] becomes x[place : place + PANEL]."""
+    """Copy x[place : place + PANEL] to out[at : at + PANEL]."""
 
     def generate(context, builder, signature, values):
         source, written = (
@@ -141,14 +145,15 @@ def round_up(count, multiple):
 
 @inlined()
 def fetch_rows(x, first, stride, rows, size):
-    """Ask for the memory of rows of x, which will be read soon: all at once, where copies would wait for each."""
+    """Prefetch rows of x, all at once: copies would wait for each."""
     for m in range(np.uintp(rows)):
         fetch_run(x, np.uintp(first) + m * np.uintp(stride), np.uintp(size), np.uintp(16))
 
 
 @inlined()
 def copy_rows(x, first, stride, rows, size, factor, out):
-    """out (rows up to a multiple of UNROLLED, size) becomes rows of x, of any kind, times factor, zero past them."""
+    """Copy rows of x, of any element type, times factor to out (rows, size), zero-padded to a multiple of UNROLLED
+    rows."""
     for m in range(np.uintp(rows)):
         place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
         for d in range(np.uintp(size)):
@@ -158,7 +163,7 @@ def copy_rows(x, first, stride, rows, size, factor, out):
 
 @inlined()
 def copy_words(x, first, stride, rows, size, out):
-    """copy_rows() of pairs of bfloat16, as they are."""
+    """copy_rows() of pairs of bfloat16, unscaled."""
     for m in range(np.uintp(rows)):
         place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
         for d in range(np.uintp(size)):
@@ -178,12 +183,12 @@ _VECTORS_OF = {
     types.uint32: (_INTS, lambda llvm, x: llvm.bitcast(x, _VECTOR)),
     types.int16: (ir.VectorType(ir.HalfType(), VECTOR), lambda llvm, x: llvm.fpext(x, _VECTOR)),
 }
-"""Kind of numbers, as loop_parts.py has them -> a vector of them, and what makes it one of float32."""
+"""Element type of loop_parts.py -> its vector type, and the conversion to a vector of float32."""
 
 
 @intrinsic
 def _transpose(context, x, place, stride, rows, out, at):
-    """out[at + PANEL * d + m] becomes x[place + stride * m + d] for m and d below VECTOR, zero from row `rows` on."""
+    """Write x[place + stride * m + d] to out[at + PANEL * d + m] for m, d < VECTOR, and 0 for m >= rows."""
 
     def generate(context, builder, signature, values):
         source, written = (make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4))
@@ -211,19 +216,19 @@ def _transpose(context, x, place, stride, rows, out, at):
 
 @inlined()
 def panels_across(x, first, stride, rows, size, out):
-    """out becomes panels (size, PANEL) of PANEL rows each of x, of any kind, zero past the last; size a multiple of
-    VECTOR."""
+    """Pack rows of x, of any element type, transposed: panels (size, PANEL) of PANEL rows each, zero-padded; size is a
+    multiple of VECTOR."""
     for begin in range(np.uintp(0), np.uintp(round_up(rows, PANEL)), np.uintp(VECTOR)):
-        some = max(begin, np.uintp(rows)) - begin
+        valid = max(begin, np.uintp(rows)) - begin
         place = np.uintp(first) + begin * np.uintp(stride)
         at = begin // np.uintp(PANEL) * np.uintp(PANEL * size) + begin % np.uintp(PANEL)
         for d in range(np.uintp(0), np.uintp(size), np.uintp(VECTOR)):
-            _transpose(x, place + d, np.uintp(stride), some, out, at + d * np.uintp(PANEL))
+            _transpose(x, place + d, np.uintp(stride), valid, out, at + d * np.uintp(PANEL))
 
 
 @inlined()
 def panels_along(x, first, stride, rows, size, out):
-    """out becomes panels (rows up to a multiple of PANEL, PANEL) of PANEL columns each of x, zero past the last row."""
+    """Pack rows of x as panels (rows, PANEL) of PANEL columns each, zero-padded to a multiple of PANEL rows."""
     height = np.uintp(round_up(rows, PANEL))
     for column in range(np.uintp(0), np.uintp(size), np.uintp(PANEL)):
         at, end = column * height, (column + np.uintp(PANEL)) * height

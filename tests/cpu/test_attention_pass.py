@@ -64,9 +64,11 @@ def rows(heads: int, length: int, width: int) -> torch.Tensor:
     return torch.randn(B, length, heads, width).transpose(1, 2)
 
 
+@pytest.mark.parametrize("most_keys", [0, 256], ids=["recomputed", "kept"])
 @pytest.mark.parametrize("key_heads", [H, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients_are_the_references(case, key_heads, taken):
+def test_output_and_gradients_are_the_references(case, key_heads, most_keys, taken, monkeypatch):
+    monkeypatch.setattr(attention_pass, "SAVED_KEYS", most_keys)
     queries, keys, given = CASES[case]
     tensors = rows(H, queries, D), rows(key_heads, keys, D), rows(key_heads, keys, DV)
     weights = torch.randn(B, H, queries, DV)
