@@ -24,7 +24,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class RowClasses(NamedTuple):
-    """How to compute a product so that a row always has the same bits."""
+    """Row counts and threads with which a row of a product always has the same bits."""
 
     sizes: tuple[int, ...] = ROW_COUNTS
     """Allowed row counts, ascending."""
