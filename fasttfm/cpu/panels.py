@@ -250,74 +250,100 @@ class _Integers:
 _KINDS: dict[Any, Any] = {types.float32: _Floats, types.uint16: _Pairs, types.uint8: _Integers}
 
 
-def _tile(rows, abreast=1):
-    """Make tile(x, first, panels, place, following, of_outputs, relu, out, output, columns) for `rows` rows.
+@intrinsic
+def _tile(context, rows, x, first, panels, place, following, of_outputs, relu, out, output, columns):
+    """Multiply `rows` rows of x (M, K), float32, uint16 (bfloat16) or uint8, from `first` on, by panels at `place`.
 
-    x (M, K) is float32, uint16 (bfloat16) or uint8. The tile multiplies rows from `first` on by `abreast` panels from
-    `place` on, writes `columns` elements of each row from `output` on, and prefetches a quarter of a panel that lies
-    `following` elements behind.
+    One panel, or ABREAST panels with one or two rows. Writes `columns` elements of each row from `output` on, and
+    prefetches a quarter of a panel that lies `following` elements behind.
     """
-    vectors = abreast * VECTORS
+    kind = _KINDS[x.dtype]
+    together = kind.together
 
-    @intrinsic
-    def tile(context, x, first, panels, place, following, of_outputs, relu, out, output, columns):
-        kind = _KINDS[x.dtype]
-        together = kind.together
+    def generate(context, builder, signature, values):
+        rows, _, first, _, place, following, _, relu, _, output, columns = values
 
-        def generate(context, builder, signature, values):
-            _, first, _, place, following, _, relu, _, output, columns = values
+        def array(n):
+            return make_array(signature.args[n])(context, builder, values[n])
 
-            def array(n):
-                return make_array(signature.args[n])(context, builder, values[n])
+        inputs = cgutils.unpack_tuple(builder, array(1).shape)[1]
+        outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (8, 6))
+        add, times = builder.add, builder.mul
 
-            inputs = cgutils.unpack_tuple(builder, array(0).shape)[1]
-            outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (7, 5))
-            add, times = builder.add, builder.mul
-            starts = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
+        def emit(rows):
+            abreast = ABREAST if rows <= 2 else 1
+            vectors = range(abreast * VECTORS)
+            starts = [builder.gep(array(1).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
             lines = [builder.bitcast(each, kind.number.as_pointer()) for each in starts]
-            nearest = builder.gep(array(2).data, [place])
+            nearest = builder.gep(array(3).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
-            places = [add(output, _WORD(n * VECTOR)) for n in range(vectors)]
-            entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [kind.begin(builder, array(5).data, each, width) for each in places]
-            builder.branch(head)
-            builder.position_at_end(head)
-            k = builder.phi(_WORD)
-            sums = [[builder.phi(kind.sums) for _ in range(vectors)] for _ in range(rows)]
-            last = [list(each) for each in sums]
-            if abreast == 1:
-                asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
-                _fetch(builder, nearest, asked, PANEL * kind.bytes, 2)
-            for step in range(UNROLLED // together):
-                now = add(k, _WORD(step))
-                offset = times(now, _WORD(PANEL * together))
-                inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
-                weights = [kind.weight(builder, each, at) for each in panel for at in inside]
+            places = [add(output, _WORD(n * VECTOR)) for n in vectors]
+            start = [kind.begin(builder, array(6).data, each, width) for each in places]
+
+            def turn(k, sums):
                 if abreast == 1:
-                    ahead = add(offset, _WORD(_AHEAD // kind.bytes))
-                    _fetch(builder, nearest, ahead, PANEL * together * kind.bytes, 3)
-                for m, line in enumerate(lines):
-                    number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
-                    last[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, last[m])]
-            after = add(k, _WORD(UNROLLED // together))
-            for phi, begin, end in [(k, _WORD(0), after)] + [
-                (sums[m][n], start[n], last[m][n]) for m in range(rows) for n in range(vectors)
-            ]:
-                phi.add_incoming(begin, entry)
-                phi.add_incoming(end, head)
-            builder.cbranch(builder.icmp_signed("<", times(after, _WORD(together)), inputs), head, done)
-            builder.position_at_end(done)
+                    asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
+                    _fetch(builder, nearest, asked, PANEL * kind.bytes, 2)
+                for step in range(UNROLLED // together):
+                    now = add(k, _WORD(step))
+                    offset = times(now, _WORD(PANEL * together))
+                    inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
+                    weights = [kind.weight(builder, each, at) for each in panel for at in inside]
+                    if abreast == 1:
+                        ahead = add(offset, _WORD(_AHEAD // kind.bytes))
+                        _fetch(builder, nearest, ahead, PANEL * together * kind.bytes, 3)
+                    for m, line in enumerate(lines):
+                        number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
+                        sums[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, sums[m])]
+
+            def more(k):
+                return builder.icmp_signed("<", times(k, _WORD(together)), inputs)
+
+            sums = accumulate(builder, [start] * rows, UNROLLED // together, turn, more)
             for m in range(rows):
-                line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])
-                for n in range(vectors):
-                    result = kind.end(builder, last[m][n], array(5).data, places[n], relu)
+                line = builder.gep(array(8).data, [add(times(add(first, _WORD(m)), outputs), output)])
+                for n in vectors:
+                    result = kind.end(builder, sums[m][n], array(6).data, places[n], relu)
                     _store(builder, line, n * VECTOR, result, columns)
-            return context.get_dummy_value()
 
-        i = types.int64
-        return types.void(x, i, panels, i, i, of_outputs, types.boolean, out, i, i), generate
+        for_rows(builder, rows, emit)
+        return context.get_dummy_value()
 
-    return tile
+    i = types.int64
+    return types.void(i, x, i, panels, i, i, of_outputs, types.boolean, out, i, i), generate
+
+
+def for_rows(builder, rows, emit):
+    """Emit the code of emit(n) for n = 1 to TILE, of which the value `rows` selects one at run time."""
+    done = builder.append_basic_block()
+    switch = builder.switch(rows, done)
+    for n in range(1, TILE + 1):
+        switch.add_case(_WORD(n), block := builder.append_basic_block())
+        builder.position_at_end(block)
+        emit(n)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+def accumulate(builder, start, step, turn, more):
+    """Emit a loop over k = 0, step, 2 * step, ... that carries rows of sums, from `start` on; returns the last ones.
+
+    turn(k, sums) emits an iteration and replaces the sums; the loop ends unless more(next k).
+    """
+    entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
+    builder.branch(head)
+    builder.position_at_end(head)
+    k, phis = builder.phi(_WORD), [[builder.phi(value.type) for value in row] for row in start]
+    sums = [list(row) for row in phis]
+    turn(k, sums)
+    after = builder.add(k, _WORD(step))
+    carried = [each for rows in zip(phis, start, sums) for each in zip(*rows)]
+    for phi, at_first, at_end in [(k, _WORD(0), after), *carried]:
+        phi.add_incoming(at_first, entry)
+        phi.add_incoming(at_end, head)
+    builder.cbranch(more(after), head, done)
+    builder.position_at_end(done)
+    return sums
 
 
 def load(builder, data, place, vector=_VECTOR):
@@ -362,10 +388,6 @@ def _store(builder, line, place, x, columns):
                     builder.store(builder.extract_element(x, _INT(n)), builder.gep(line, [_WORD(place + n)]))
 
 
-_one, _two = (_tile(rows, ABREAST) for rows in (1, 2))
-_three, _four, _five, _six = (_tile(rows) for rows in range(3, TILE + 1))
-
-
 @inlined()
 def _parts(begin, end, x, panels, of_outputs, relu, out, blocks, count, abreast):
     """Parts begin to end of the product, each `abreast` panels for a block of rows, in tiles of even size."""
@@ -379,18 +401,7 @@ def _parts(begin, end, x, panels, of_outputs, relu, out, blocks, count, abreast)
         following = PANEL * inputs
         for tile in range(tiles):
             size = rows // tiles + (tile < rows % tiles)
-            if size == 6:
-                _six(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 5:
-                _five(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 4:
-                _four(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 3:
-                _three(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 2:
-                _two(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            else:
-                _one(x, row, panels, place, following, of_outputs, relu, out, output, columns)
+            _tile(size, x, row, panels, place, following, of_outputs, relu, out, output, columns)
             row += size
             following += PANEL * inputs // UNROLLED if tile < UNROLLED - 1 else 0
 

@@ -13,9 +13,9 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from fasttfm.cpu.loop_parts import fetch_run, inlined, read
-from fasttfm.cpu.panels import UNROLLED, broadcast, fma, load
+from fasttfm.cpu.panels import TILE, UNROLLED, accumulate, broadcast, fma, for_rows, load
 
-VECTOR, VECTORS, TILE = 8, 2, 6
+VECTOR, VECTORS = 8, 2
 """As in panels.py, for AVX2."""
 PANEL = VECTOR * VECTORS
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
@@ -29,88 +29,60 @@ def _fma_pairs(builder, x, y, total):
     return builder.call(multiply, [total, builder.bitcast(x, _INTS), builder.bitcast(y, _INTS)])
 
 
-def _tile(rows, adds, times_add):
-    """Make tile(x, first, row, step, panel, place, width, count, out, output, line).
-
-    It writes, or with `adds` adds, to `rows` rows of PANEL elements, row m from out[output + m * line] on, the sum over
-    k < count of x[first + m * row + k * step] * panel[place + k * width :][:PANEL], multiplied by times_add.
-    """
-
-    @intrinsic
-    def tile(context, x, first, row, step, panel, place, width, count, out, output, line):
-        def generate(context, builder, signature, values):
-            _, first, row, step, _, place, width, count, _, output, line = values
-            data = [make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4, 8)]
-            add, times = builder.add, builder.mul
-            lines = [builder.gep(data[0], [add(first, times(_WORD(m), row))]) for m in range(rows)]
-            begin = builder.gep(data[1], [place])
-            written = [builder.gep(data[2], [add(output, times(_WORD(m), line))]) for m in range(rows)]
-            entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            zero = ir.Constant(_VECTOR, None)
-            start = [
-                [load(builder, written[m], _WORD(v * VECTOR), _VECTOR) if adds else zero for v in range(VECTORS)]
-                for m in range(rows)
-            ]
-            builder.branch(head)
-            builder.position_at_end(head)
-            k = builder.phi(_WORD)
-            sums = [[builder.phi(_VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
-            last = [list(each) for each in sums]
-            for unrolled in range(UNROLLED):
-                now = add(k, _WORD(unrolled))
-                offset, place_of_x = times(now, width), times(now, step)
-                numbers = [load(builder, begin, add(offset, _WORD(v * VECTOR)), _VECTOR) for v in range(VECTORS)]
-                for m in range(rows):
-                    factor = broadcast(builder, builder.load(builder.gep(lines[m], [place_of_x])), VECTOR)
-                    last[m] = [times_add(builder, factor, number, each) for number, each in zip(numbers, last[m])]
-            after = add(k, _WORD(UNROLLED))
-            for phi, at_first, at_end in [(k, _WORD(0), after)] + [
-                (sums[m][v], start[m][v], last[m][v]) for m in range(rows) for v in range(VECTORS)
-            ]:
-                phi.add_incoming(at_first, entry)
-                phi.add_incoming(at_end, head)
-            builder.cbranch(builder.icmp_signed("<", after, count), head, done)
-            builder.position_at_end(done)
-            for m in range(rows):
-                for v in range(VECTORS):
-                    address = builder.gep(written[m], [_WORD(v * VECTOR)])
-                    builder.store(last[m][v], builder.bitcast(address, _VECTOR.as_pointer()), align=4)
-            return context.get_dummy_value()
-
-        i = types.int64
-        return types.void(x, i, i, i, panel, i, i, i, out, i, i), generate
-
-    return tile
-
-
 def _product_of(adds, times_add=fma):
     """Make multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns).
 
     It writes, or with `adds` adds, x (rows, count) times panels to out (rows, columns); panels are `panel` elements
-    apart; count is a multiple of UNROLLED and columns of PANEL.
+    apart; count is a multiple of UNROLLED and columns of PANEL. Element (m, k) of x is x[first + m * row + k * step];
+    times_add(builder, x, y, total) emits the multiply-add.
     """
-    one, two, three, four, five, six = (_tile(rows, adds, times_add) for rows in range(1, TILE + 1))
+
+    @intrinsic
+    def tile(context, rows, x, first, row, step, panel, place, width, count, out, output, line):
+        """`rows` rows of PANEL elements, row m from out[output + m * line] on: the sum over k < count of
+        x[first + m * row + k * step] * panel[place + k * width :][:PANEL]."""
+
+        def generate(context, builder, signature, values):
+            rows, _, first, row, step, _, place, width, count, _, output, line = values
+            data = [make_array(signature.args[n])(context, builder, values[n]).data for n in (1, 5, 9)]
+            add, times = builder.add, builder.mul
+            begin = builder.gep(data[1], [place])
+
+            def emit(rows):
+                lines = [builder.gep(data[0], [add(first, times(_WORD(m), row))]) for m in range(rows)]
+                written = [builder.gep(data[2], [add(output, times(_WORD(m), line))]) for m in range(rows)]
+                vectors, zero = [_WORD(v * VECTOR) for v in range(VECTORS)], ir.Constant(_VECTOR, None)
+                start = [[load(builder, to, v, _VECTOR) if adds else zero for v in vectors] for to in written]
+
+                def turn(k, sums):
+                    for unrolled in range(UNROLLED):
+                        now = add(k, _WORD(unrolled))
+                        offset, x_at = times(now, width), times(now, step)
+                        numbers = [load(builder, begin, add(offset, v), _VECTOR) for v in vectors]
+                        for m in range(rows):
+                            factor = broadcast(builder, builder.load(builder.gep(lines[m], [x_at])), VECTOR)
+                            sums[m] = [times_add(builder, factor, y, each) for y, each in zip(numbers, sums[m])]
+
+                sums = accumulate(builder, start, UNROLLED, turn, lambda k: builder.icmp_signed("<", k, count))
+                for to, row_sums in zip(written, sums):
+                    for v, total in zip(vectors, row_sums):
+                        address = builder.bitcast(builder.gep(to, [v]), _VECTOR.as_pointer())
+                        builder.store(total, address, align=4)
+
+            for_rows(builder, rows, emit)
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(i, x, i, i, i, panel, i, i, i, out, i, i), generate
 
     @njit(nogil=True)
     def multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns):
         tiles = (rows + TILE - 1) // TILE
         for column in range(0, columns, PANEL):
             at, m = place + column // PANEL * panel, 0
-            for tile in range(tiles):
-                size = rows // tiles + (tile < rows % tiles)
-                a, c = first + m * row, output + m * line + column
-                if size == 6:
-                    six(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 5:
-                    five(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 4:
-                    four(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 3:
-                    three(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 2:
-                    two(x, a, row, step, panels, at, width, count, out, c, line)
-                else:
-                    one(x, a, row, step, panels, at, width, count, out, c, line)
+            for n in range(tiles):
+                size, to = rows // tiles + (n < rows % tiles), output + m * line + column
+                tile(size, x, first + m * row, row, step, panels, at, width, count, out, to, line)
                 m += size
 
     return multiply
