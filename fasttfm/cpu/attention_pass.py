@@ -95,47 +95,30 @@ def _multiplies_pairs(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: Any,
-    sequences: Any,
-    output: Tensor,
-    lse: Tensor,
-    weights: Tensor | None,
-) -> None:
+def forward(call: Any, output: Tensor, lse: Tensor, weights: Tensor | None) -> None:
     """Write output (B, H, L, Dv), the base-2 log-sum-exp lse (B, H, L), sinks included, and weights (*, L, S).
 
-    sequences: the Sequences of packed rows, of which each batch row of the (B, H, T, D) views shows all; None if rows
-    are padded. weights: before dropout, in the order of lse, contiguous; None to save none.
+    call: of attention, as in functional/attention/call.py; with packed sequences each batch row of the (B, H, T, .)
+    views shows all rows. weights: before dropout, in the order of lse, contiguous; None to save none.
     """
-    tensors, strides = _flat(query, key, value)
+    query, key, value = call.heads
     (out, of_rows), (out_strides, lse_strides) = _flat(output, lse[..., None])
-    shape, spans = _problem(query, key, value, sequences)
+    shape, spans = _problem(query, key, value, call.sequences)
     training_passes.loops("attention_loops").attention(
-        training_passes.team(), shape, tensors, strides, spans, *_options(query, key, options), out, out_strides,
+        training_passes.team(), shape, *_flat(query, key, value), spans, *_options(query, key, call), out, out_strides,
         of_rows, lse_strides, _array(weights, lse),
     )  # fmt: skip
 
 
 def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    weights: Tensor | None,
-    options: Any,
-    sequences: Any,
-    gradients: tuple[Tensor, Tensor, Tensor],
+    call: Any, grad: Tensor, output: Tensor, lse: Tensor, weights: Tensor | None, gradients: tuple[Tensor, ...]
 ) -> None:
-    """Write the gradients of query, key and value; other arguments as for forward(), with its results."""
+    """Write the gradients of query, key and value from grad, the output's, and the results of forward()."""
+    query, key, value = call.heads
     (of_rows,), (lse_strides,) = _flat(lse[..., None])
-    shape, spans = _problem(query, key, value, sequences)
+    shape, spans = _problem(query, key, value, call.sequences)
     training_passes.loops("attention_loops").attention_gradient(
-        training_passes.team(), shape, *_flat(query, key, value, output, grad), spans, *_options(query, key, options),
+        training_passes.team(), shape, *_flat(query, key, value, output, grad), spans, *_options(query, key, call),
         of_rows, lse_strides, _array(weights, lse), *_flat(*gradients),
     )  # fmt: skip
 

@@ -317,17 +317,12 @@ def scale_rows(team, x, scales, bias, relu, y):
 
 @inlined()
 def _scale_rows(begin, end, x, scales, bias, relu, y):
-    width = x.shape[1]
-    zero = np.float32(0.0)
+    least = np.float32(0.0) if relu else np.float32(-np.inf)
     for r in range(begin, end):
         scale = scales[r]
-        if relu:
-            for n in range(width):
-                value = x[r, n] * scale + bias[n]
-                y[r, n] = round_to(zero if value < zero else value, y[r, n])
-        else:
-            for n in range(width):
-                y[r, n] = round_to(x[r, n] * scale + bias[n], y[r, n])
+        for n in range(x.shape[1]):
+            value = x[r, n] * scale + bias[n]
+            y[r, n] = round_to(least if value < least else value, y[r, n])
 
 
 @loop()

@@ -134,8 +134,7 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
         output, lse = memory(call)
         of_rows = lse.expand(batch, -1, -1) if call.packed else lse
         weights = lse.new_empty(*lines, keys) if saves else None
-        rows = call.output_by_head(output, heads), of_rows, weights
-        attention_pass.forward(*call.heads, call, call.sequences, *rows)
+        attention_pass.forward(call, call.output_by_head(output, heads), of_rows, weights)
         return output, lse, weights, None
 
     return by_loop
@@ -240,13 +239,12 @@ def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
         gradients = [None if x is None else x.zero_() for x in gradient_memory(call)(call, d_key)]
         d_mask = torch.zeros_like(call.mask) if call.mask is not None and mask_gradient else None
     elif call.backend == "blocks":
-        gradients, heads = gradient_memory(call)(call, d_key), call.heads
+        gradients, heads = gradient_memory(call)(call, d_key), call.sizes[1]
         out = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).heads
-        count = heads[0].shape[1]
         of_rows = saved.expand(call.batch, -1, -1) if call.packed else saved
-        rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
+        rows = call.output_by_head(grad, heads), call.output_by_head(output, heads)  # type: ignore[arg-type]
         weights = None if kept is None or not kept.numel() else kept
-        attention_pass.backward(*rows, of_rows, weights, call, call.sequences, out)
+        attention_pass.backward(call, *rows, of_rows, weights, out)
     else:
         *gradients, d_mask = _products_gradients(backward, known)
     return *gradients, None, None, d_mask, sinks_gradient(backward.saved, grad)
