@@ -5,6 +5,8 @@ store; uint32 holds a pair of bfloat16, for the products of such pairs alone.
 """
 
 import functools
+import hashlib
+from pathlib import Path
 
 import numpy as np
 from llvmlite import ir
@@ -18,8 +20,21 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 makes two copies of a loop that stores, vector and scalar, and the scalar one runs if the output begins just behind the
 input. With leave to reorder, the two would round differently, and addresses would decide the last bits."""
 
-loop = functools.partial(njit, nogil=True, cache=True)
-"""Decorator of loops called from Python."""
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).digest()
+
+
+def loop():
+    """Decorator of loops called from Python, cached on disk until a file of this folder changes: by itself numba checks
+    the loop's own file alone, and loads machine code with outdated functions inlined from others."""
+
+    def compiled(function):
+        dispatcher = njit(nogil=True, cache=True)(function)
+        dispatcher._cache._cache_file._source_stamp = _SOURCES
+        return dispatcher
+
+    return compiled
+
+
 inlined = functools.partial(njit, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Decorator of functions called from loops alone; Python wrappers would add a sixth to the compile time. Inlining is
 required: a call would link to the first copy in the process, and copies differ in vectorisation and so in rounding.

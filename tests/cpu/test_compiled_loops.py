@@ -3,8 +3,10 @@
 import ast
 import inspect
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +72,29 @@ def test_functions_are_either_cached_entry_points_or_inlined(loops):
     for each in functions:
         called = not isinstance(each._cache, NullCache)
         assert called != each.targetoptions.get("forceinline", False), each.__name__
+
+
+def test_machine_code_on_disk_is_outdated_by_a_change_of_any_source(tmp_path):
+    """Functions of other files are inlined into a loop."""
+    folder = tmp_path / "fasttfm" / "cpu"
+    shutil.copytree(Path(loop_parts.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fasttfm" / "__init__.py").touch()
+    program = """if True:
+        import numpy as np
+        from fasttfm.cpu import search_loops
+        out = np.empty(1, np.float32)
+        search_loops.log_sum_exp((1, 0), np.zeros((1, 8), np.float32), out)
+        print(out[0], sum(search_loops.log_sum_exp.stats.cache_misses.values()))
+        """
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path)}
+    command, results = [sys.executable, "-c", program], []
+    for factor in ("p", "p", "np.float32(2.0) * p"):
+        source = (folder / "loop_parts.py").read_text()
+        (folder / "loop_parts.py").write_text(source.replace("return p * from_bits(", f"return {factor} * from_bits("))
+        results.append(subprocess.check_output(command, cwd=tmp_path, env=environment, text=True).split())
+    (first, *compiled), (second, *loaded), (changed, *again) = results
+    assert (compiled, loaded, again) == (["1"], ["0"], ["1"])
+    assert first == second != changed
 
 
 @pytest.mark.parametrize("width", [8, 33, 48])
