@@ -1,4 +1,4 @@
-"""Loops of numba that several processes need: one compiles, the others wait and load what it left in numba's cache."""
+"""Makes test processes share compilations of numba: one compiles a loop, the others wait and load it from the cache."""
 
 import fcntl
 import os
@@ -10,18 +10,18 @@ from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
 FOLDER = "LOOPS_LOCKED_IN"
-"""Environment variable of the folder with a lock for each loop; processes that tests start inherit it."""
+"""Environment variable: the folder of the locks, one per loop; subprocesses of tests inherit it."""
 _COMPILING: set[str] = set()
-"""Loops whose lock this process holds: the fixture stands once for each folder of tests that one run takes."""
+"""Loops whose lock this process holds; compile() may be wrapped once per test folder."""
 
 
 def compiling_once(folder: Path) -> Callable[[Dispatcher, Any], Any]:
-    """What takes the place of Dispatcher.compile."""
+    """A replacement for Dispatcher.compile."""
     plain = Dispatcher.compile
 
     def compile(self: Dispatcher, signature: Any) -> Any:
         name = self.__name__
-        if isinstance(self._cache, NullCache) or name in _COMPILING:  # inlined into a loop that is; held already
+        if isinstance(self._cache, NullCache) or name in _COMPILING:  # inlined, or the lock is held
             return plain(self, signature)
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -35,6 +35,6 @@ def compiling_once(folder: Path) -> Callable[[Dispatcher, Any], Any]:
 
 
 def compile_once_from_now_on() -> None:
-    """Do so in a process that a test has started, if its worker does."""
+    """Replace Dispatcher.compile in a subprocess of a test, if its worker has replaced it."""
     if FOLDER in os.environ:
         Dispatcher.compile = compiling_once(Path(os.environ[FOLDER]))

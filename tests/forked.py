@@ -194,7 +194,7 @@ def load(names: Sequence[str]) -> None:
         from compiled_once import compile_once_from_now_on
 
         compile_once_from_now_on()
-        training_passes.loops()
+        training_passes.loops("training_loops")
     gc.collect()
     gc.freeze()  # or a collection would copy every page
 

@@ -1,4 +1,4 @@
-"""A kernel that writes the keep-mask out, so that tests can look at it."""
+"""A kernel that writes dropout's keep-mask, for tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _write(
 
 
 def write(out, seed, site, threshold, how="plain", rows=16, columns=64, warps=4):
-    """Fills out (P, R, C) int8 with the keep-mask, in tiles of rows and columns."""
+    """Write the keep-mask to out (P, R, C) int8, in tiles of rows and columns."""
     P, R, C = out.shape
     grid = (ceil_div(R, rows), ceil_div(C, columns), P)
     _write[grid](out, seed, site, threshold, R, C, HOW=how, ROWS=rows, COLUMNS=columns, num_warps=warps, num_stages=1)

@@ -1,4 +1,4 @@
-"""Processes of a test with numba and without, and what they enter of the passes that it compiles."""
+"""Processes with and without numba, and the compiled loops that they enter."""
 
 import functools
 import sys
@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from fasttfm.cpu import attention_pass, step_passes, training_passes
+from fasttfm.cpu import step_passes, training_passes
 
 
 def skip_without(numba: str) -> None:
-    """Skip a test that is to run with "numba" where that is not installed."""
+    """Skip a test that runs with "numba" if it is not installed."""
     if numba == "numba" and not step_passes.usable():
         pytest.skip("numba is not installed")
 
 
 def passes_entered(numba: bool, tell: Callable[[str], object] = lambda name: None) -> set[str]:
-    """Let this process run with or without numba; the set in which the passes that it enters are named from now on.
+    """Enable or disable numba in this process; returns a set to which each training loop's name is added on entry.
 
-    tell: called with the name of each when it is entered for the first time.
+    tell: called with the name on the first entry.
     """
     entered: set[str] = set()
     if not numba:
@@ -27,23 +27,18 @@ def passes_entered(numba: bool, tell: Callable[[str], object] = lambda name: Non
         step_passes.usable.cache_clear()
         assert not step_passes.usable()
     elif step_passes.usable():
-        passes, attention = training_passes.loops, attention_pass._loops
+        load = training_passes.loops
 
-        def told(name: str) -> None:
+        def enter(name: str) -> None:
             entered.add(name)
             tell(name)
 
-        @functools.cache
-        def loops(module: str = "training_loops") -> _Loops:
-            return _Loops(passes(module), told)
-
-        training_passes.loops = loops
-        attention_pass._loops = functools.cache(lambda: _Loops(attention(), told))
+        training_passes.loops = functools.cache(lambda module: _Loops(load(module), enter))
     return entered
 
 
 class _Loops:
-    """The module of the compiled passes, by name; tells which of them were asked for."""
+    """A module of compiled loops that reports the first access to each."""
 
     def __init__(self, loops: Any, tell: Callable[[str], object]) -> None:
         self._loops, self._tell = loops, tell

@@ -1,13 +1,12 @@
-"""The numeric tests on other processors: this machine's, without the instructions that older ones lack.
+"""Runs the numeric tests as on older processors, by disabling instruction sets of this one.
 
-    python -m tests.processors                      every processor that this machine can stand for
+    python -m tests.processors                      all processors that this one can emulate
     python -m tests.processors --processor avx2     one of them
 
-PyTorch, oneDNN, MKL and numba choose their code by the processor; environment variables forbid them instructions that
-it has. `make processors` runs the tests so; promised bits (a search's in every batch, a stopped training's) are among
-them. A line for each processor goes into benchmarks/results/processors.jsonl, in place of the one that this
-machine's processor had there: cases, those that failed, the routes of int8, and the slowest case. Ends with status 1
-where a case failed or took more than LIMIT seconds.
+PyTorch, oneDNN, MKL and numba select code by instruction set, which environment variables can restrict. The tests
+include guaranteed bits (of a search in any batch, of a resumed training). benchmarks/results/processors.jsonl gets a
+record for each processor, which replaces the previous one of this machine's processor: cases, failures, the int8
+backend and the slowest case. The exit status is 1 if a case failed or took more than LIMIT seconds.
 """
 
 import os
@@ -27,7 +26,7 @@ from fasttfm.system.parsing import parse_yaml
 from tests.pytest_runs import counts, name_of, run_tests
 
 LIMIT = 60.0
-"""Seconds that a case may take."""
+"""Most seconds of a case."""
 TESTS = (
     *("cpu", "functional", "nn", "models", "search", "store"),
     *(f"training/test_{name}.py" for name in ("updates", "trainer", "interruption", "divergence")),
@@ -36,12 +35,13 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Processor:
-    """Instruction sets of a processor, and how one that has more is kept from using them."""
+    """A processor to emulate."""
 
     name: str
     needs: tuple[str, ...]
-    """Of the flags of /proc/cpuinfo."""
+    """Flags of /proc/cpuinfo that it requires."""
     variables: Mapping[str, str]
+    """Environment variables that disable all other instruction sets."""
 
 
 _TABLE = parse_yaml((Path(__file__).parent / "processors.yaml").read_bytes())
@@ -49,25 +49,25 @@ PROCESSORS = [Processor(name, tuple(each["needs"]), each["variables"]) for name,
 
 
 def instructions() -> frozenset[str]:
-    """The flags of the processor, as Linux names them; none elsewhere."""
+    """The processor's flags by Linux's names; empty on other systems."""
     return frozenset(cpuinfo("flags").split())
 
 
 def available(flags: frozenset[str]) -> list[Processor]:
-    """The processors that one with these flags can stand for. Raises UserError where there is none."""
+    """The processors that one with these flags can emulate. Raises UserError if there are none."""
     found = [processor for processor in PROCESSORS if flags.issuperset(processor.needs)]
     if not found:
-        raise UserError("this processor has no AVX2, or Linux does not tell: run this on an x86 processor that has it")
+        raise UserError("AVX2 was not found in /proc/cpuinfo: run this on Linux, on an x86 processor with AVX2")
     return found
 
 
 def measure(processor: Processor, workers: int) -> records.Record:
-    """Return the record of TESTS on a processor."""
+    """Run TESTS as on a processor; returns the record."""
     began = time.perf_counter()
     paths = [str(Path("tests") / test) for test in TESTS]
     with tempfile.TemporaryDirectory() as folder:
-        # Inductor keeps loops with the width of their vectors, and compiles them again for whatever processor asks:
-        # loops of 16 numbers, made for AVX-512, then compute every other 8 where vectors have 8.
+        # Inductor caches loops by the vector width at generation, but compiles them for the current processor:
+        # loops generated for AVX-512, 16 wide, would compute every other 8 elements with AVX2.
         which = {"FASTTFM_TESTS": "all", "TORCHINDUCTOR_CACHE_DIR": folder}
         cases = run_tests(paths, workers, {**processor.variables, **which})
     slowest = max(cases, key=lambda case: float(case.get("time", 0.0)))
@@ -89,7 +89,7 @@ def _int8_route(processor: Processor) -> str:
 
 
 def sentence(record: records.Record) -> str:
-    """A record in a line."""
+    """One line about a record."""
     slowest = record["slowest"]
     return (
         f"{record['stands_for']}: {record['passed']:,} of {record['cases']:,} cases pass, {record['seconds']:,.0f} s, "
@@ -98,25 +98,27 @@ def sentence(record: records.Record) -> str:
 
 
 def is_good(record: records.Record) -> bool:
-    """Return whether every case passed in time."""
+    """Return whether every case passed within LIMIT."""
     return not record["failed"] and record["slowest"]["seconds"] <= LIMIT
 
 
 def key(record: records.Record) -> tuple[str, str]:
-    """A new record takes the place of the one of the same processor on the same machine's."""
+    """The key of a record: a new one replaces that of the same processor on the same machine."""
     return record["machine"]["processor"], record["stands_for"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.processors", __doc__)
     names = [processor.name for processor in PROCESSORS]
-    parser.add_argument("--processor", action="append", choices=names, help="one, or several (default: all there are)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument(
+        "--processor", action="append", choices=names, help="repeat for several (default: all available)"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     args = parser.parse_args(argv)
     found = available(instructions())
     chosen = [processor for processor in found if args.processor is None or processor.name in args.processor]
     if missing := sorted({*(args.processor or ())} - {processor.name for processor in chosen}):
-        raise UserError(f"--processor {missing[0]}: this machine's processor lacks what it needs")
+        raise UserError(f"--processor {missing[0]}: this machine's processor lacks its instruction sets")
     good = True
     for processor in chosen:
         record = command.keep(args.results, "processors", key=key, **measure(processor, args.workers))

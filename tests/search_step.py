@@ -1,4 +1,4 @@
-"""Steps of a beam search whose keys never move: their tensors, what the kernel makes of them, and plain PyTorch."""
+"""Inputs, kernel call and reference of a beam search step whose keys never move."""
 
 import torch
 
@@ -8,8 +8,8 @@ ROOM = 40
 
 
 def a_step(positions, beam=3, heads=2, width=8, dtype=torch.float32, room=ROOM):
-    """joint, cache, ancestors and positions of a step: the past anywhere in the slot's rows, so that hypotheses share
-    places; what is no key of any is no number, and what is no ancestor any place or none."""
+    """joint, cache, ancestors and positions of a step. Hypotheses share places, the past is anywhere in the rows of a
+    slot, unused places of the cache are NaN, and unused ancestors are arbitrary, in range or not."""
     torch.manual_seed(3)
     rows, d = len(positions) * beam, heads * width
     row, t = torch.arange(rows)[:, None], torch.arange(room)
@@ -23,7 +23,7 @@ def a_step(positions, beam=3, heads=2, width=8, dtype=torch.float32, room=ROOM):
 
 
 def attend(joint, cache, ancestors, positions, heads=2, scale=0.3, tile=None):
-    """Output and cache afterwards, with memory around both that must stay as it is."""
+    """The output and the updated cache; asserts that the memory around both is unchanged."""
     d = joint.shape[1] // 3
     memories = [x.new_full((len(x) + 64, x.shape[1]), 7.0) for x in (cache, joint[:, :d])]
     written, out = (memory[32:-32] for memory in memories)
@@ -35,7 +35,7 @@ def attend(joint, cache, ancestors, positions, heads=2, scale=0.3, tile=None):
 
 
 def specified(joint, cache, ancestors, positions, heads=2, scale=0.3, precision=torch.float64):
-    """Output row by row, without the places that there are not, and the cache afterwards."""
+    """The reference of attend(), row by row; ignores ancestors out of range."""
     rows, room = ancestors.shape
     beam, expected = rows // len(positions), cache.clone()
     output = joint.new_empty(rows, joint.shape[1] // 3, dtype=precision)

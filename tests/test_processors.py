@@ -1,4 +1,4 @@
-"""The tests on other processors: which there are, and that the caps are really caps."""
+"""Emulated processors: which ones a machine supports, and that libraries obey the restrictions."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def names(flags):
     return [processor.name for processor in processors.available(flags)]
 
 
-def test_a_processor_stands_for_those_it_has_the_instructions_of():
+def test_a_processor_emulates_those_whose_instruction_sets_it_has():
     assert names(AVX2) == ["avx2"]
     assert names(AVX512) == ["avx2", "avx512"]
     assert names(AVX512 | {"avx512_vnni"}) == ["avx2", "avx512", "avx512-vnni"]
@@ -27,32 +27,26 @@ def test_a_processor_stands_for_those_it_has_the_instructions_of():
         processors.available(frozenset())
 
 
-def test_what_cannot_be_had_is_told(monkeypatch):
+def test_a_processor_that_cannot_be_emulated_is_an_error(monkeypatch):
     monkeypatch.setattr(processors, "instructions", lambda: AVX2)
     with pytest.raises(UserError, match="--processor amx"):
         processors.main(["--processor", "amx"])
 
 
 @pytest.mark.skipif(not processors.instructions() >= AVX512, reason="needs a processor with AVX-512")
-def test_pytorch_numba_and_onednn_obey():
+def test_pytorch_and_numba_obey_the_restrictions():
     (avx2,) = (one for one in processors.PROCESSORS if one.name == "avx2")
     program = (
         "import torch; from torch.backends import cpu; print(cpu.get_cpu_capability());"
         "from numba.core.registry import cpu_target as t; print(t.target_context.codegen().magic_tuple()[1:])"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **avx2.variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "AVX2" in said
-    assert "AVX512" not in said
-    assert "haswell" in said
-    assert "avx512" not in said
+    command, environment = [sys.executable, "-c", program], {**os.environ, **avx2.variables}
+    capability, target = subprocess.check_output(command, env=environment, text=True).splitlines()
+    assert capability == "AVX2"
+    assert "haswell" in target
+    assert "avx512" not in target
 
 
-def test_the_tests_exist():
+def test_the_test_paths_exist():
     for test in processors.TESTS:
         assert (machine.ROOT / "tests" / test).exists(), test

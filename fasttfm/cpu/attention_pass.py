@@ -1,8 +1,8 @@
-"""Attention of float32 rows and its gradients by a loop of our own, where it is the faster way on a CPU.
+"""Fused attention and its gradients for float32 on a CPU.
 
-PyTorch multiplies all planes, then writes and reads scores for every step between; its fused kernel has no soft cap, no
-sinks and a slow backward pass. Here a block of queries goes through all of it in a cache (attention_loops.py). Only a
-log-sum-exp is kept for the backward pass, and dropout's mask is drawn again.
+PyTorch multiplies all planes, and writes and reads the scores for every step between; its fused kernel has no soft cap,
+no sinks and a slow backward pass. Here a block of queries goes through all steps in the cache (attention_loops.py). The
+forward pass saves the log-sum-exp and, for short rows, the weights; dropout's mask is drawn again.
 """
 
 import functools
@@ -17,16 +17,18 @@ from fasttfm.cpu import training_passes
 from fasttfm.cpu.step_passes import PANELS, array
 
 HIDDEN = -3e38
-"""Value that hides a key in an additive mask, as the loops take it."""
+"""Value of an additive mask that hides a key in the loops."""
 _MULTIPLE = 16
 ATTENTION_LOOP = 1 << 15
-"""Numbers of queries from which on attention outside a search is a loop of our own, in float32, on the processors of
-PANELS: measured on two cores of AMD EPYCs, with AVX2 alone and with AVX-512."""
+"""Least number of query elements for the fused float32 loops, outside a search and on the processors of PANELS.
+Measured on two cores of AMD EPYCs, with AVX2 and with AVX-512."""
+SAVED_KEYS, SAVED_WEIGHTS = 256, 1 << 22
+"""Most keys of a row, and most weights in all (16 MiB), at which the weights are saved for the backward pass."""
 _FAR = 1 << 30
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
-    """Return whether the loops take these (B, H, L, D), (B, Hk, S, D), (B, Hk, S, Dv) and are the faster way."""
+    """Return whether the fused loops support these (B, H, L, D), (B, Hk, S, D), (B, Hk, S, Dv) and are faster."""
     if query.numel() < ATTENTION_LOOP or not query.dtype == key.dtype == value.dtype == torch.float32:
         return False
     return (
@@ -39,9 +41,15 @@ def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
     )
 
 
+def saves_weights(rows: int, keys: int, options: Any) -> bool:
+    """Return whether a forward pass with gradients saves its weights, of `rows` queries over all heads and `keys` keys.
+    The gradient of a soft cap needs the scores."""
+    return keys <= SAVED_KEYS and rows * keys <= SAVED_WEIGHTS and not options.softcap
+
+
 def weighs(query: Tensor, key: Tensor, options: Any) -> bool:
-    """Return whether the loops take products of these (B, H, L, D) and (B, Hk, S, D) together with their softmax, or
-    the gradient of it, and are the faster way. A window, a cap, slopes and sinks are not theirs."""
+    """Return whether weights() and scores_gradient() support these (B, H, L, D) and (B, Hk, S, D) and are faster; they
+    ignore window, soft cap, slopes and sinks."""
     if query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < training_passes.PASS_ELEMENTS:
         return False
     return (
@@ -54,85 +62,74 @@ def weighs(query: Tensor, key: Tensor, options: Any) -> bool:
 
 
 def weights(query: Tensor, key: Tensor, options: Any) -> Tensor:
-    """The weights before dropout (B, H, L, S) in query's dtype, of rows that weighs() takes."""
+    """The weights before dropout (B, H, L, S) in query's dtype, if weighs()."""
     return _weights(query, key, options, None, None)
 
 
 def scores_gradient(grad: Tensor, value: Tensor, p: Tensor, kept: Tensor | None, options: Any) -> Tensor:
-    """The gradient of Q K^T (B, H, L, S) in p's dtype, from that of the output, of rows that weighs() takes; p the
-    weights before dropout, kept after it (None without dropout), contiguous."""
+    """The gradient of Q K^T (B, H, L, S) in p's dtype, if weighs(); grad: the output's.
+
+    p: the weights before dropout; kept: after it, None without dropout; both contiguous.
+    """
     return _weights(grad, value, options, p, p if kept is None else kept)
 
 
-def _weights(x: Tensor, y: Tensor, options: Any, before: Tensor | None, kept: Tensor | None) -> Tensor:
+def _weights(x: Tensor, y: Tensor, options: Any, before: Tensor | None, after: Tensor | None) -> Tensor:
     out = x.new_empty(*x.shape[:3], y.shape[2])
-    none = x.new_empty(0)
     shape = (*x.shape[:2], y.shape[1], x.shape[2], *y.shape[2:], 0)
-    looks, numbers, _ = _looks(x, y, options)
-    flat = (array((none if each is None else each).view(-1)) for each in (before, kept, out))
+    mask_args, params, _ = _options(x, y, options)
     arrays, strides = _flat(x, y)
     even = all(step % 2 == 0 for steps in strides for step in steps)
     if _multiplies_pairs(x) and even and all(each.ctypes.data % 4 == 0 for each in arrays):
         arrays, shape = tuple(each.view(np.uint32) for each in arrays), (*shape[:5], shape[5] // 2, 0)
         strides = tuple(tuple(step // 2 for step in steps) for steps in strides)
-    _loops().weights(training_passes.team(), shape, arrays, strides, looks, numbers, *flat)
+    training_passes.loops("attention_loops").weights(
+        training_passes.team(), shape, arrays, strides, mask_args, params, _array(before, out), _array(after, out),
+        _array(out, out),
+    )  # fmt: skip
     return out
 
 
 def _multiplies_pairs(x: Tensor) -> bool:
-    """Return whether there is an instruction for pairs of these numbers."""
+    """Return whether the processor has an instruction for pairs of x's dtype."""
     return x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: Any,
-    out: tuple[Tensor, Tensor] | None = None,
-    sequences: Any = None,
-) -> tuple[Tensor, Tensor]:
-    """The output (B, H, L, Dv), heads last in memory, and the log-sum-exp (B, H, L) in base 2, sinks among it; in out,
-    where that is given, and of packed sequences, as routes.forward() takes both."""
-    batch, heads, queries, _ = query.shape
-    if out is None:
-        output = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
-        out = output, query.new_empty(batch, heads, queries)
-    tensors, strides = _flat(query, key, value)
-    (flat, lse), (out_strides, lse_strides) = _flat(out[0], out[1][..., None])
-    given = *_problem(query, key, value, sequences), *_looks(query, key, options)
-    _loops().attention(
-        training_passes.team(), given[0], tensors, strides, *given[1:], flat, out_strides, lse, lse_strides
-    )
-    return out
+def forward(call: Any, output: Tensor, lse: Tensor, weights: Tensor | None) -> None:
+    """Write output (B, H, L, Dv), the base-2 log-sum-exp lse (B, H, L), sinks included, and weights (*, L, S).
+
+    call: of attention, as in functional/attention/call.py; with packed sequences each batch row of the (B, H, T, .)
+    views shows all rows. weights: before dropout, in the order of lse, contiguous; None to save none.
+    """
+    query, key, value = call.heads
+    (out, of_rows), (out_strides, lse_strides) = _flat(output, lse[..., None])
+    shape, spans = _problem(query, key, value, call.sequences)
+    training_passes.loops("attention_loops").attention(
+        training_passes.team(), shape, *_flat(query, key, value), spans, *_options(query, key, call), out, out_strides,
+        of_rows, lse_strides, _array(weights, lse),
+    )  # fmt: skip
 
 
 def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    options: Any,
-    out: tuple[Tensor, ...] | None = None,
-    sequences: Any = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, heads last in memory; out and sequences as forward() takes them."""
-    if out is None:
-        like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-        out = tuple(like(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
+    call: Any, grad: Tensor, output: Tensor, lse: Tensor, weights: Tensor | None, gradients: tuple[Tensor, ...]
+) -> None:
+    """Write the gradients of query, key and value from grad, the output's, and the results of forward()."""
+    query, key, value = call.heads
     (of_rows,), (lse_strides,) = _flat(lse[..., None])
-    given = *_problem(query, key, value, sequences), *_looks(query, key, options)
-    _loops().attention_gradient(
-        training_passes.team(), given[0], *_flat(query, key, value, output, grad), *given[1:], of_rows, lse_strides,
-        *_flat(*out),
+    shape, spans = _problem(query, key, value, call.sequences)
+    training_passes.loops("attention_loops").attention_gradient(
+        training_passes.team(), shape, *_flat(query, key, value, output, grad), spans, *_options(query, key, call),
+        of_rows, lse_strides, _array(weights, lse), *_flat(*gradients),
     )  # fmt: skip
-    return out  # type: ignore[return-value]
+
+
+def _array(x: Tensor | None, like: Tensor) -> Any:
+    """The contiguous x as a flat array; for None an empty one of like's dtype."""
+    return array(like.new_empty(0) if x is None else x.view(-1))
 
 
 def _problem(query: Tensor, key: Tensor, value: Tensor, sequences: Any) -> tuple[tuple[int, ...], tuple]:
-    """shape and spans, as the loops take them."""
+    """shape and spans for the loops."""
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
     if sequences is not None:
@@ -145,7 +142,7 @@ def _problem(query: Tensor, key: Tensor, value: Tensor, sequences: Any) -> tuple
 
 
 def _flat(*tensors: Tensor) -> tuple[tuple, tuple]:
-    """The tensors as flat arrays from first to last number, and their strides but the last, which is 1."""
+    """The tensors as flat arrays from first to last element, and their strides but the last, which is 1."""
     arrays, strides = [], []
     for x in tensors:
         x = x.detach()
@@ -156,8 +153,8 @@ def _flat(*tensors: Tensor) -> tuple[tuple, tuple]:
     return tuple(arrays), tuple(strides)
 
 
-def _looks(query: Tensor, key: Tensor, options: Any) -> tuple[tuple, tuple, tuple]:
-    """looks, numbers and dropout, as the loops take them."""
+def _options(query: Tensor, key: Tensor, options: Any) -> tuple[tuple, tuple, tuple]:
+    """mask_args, params and dropout for the loops."""
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
     lengths = _full(batch, keys) if options.key_lengths is None else options.key_lengths.to(torch.int64).numpy()
@@ -170,19 +167,24 @@ def _looks(query: Tensor, key: Tensor, options: Any) -> tuple[tuple, tuple, tupl
     sinks = np.full(heads, -np.inf, np.float32)
     if options.sinks is not None:
         sinks[:] = options.sinks.detach().float().numpy()
-    looks = lengths, offsets, slopes, sinks, *_mask(options.mask, (batch, heads, queries, keys))
+    mask_args = lengths, offsets, slopes, sinks, *_mask(options.mask, (batch, heads, queries, keys))
     scale, cap = np.float32(options.scale), np.float32(options.softcap)
-    numbers = bool(options.causal), options.window, options.past, scale, cap
-    return looks, numbers, _dropout(options)
+    params = bool(options.causal), options.window, options.past, scale, cap
+    dropout: tuple = np.uint64(0), np.uint64(0), 0, np.float32(1.0)
+    if options.seed is not None:
+        kept_scale = np.float32(reference.dropout_scale(options.dropout_p))
+        threshold = reference.dropout_threshold(options.dropout_p)
+        dropout = training_passes.unsigned(options.seed), np.uint64(options.site), threshold, kept_scale
+    return mask_args, params, dropout
 
 
 @functools.cache
-def _full(batch: int, keys: int) -> np.ndarray:
-    return np.full(batch, keys, np.int64)
+def _full(batch: int, value: int) -> np.ndarray:
+    return np.full(batch, value, np.int64)
 
 
 def _mask(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
-    """A mask's numbers that are added, HIDDEN where it hides a key, and its strides as it broadcasts to shape."""
+    """The additive mask, HIDDEN for hidden keys, flat, and its strides when broadcast to shape."""
     if mask is None:
         return np.zeros(1, np.float32), (0, 0, 0, -1)
     if mask.dtype == torch.bool:
@@ -191,18 +193,3 @@ def _mask(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[np.ndarray, tupl
         added = mask.detach().float().masked_fill(mask < reference.LOWEST, HIDDEN)
     added = added.contiguous()
     return added.view(-1).numpy(), added.expand(shape).stride()
-
-
-def _dropout(options: Any) -> tuple:
-    if options.seed is None:
-        return np.uint64(0), np.uint64(0), 0, np.float32(1.0)
-    threshold, scale = reference.dropout_threshold(options.dropout_p), reference.dropout_scale(options.dropout_p)
-    return training_passes.unsigned(options.seed), np.uint64(options.site), threshold, np.float32(scale)
-
-
-@functools.cache
-def _loops() -> Any:
-    """The module of the compiled functions, which imports numba."""
-    from fasttfm.cpu import attention_loops
-
-    return attention_loops

@@ -1,13 +1,13 @@
-"""Matrix products in 8-bit integers: a scale for each output of the weight, and one for each row of the input.
+"""Matrix products in 8-bit integers, with one scale per weight output and one per input row.
 
     y[m, n] = (sum_k (r[m, k] - 128) w[n, k]) * weight_scale[n] * row_scale[m] + bias[n]
 
-r = 128 + round(x / row_scale) with row_scale = max |x| / 127 of the row alone. The weight's inputs are paired, 0 with
-1, 2 with 3 and so on: an output's scale is the largest |a| + |b| of its pairs / 127, and so |a| + |b| <= 128 of the
-integers. Then the r of two inputs, multiplied and added, fit 16 bits: processors that cannot add four products at once
-(VNNI, AMX) add two, and would saturate. Sums of integers are exact, so a row does not depend on the rows beside it, nor
-on which operator computes it. Not every operator is exact or fast on every processor: route() tries them. Rows are
-quantized, and results scaled, in one pass each with numba, in several without, to the same bits.
+r = 128 + round(x / row_scale), row_scale = max |x| / 127 of the row. Adjacent inputs of the weight form pairs, (0, 1),
+(2, 3) and so on: an output's scale is the largest |a| + |b| of its pairs / 127, so that the quantized |a| + |b| <= 128.
+Then the sum of two products fits 16 bits: processors without an instruction for four products (VNNI, AMX) add two at a
+time, and would saturate. Integer sums are exact, so the result of a row depends neither on the rest of the batch nor on
+the operator. Not every operator is exact or fast on every processor: route() tries them. Quantizing rows and scaling
+results is one pass each with numba, several without, with the same bits.
 Source: Dettmers et al. 2022, section 3.1 (vector-wise quantization).
 """
 
@@ -23,15 +23,15 @@ from torch import Tensor
 from fasttfm.cpu import step_passes
 
 LARGEST, ZERO = 127, 128
-"""The largest distance from zero, and the number that stands for zero in a row."""
+"""The largest quantized magnitude, and the zero point of rows."""
 _ROUNDING = 1e-9
 """Bound on float64's rounding error of a half."""
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """uint8 (M, K) and scales (M,) float32 of x (M, K): x is about (the one - ZERO) times the other, row by row.
+    """Quantize x (M, K) row by row: uint8 q (M, K) and float32 scales (M,), with x ~ (q - ZERO) * scales.
 
-    A row with NaN or infinity has a scale that is none of the numbers either.
+    The scale of a row with NaN or infinity is not finite.
     """
     if step_passes.takes(x):
         return step_passes.quantize_rows(x)
@@ -43,51 +43,45 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 (N, K) and scales (N,) float32 of weight (N, K): weight is about the one times the other.
+    """Quantize weight (N, K) row by row: int8 q (N, K) and float32 scales (N,), with weight ~ q * scales.
 
-    A row with NaN or infinity has a scale that is none of the numbers either.
+    The scale of a row with NaN or infinity is not finite.
     """
     outputs, inputs = weight.shape
     pairs = torch.nn.functional.pad(weight.detach().double(), (0, inputs % 2)).view(outputs, -1, 2)
     most = pairs.abs().sum(dim=2).amax(dim=1)
     inverse = torch.where(most > 0, LARGEST / most, 0.0)
     first, second = (pairs.abs() * inverse[:, None, None] + 0.5 + _ROUNDING).floor().unbind(dim=2)
-    second = second.minimum(LARGEST - first)  # of two halves one is rounded up, or the sum would not come back
+    second = second.minimum(LARGEST - first)  # of two halves one rounds up, or requantizing would change the sum
     rounded = torch.stack([first, second], dim=2).copysign(pairs)
     rounded = rounded.nan_to_num_(0.0).clamp_(-LARGEST, LARGEST)
     return rounded.view(outputs, -1)[:, :inputs].to(torch.int8).contiguous(), (most / LARGEST).float()
 
 
 def dequantize(quantized: Tensor, scales: Tensor) -> Tensor:
-    """float32 (N, K) of a weight; quantized again it gives the same integers."""
+    """The float32 weight (N, K); quantizing it again gives the same integers."""
     return quantized.float() * scales[:, None]
+
+
+Multiply = Callable[[Tensor], Tensor]
+"""From uint8 rows (M, K) to their sums with a weight, (M, N) float32, scaled by output."""
 
 
 class Int8Product:
     """x (M, K) -> x weight^T + bias, then max(0, .) with relu: (M, N) of x's dtype; weight (N, K), bias (N,)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
-        quantized, scales = quantize_weight(weight)
-        self.multiply = multiplier(quantized, scales)
-        """uint8 rows (M, K) -> sums (M, N) float32, scaled by output."""
+        self.multiply = multiplier(*quantize_weight(weight))
         self.bias = weight.new_zeros(weight.shape[0], dtype=torch.float32) if bias is None else bias.detach().float()
         self.relu = relu
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, scales = quantize_rows(x)
-        return _scale(self.multiply(rows), scales, self.bias, self.relu, x.dtype)
-
-
-def _scale(y: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
-    """y (M, N) float32 * scales (M,) + bias (N,)."""
-    if step_passes.takes(y):
-        return step_passes.scale_rows(y, scales, bias, relu, dtype)
-    y = y * scales[:, None] + bias
-    return (y.relu_() if relu else y).to(dtype)
-
-
-Multiply = Callable[[Tensor], Tensor]
-"""uint8 rows (M, K) -> their sums with a weight (M, N) float32, scaled by output."""
+        y = self.multiply(rows)
+        if step_passes.takes(y):
+            return step_passes.scale_rows(y, scales, self.bias, self.relu, x.dtype)
+        y = y * scales[:, None] + self.bias
+        return (y.relu_() if self.relu else y).to(x.dtype)
 
 
 def _onednn(quantized: Tensor, scales: Tensor) -> Multiply:
@@ -132,24 +126,24 @@ ROUTES: dict[str, Callable[[Tensor, Tensor], Multiply]] = {
     "panels": _panels,
     "float64": _float64,
 }
-"""Operator -> what makes a product of a weight (N, K) int8 and its scales (N,) float32."""
+"""Backend -> function from a weight (N, K) int8 and its scales (N,) float32 to their product."""
 _FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 _SLOW = "float64"
-"""Exact everywhere and faster nowhere: what Int8Product takes where route() finds none."""
+"""Exact on every processor, fast on none: the fallback of Int8Product where route() is None."""
 _SHAPE = 32, 512, 256
-"""Rows, inputs and outputs of the product that is timed."""
+"""Rows, inputs and outputs of the timed product."""
 _CALLS = 25
 _HOPELESS = 3.0
-"""Times as long as the fastest: not timed again."""
+"""A backend this many times slower than the fastest is not timed again."""
 
 
 @functools.cache
 def route() -> str | None:
-    """The operator of ROUTES that multiplies exactly and fastest here; None where float32 is faster than all.
+    """The fastest exact backend of ROUTES on this machine; None if float32 is faster than all of them.
 
     Some processors saturate sums of two products at 16 bits, some operators have no fast path for a processor, and
-    no documentation promises either operator: so products of the largest values are held against exact ones, then
-    timed, in turn, because other processes may take time from any. Takes some milliseconds, once in a process.
+    neither operator is documented: so products of extreme values are compared with exact ones, then timed. The timed
+    calls alternate, because other processes may slow any of them. Takes some milliseconds, once per process.
     """
     names = [name for name in exact_routes() if name != _SLOW]
     times = _least_seconds([*(_call(ROUTES[name], *_SHAPE) for name in names), *_float_calls(*_SHAPE)])
@@ -158,58 +152,57 @@ def route() -> str | None:
 
 
 def multiplier(quantized: Tensor, scales: Tensor) -> Multiply:
-    """The product with a weight (N, K) int8 and its scales (N,) float32, by route() or exactly where there is none."""
+    """The product with a weight (N, K) int8 and its scales (N,) float32, by route() or an exact fallback."""
     return ROUTES[route() or _SLOW](quantized, scales)
 
 
 def exact_routes() -> list[str]:
-    """The operators of ROUTES whose products are exact on this processor, with this torch."""
+    """The backends of ROUTES whose products are exact on this processor, with this torch."""
     return [name for name, make in ROUTES.items() if _is_exact(make)]
 
 
 @functools.cache
 def warn_without_route() -> None:
-    """Warn, once in a process, that int8 is computed in float32 where route() is None."""
+    """Warn, once per process, that int8 is computed in float32 because route() is None."""
     if route() is None:
         warnings.warn(
-            "this processor has no product of 8-bit integers that is exact and faster than float32: int8 computes in "
-            "float32 here",
+            "int8 computes in float32: no 8-bit product on this processor is both exact and faster than float32",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 def _is_exact(make: Callable[[Tensor, Tensor], Multiply]) -> bool:
-    """Return whether products of the largest and of random values are exact; False where the operator is missing."""
+    """Return whether products of extreme and of random values are exact; False if the operator is missing."""
     generator = torch.Generator().manual_seed(0)
     signs = torch.tensor([1, -1, 1, 1, -1], device="cpu")
     for rows, inputs, outputs in ((3, 96, 64), (17, 512, 80)):
         scales = torch.linspace(0.5, 2.0, outputs, **_FLOAT)
         largest = LARGEST * signs.repeat(rows)[:rows, None].repeat(1, inputs)
         heaviest = ZERO // 2 * signs.repeat(outputs)[:outputs, None].repeat(1, inputs)
-        uneven = heaviest.clone()  # as heavy a pair
+        uneven = heaviest.clone()  # pairs of the same sum
         uneven[:, ::2], uneven[:, 1::2] = LARGEST * heaviest[:, ::2].sign(), heaviest[:, 1::2].sign()
         random = torch.randint(-LARGEST, LARGEST + 1, (rows, inputs), generator=generator, device="cpu")
         weight, _ = quantize_weight(torch.randn(outputs, inputs, generator=generator, **_FLOAT))
-        for given, multiplied in ((largest, heaviest), (largest, uneven), (random, weight), (random, heaviest)):
-            ready, factors = (given + ZERO).to(torch.uint8), multiplied.to(torch.int8)
+        for x, w in ((largest, heaviest), (largest, uneven), (random, weight), (random, heaviest)):
+            x, w = (x + ZERO).to(torch.uint8), w.to(torch.int8)
             try:
-                actual = make(factors, scales)(ready)
+                actual = make(w, scales)(x)
             except (RuntimeError, AttributeError, NotImplementedError):
                 return False
-            if not torch.equal(actual, _float64(factors, scales)(ready)):
+            if not torch.equal(actual, _float64(w, scales)(x)):
                 return False
     return True
 
 
 def _call(make: Callable[[Tensor, Tensor], Multiply], rows: int, inputs: int, outputs: int) -> Callable[[], Tensor]:
     product = make(torch.ones(outputs, inputs, dtype=torch.int8, device="cpu"), torch.ones(outputs, **_FLOAT))
-    given = torch.ones(rows, inputs, dtype=torch.uint8, device="cpu")
-    return lambda: product(given)
+    x = torch.ones(rows, inputs, dtype=torch.uint8, device="cpu")
+    return lambda: product(x)
 
 
 def _float_calls(rows: int, inputs: int, outputs: int) -> list[Callable[[], Tensor]]:
-    """The ways of linear.py to the same product in float32."""
+    """The same product in float32 by each backend of linear.py."""
     x, weight = torch.ones(rows, inputs, **_FLOAT), torch.ones(outputs, inputs, **_FLOAT)
     calls = [lambda: torch.nn.functional.linear(x, weight)]
     if step_passes.uses_panels():
@@ -223,7 +216,7 @@ def _float_calls(rows: int, inputs: int, outputs: int) -> list[Callable[[], Tens
 def _least_seconds(calls: Sequence[Callable[[], Tensor]]) -> list[float]:
     """The least time of each call."""
     for call in calls:
-        call()  # makes what the library keeps
+        call()  # warm-up: libraries build their primitives
     times = [float("inf")] * len(calls)
     for turn in range(_CALLS):
         for n, call in enumerate(calls):

@@ -1,11 +1,12 @@
-"""Parts of the loops for numba: how they are compiled, the kinds of numbers that they read and write, exp and log, and
-dropout's numbers.
+"""Building blocks of the numba loops: decorators, element types, exp and log, and dropout's random bytes.
 
-float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
-nearest even where they are written; uint32 two bfloat16, which only products of such pairs take apart.
+All arithmetic is float32. uint16 holds bfloat16 and int16 float16, widened on load and rounded to nearest even on
+store; uint32 holds a pair of bfloat16, for the products of such pairs alone.
 """
 
 import functools
+import hashlib
+from pathlib import Path
 
 import numpy as np
 from llvmlite import ir
@@ -15,21 +16,33 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Flags of functions that only sum: sums may be taken in vectors; infinities and NaN keep their meaning. LLVM makes two
-copies of a loop that writes, vectors and single numbers, of which the second runs where what is written lies just
-behind what is read. Free to reorder, the two would round differently, and where memory happens to lie would decide the
-last bits."""
+"""Fast-math flags for functions that only reduce: sums may be vectorised; infinities and NaN keep their meaning. LLVM
+makes two copies of a loop that stores, vector and scalar, and the scalar one runs if the output begins just behind the
+input. With leave to reorder, the two would round differently, and addresses would decide the last bits."""
 
-loop = functools.partial(njit, nogil=True, cache=True)
-"""Decorator of loops that Python calls."""
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).digest()
+
+
+def loop():
+    """Decorator of loops called from Python, cached on disk until a file of this folder changes: by itself numba checks
+    the loop's own file alone, and loads machine code with outdated functions inlined from others."""
+
+    def compiled(function):
+        dispatcher = njit(nogil=True, cache=True)(function)
+        dispatcher._cache._cache_file._source_stamp = _SOURCES
+        return dispatcher
+
+    return compiled
+
+
 inlined = functools.partial(njit, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Decorator of what loops call, and Python does not: wrappers for it would take a sixth of the time to compile. Not
-inlined, it would be linked to the first copy that the process has met, and copies differ in how they were vectorised,
-that is in how they sum: results would change from the process that compiles a loop to those that load it from disk."""
+"""Decorator of functions called from loops alone; Python wrappers would add a sixth to the compile time. Inlining is
+required: a call would link to the first copy in the process, and copies differ in vectorisation and so in rounding.
+Results would then differ between the process that compiles a loop and those that load it from disk."""
 
 
 def _conversion(source, result, written):
-    """Return a conversion from kind `source` to kind `result` for use in a loop, as written(llvm's builder, x) says."""
+    """An intrinsic that converts `source` to `result`, with the LLVM instructions of written(builder, x)."""
 
     @intrinsic
     def converted(context, x):
@@ -52,11 +65,11 @@ from_bits = _conversion(types.int32, types.float32, lambda llvm, x: llvm.bitcast
 
 
 def read(x):
-    """The number x as float32."""
+    """The element x as float32."""
 
 
 def round_to(x, like):
-    """The float32 x as a number of like's kind."""
+    """The float32 x rounded to the element type of like."""
 
 
 @overload(read, jit_options={"forceinline": True})
@@ -81,7 +94,7 @@ def _round_to_kind(x, like):
 
 @intrinsic
 def multiply_add(context, a, b, c):
-    """a * b + c of float32, rounded once where the processor has an instruction for that, in vectors and alone."""
+    """a * b + c in float32, rounded once if the processor has FMA, in vector and scalar code alike."""
 
     def generate(context, builder, signature, arguments):
         function = get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, [_FLOAT] * 3), "llvm.fmuladd.f32")
@@ -111,7 +124,7 @@ def squares_of(x, count, mean):
 
 @inlined(fastmath=FAST)
 def dot(x, at, y, place, size):
-    """The product of x[at : at + size] and y[place : place + size]."""
+    """The dot product of x[at : at + size] and y[place : place + size]."""
     total = np.float32(0.0)
     for d in range(size):
         total += read(x[at + d]) * read(y[place + d])
@@ -120,7 +133,7 @@ def dot(x, at, y, place, size):
 
 @intrinsic
 def _pointer(context, address, like):
-    """The address, an int, as that of numbers of like's kind."""
+    """The integer address as a pointer to elements of like's type."""
 
     def generate(context, builder, signature, values):
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
@@ -130,19 +143,13 @@ def _pointer(context, address, like):
 
 @inlined()
 def numbers_at(address, count, like):
-    """The array (count,) of numbers of like's kind at an address."""
+    """The array (count,) of like's type at an address; must not be read if that is 0."""
     return carray(_pointer(address, like), (count,))
-
-
-@inlined()
-def rows_at(address, rows, width, like):
-    """The array (rows, width) of numbers of like's kind at an address; nothing may be read where that is 0."""
-    return carray(_pointer(address, like), (rows, width))
 
 
 @intrinsic
 def _fetch(context, flat, index):
-    """Asks for the memory of flat[index], which will be read soon."""
+    """Prefetch flat[index]."""
 
     def generate(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -153,6 +160,12 @@ def _fetch(context, flat, index):
         return context.get_dummy_value()
 
     return types.void(flat, types.uintp), generate
+
+
+@inlined()
+def rows_of_part(columns, elements):
+    """The number of rows in a part of about `elements` elements, at least 1."""
+    return max(np.uintp(1), elements // max(np.uintp(1), np.uintp(columns)))
 
 
 @inlined()
@@ -171,7 +184,7 @@ def _to_bfloat16(x):
 
 @inlined()
 def exp(x):
-    """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
+    """exp of float32 x <= 0, within 2 ulp (Cephes' polynomial); it vectorises."""
     x = max(x, np.float32(-87.0))
     n = np.floor(multiply_add(x, np.float32(1.44269504), np.float32(0.5)))
     r = multiply_add(n, np.float32(2.12194440e-4), multiply_add(n, np.float32(-0.693359375), x))
@@ -186,9 +199,8 @@ def exp(x):
 
 @inlined()
 def log(x):
-    """log of a positive, finite float32 (Cephes' polynomial), within 2 units in the last place; it is not a call, where
-    NumPy's is."""
-    half = np.int32(0x3F3504F3)  # the bits of its root, at which a power of two and a rest from there on begin
+    """log of a positive, finite float32, within 2 ulp (Cephes' polynomial); inlined, while NumPy's is a call."""
+    half = np.int32(0x3F3504F3)  # bits of sqrt(0.5), the lower end of the mantissa's range
     bits = np.int32(np.int32(bits_of(x)) - half)
     n, f = np.float32(bits >> np.int32(23)), from_bits(np.int32((bits & np.int32(0x7FFFFF)) + half)) - np.float32(1.0)
     p = np.float32(7.0376836292e-2)
@@ -206,10 +218,10 @@ def log(x):
 
 @inlined()
 def draw_lanes(words, key, row, plane, site):
-    """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose bytes are the lanes in their order.
+    """Philox4x32-7 of a row (kernels/philox.py): four words per block, whose bytes are the lanes in order.
 
-    LLVM makes vectors of blocks, four with AVX2: 5.2e9 numbers a second of one core, a third of that with two chains
-    written out side by side, of which it makes none.
+    LLVM vectorises over blocks, four with AVX2: 5.2e9 bytes/s on one core, three times as many as two interleaved
+    chains, which it does not vectorise.
     """
     blocks = np.uintp(words.shape[0] // 4)
     for block in range(blocks):

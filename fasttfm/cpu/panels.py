@@ -1,19 +1,19 @@
-"""A product whose matrix is read once, in panels of two registers' outputs, for a search on a CPU; compiled by numba.
+"""Matrix products that read a prepacked weight once, for a search on a CPU; compiled by numba.
 
-A tile of six rows and a panel has its sums in twelve registers, of AVX2's sixteen or of AVX-512's 32, which are twice
-as wide; each number that is read of either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework
-for Rapidly Instantiating BLAS Functionality", 2015). Rows are read where they lie. The panels of a few rows come from
-memory, in huge pages where the system has them. A tile of one row or two takes several panels at once: with two sums a
-row each addition would wait for the one before, and a processor reads ahead in several places. Tiles of more rows ask
-for what they need soon, and the first four for a quarter each of the panel that comes after this one.
+The weight is packed into panels, whose width is two vector registers of outputs. A tile of six rows and a panel keeps
+its sums in twelve of AVX2's sixteen registers, or of AVX-512's 32, which are twice as wide (van Zee and van de Geijn,
+"BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015). Rows are not packed. With few rows the panels
+come from memory, in huge pages if the system has them. A tile of one or two rows takes several panels at once: with two
+sums a row each addition would wait for the one before, and hardware prefetchers follow several streams. Larger tiles
+prefetch explicitly, and each of the first four a quarter of the next panel.
 
-In float32 a sum begins with the bias and goes through the inputs in their order, whatever the number of rows or
-threads: a row has the same bits beside any others. Of 8-bit integers sums are exact, as int8.py says: AVX2 multiplies
-unsigned by signed ones and adds two products in 16 bits, another instruction adds two of these sums in 32 bits. That is
-three instructions for 32 products, where float32 takes four, on twice as many of the processor's units, and a quarter
-of the memory. VNNI does all three in one. Of bfloat16 an instruction adds two products in float32 (AVX512_BF16).
+In float32 a sum starts with the bias and adds the inputs in order, whatever the number of rows or threads: a row has
+the same bits in any batch. 8-bit integer sums are exact (int8.py): an AVX2 instruction multiplies unsigned by signed
+integers and adds two products in 16 bits, another adds two of these sums in 32 bits. That is three instructions for 32
+products, where float32 takes four, on twice as many execution units, and a quarter of the memory. VNNI does all three
+in one. In bfloat16 one instruction adds two products in float32 (AVX512_BF16).
 
-Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M * K once for every panel, from a cache.
+Cost: 2 * M * N * K operations; reads N * K elements per 96 rows, and M * K per panel, from a cache.
 """
 
 import functools
@@ -36,31 +36,31 @@ from fasttfm.cpu.thread_team import over_threads, team
 
 
 def _has(*features: str) -> bool:
-    """Return whether numba compiles for this very processor, which has these features, as LLVM calls them."""
+    """Return whether numba compiles for this processor and it has these features, by LLVM's names."""
     native = not (config.CPU_NAME or config.CPU_FEATURES)  # type: ignore[attr-defined]
     return native and all(map(binding.get_host_cpu_features().get, features))
 
 
 VECTOR, VECTORS, TILE = 16 if _has("avx512f", "avx512bw") else 8, 2, 6
-"""Numbers of a register, registers a row of a tile, and its rows. What numba compiles for decides, as it does of loops
-that it has kept on disk."""
+"""Elements of a register, registers per row of a tile, and rows of a tile. They follow numba's target, which is also
+part of its disk cache's key."""
 PANEL = VECTOR * VECTORS
 """Outputs of a panel."""
 UNROLLED = 4
-"""Inputs that one turn of the loop adds; a product has a multiple of them."""
+"""Inputs per iteration of the inner loop; the number of inputs is a multiple of it."""
 _BLOCK = 384
-"""Bytes of a column of the rows that a panel is read for at a time, 96 in float32: with 512 inputs they take 192 KiB,
-which a second-level cache holds."""
+"""Rows that share one pass over a panel, in bytes of a column: 96 in float32. With 512 inputs they take 192 KiB, which
+fits in an L2 cache."""
 ABREAST = 64 // PANEL
-"""Panels of a tile of one row or two."""
+"""Panels of a tile of one or two rows."""
 _TOGETHER = 8
-"""Panels that a thread takes at a time, so that what it asks for is mostly its own."""
+"""Panels that a thread takes at once, so that most of its prefetches are for itself."""
 _AHEAD = 2048
-"""Bytes between what a tile of more rows multiplies and what it asks for."""
+"""Prefetch distance in bytes of tiles of more than two rows."""
 _CHUNK = 1 << 25
-"""Bytes of the memory that panels of many weights share: 32 MiB. NumPy asks for huge pages from 4 MiB on."""
+"""Bytes of an allocation shared by the panels of many weights: 32 MiB. NumPy asks for huge pages from 4 MiB on."""
 _LINE = 64
-"""Bytes of a line of a cache."""
+"""Bytes of a cache line."""
 
 _FLOAT, _WORD, _INT, _BYTES = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 _VECTOR, _INTS = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
@@ -75,46 +75,43 @@ class PanelProduct:
         count = -(-outputs // (PANEL * ABREAST)) * ABREAST
         filled = weight.new_zeros(count * PANEL, inputs)
         filled[:outputs] = weight.detach()
-        numbers = self._array(filled)
+        numbers = step_passes.array(filled)
         self._panels = _chunks.take(filled.nbytes).view(numbers.dtype)
         side_by_side = numbers.reshape(count, PANEL, -1, 4 // filled.itemsize).swapaxes(1, 2)
         self._panels.reshape(side_by_side.shape)[:] = side_by_side
         self._outputs, self._relu, self._of_outputs = outputs, relu, self._vectors(filled, bias)
 
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
-        """(1 or 2, N up to whole panels) float32: what else there is of each output, here the bias."""
+        """Per-output operands (1 or 2, N padded to whole panels) float32: here the bias."""
         vector = filled.new_zeros(1, filled.shape[0], dtype=torch.float32)
         if bias is not None:
             vector[0, : len(bias)] = bias.detach()
         return vector.numpy()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The product, by as many threads as PyTorch has."""
+        """The product, on all of PyTorch's threads."""
         out = self._out(rows)
         self.of(rows.detach().contiguous(), out)()
         return out
 
     def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
-        """The call that multiplies what these rows hold then, contiguous, into out (M, N), and returns out as array."""
+        """A function that multiplies the current content of rows, contiguous, into out (M, N) and returns its array."""
         out = self._out(rows) if out is None else out
-        given = self._array(rows), self._panels, self._of_outputs, self._relu, step_passes.array(out)
+        args = step_passes.array(rows), self._panels, self._of_outputs, self._relu, step_passes.array(out)
 
         def product() -> Any:
-            _multiply(team(), *given)
-            return given[-1]
+            _multiply(team(), *args)
+            return args[-1]
 
         return product
 
     def _out(self, rows: Tensor) -> Tensor:
         return rows.new_empty(rows.shape[0], self._outputs)
 
-    def _array(self, x: Tensor) -> Any:
-        return step_passes.array(x)
-
 
 class IntegerPanelProduct(PanelProduct):
     """rows (M, K) uint8 -> ((rows - 128) weight^T) * scales (M, N) float32; weight (N, K) int8 and scales (N,) float32
-    as quantize_weight() has them, K a multiple of UNROLLED and below 2^16, so that sums fit 32 bits."""
+    from quantize_weight(), K a multiple of UNROLLED and below 2^16, so that sums fit 32 bits."""
 
     def __init__(self, weight: Tensor, scales: Tensor) -> None:
         super().__init__(weight, scales, relu=False)
@@ -122,41 +119,38 @@ class IntegerPanelProduct(PanelProduct):
     def _out(self, rows: Tensor) -> Tensor:
         return rows.new_empty(rows.shape[0], self._outputs, dtype=torch.float32)
 
-    def _array(self, x: Tensor) -> Any:
-        return x.numpy()
-
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
-        """The scales, and the integers at which sums begin, because rows are 128 too large."""
+        """The scales, and the initial value of the integer sums, which corrects for the zero point of the rows."""
         scales, begin = super()._vectors(filled, bias), -128 * filled.sum(dim=1, dtype=torch.int32)
         return np.concatenate([scales, begin.numpy().view(np.float32)[None]])
 
 
 def multiplies_integers() -> bool:
-    """Return whether numba compiles IntegerPanelProduct's loop for this processor; any compiles PanelProduct's."""
+    """Return whether this processor supports IntegerPanelProduct; all support PanelProduct."""
     return _has("avx2")
 
 
 @functools.cache
 def multiplies_pairs() -> bool:
-    """Return whether PanelProduct takes bfloat16, and AMX does not multiply it faster."""
+    """Return whether PanelProduct supports bfloat16, and the processor has no AMX, which is faster."""
     return _has("avx512bf16") and not _has("amx-bf16")
 
 
 @functools.cache
 def adds_four_products() -> bool:
-    """Return whether one instruction adds four products of 8-bit integers: VNNI's."""
+    """Return whether one instruction adds four products of 8-bit integers (VNNI)."""
     return _has("avx512vnni", "avx512vl") or (VECTOR == 8 and _has("avxvnni"))
 
 
 class _Chunks:
-    """Memory for panels, which a chunk gives until it is full; it is freed when nothing of it is used any more."""
+    """Allocator of panels from large chunks; a chunk is freed with the last panels in it."""
 
     def __init__(self) -> None:
         self._rest: Any = np.empty(0, np.uint8)
         self._lock = threading.Lock()
 
     def take(self, count: int) -> Any:
-        """An array of so many bytes, from the begin of a cache line on."""
+        """An array of `count` bytes, aligned to a cache line."""
         with self._lock:
             if len(self._rest) < count:
                 chunk = np.empty(max(count, _CHUNK) + _LINE, np.uint8)
@@ -169,7 +163,7 @@ _chunks = _Chunks()
 
 
 class _Floats:
-    """Reading, multiplying and writing float32 in a tile."""
+    """Load, multiply-add and store of float32 in a tile."""
 
     number, sums, together, bytes = _FLOAT, _VECTOR, 1, 4
 
@@ -191,13 +185,13 @@ class _Floats:
 
 
 def _x86(builder, name, result, *operands):
-    """The call of an instruction of this processor's, as LLVM calls it."""
+    """A call of an x86 instruction by LLVM's name."""
     kind = ir.FunctionType(result, [each.type for each in operands])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
 
 
 class _Pairs(_Floats):
-    """Reading, multiplying and writing bfloat16 in a tile, two inputs at once."""
+    """Load, multiply-add and store of bfloat16 in a tile, two inputs at once."""
 
     number, together, bytes = _INT, 2, 2
 
@@ -211,7 +205,7 @@ class _Pairs(_Floats):
 
     @staticmethod
     def end(builder, total, of_outputs, place, relu):
-        """Rounds as loop_parts.py does."""
+        """Round as loop_parts.py does."""
         total = _positive(builder, total, relu)
         bits = builder.bitcast(total, _INTS)
         high = builder.lshr(bits, _INTS([16] * VECTOR))
@@ -225,7 +219,7 @@ _BY_TWO_WIDE = "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512"
 
 
 class _Integers:
-    """Reading, multiplying and writing 8-bit integers in a tile, four inputs at once."""
+    """Load, multiply-add and store of 8-bit integers in a tile, four inputs at once."""
 
     number, sums, together, bytes = _INT, _INTS, 4, 1
     _inputs, _pairs = ir.VectorType(ir.IntType(8), 4 * VECTOR), ir.VectorType(ir.IntType(16), 2 * VECTOR)
@@ -256,75 +250,100 @@ class _Integers:
 _KINDS: dict[Any, Any] = {types.float32: _Floats, types.uint16: _Pairs, types.uint8: _Integers}
 
 
-def _tile(rows, abreast=1):
-    """Return tile(x, first, panels, place, following, of_outputs, relu, out, output, columns) for so many rows of
-    x (M, K), float32, uint16 that holds bfloat16, or uint8.
+@intrinsic
+def _tile(context, rows, x, first, panels, place, following, of_outputs, relu, out, output, columns):
+    """Multiply `rows` rows of x (M, K), float32, uint16 (bfloat16) or uint8, from `first` on, by panels at `place`.
 
-    It multiplies rows first, first + 1, ... of x by the panel at `place` and those after it, `abreast` in all, and
-    writes `columns` numbers of each row from `output` on. From `following` numbers behind on it asks for a quarter of a
-    panel.
+    One panel, or ABREAST panels with one or two rows. Writes `columns` elements of each row from `output` on, and
+    prefetches a quarter of a panel that lies `following` elements behind.
     """
-    vectors = abreast * VECTORS
+    kind = _KINDS[x.dtype]
+    together = kind.together
 
-    @intrinsic
-    def tile(context, x, first, panels, place, following, of_outputs, relu, out, output, columns):
-        kind = _KINDS[x.dtype]
-        together = kind.together
+    def generate(context, builder, signature, values):
+        rows, _, first, _, place, following, _, relu, _, output, columns = values
 
-        def generate(context, builder, signature, values):
-            _, first, _, place, following, _, relu, _, output, columns = values
+        def array(n):
+            return make_array(signature.args[n])(context, builder, values[n])
 
-            def array(n):
-                return make_array(signature.args[n])(context, builder, values[n])
+        inputs = cgutils.unpack_tuple(builder, array(1).shape)[1]
+        outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (8, 6))
+        add, times = builder.add, builder.mul
 
-            inputs = cgutils.unpack_tuple(builder, array(0).shape)[1]
-            outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (7, 5))
-            add, times = builder.add, builder.mul
-            starts = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
+        def emit(rows):
+            abreast = ABREAST if rows <= 2 else 1
+            vectors = range(abreast * VECTORS)
+            starts = [builder.gep(array(1).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
             lines = [builder.bitcast(each, kind.number.as_pointer()) for each in starts]
-            nearest = builder.gep(array(2).data, [place])
+            nearest = builder.gep(array(3).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
-            places = [add(output, _WORD(n * VECTOR)) for n in range(vectors)]
-            entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [kind.begin(builder, array(5).data, each, width) for each in places]
-            builder.branch(head)
-            builder.position_at_end(head)
-            k = builder.phi(_WORD)
-            sums = [[builder.phi(kind.sums) for _ in range(vectors)] for _ in range(rows)]
-            last = [list(each) for each in sums]
-            if abreast == 1:
-                asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
-                _fetch(builder, nearest, asked, PANEL * kind.bytes, 2)
-            for step in range(UNROLLED // together):
-                now = add(k, _WORD(step))
-                offset = times(now, _WORD(PANEL * together))
-                inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
-                weights = [kind.weight(builder, each, at) for each in panel for at in inside]
+            places = [add(output, _WORD(n * VECTOR)) for n in vectors]
+            start = [kind.begin(builder, array(6).data, each, width) for each in places]
+
+            def turn(k, sums):
                 if abreast == 1:
-                    ahead = add(offset, _WORD(_AHEAD // kind.bytes))
-                    _fetch(builder, nearest, ahead, PANEL * together * kind.bytes, 3)
-                for m, line in enumerate(lines):
-                    number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
-                    last[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, last[m])]
-            after = add(k, _WORD(UNROLLED // together))
-            for phi, begin, end in [(k, _WORD(0), after)] + [
-                (sums[m][n], start[n], last[m][n]) for m in range(rows) for n in range(vectors)
-            ]:
-                phi.add_incoming(begin, entry)
-                phi.add_incoming(end, head)
-            builder.cbranch(builder.icmp_signed("<", times(after, _WORD(together)), inputs), head, done)
-            builder.position_at_end(done)
+                    asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
+                    _fetch(builder, nearest, asked, PANEL * kind.bytes, 2)
+                for step in range(UNROLLED // together):
+                    now = add(k, _WORD(step))
+                    offset = times(now, _WORD(PANEL * together))
+                    inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
+                    weights = [kind.weight(builder, each, at) for each in panel for at in inside]
+                    if abreast == 1:
+                        ahead = add(offset, _WORD(_AHEAD // kind.bytes))
+                        _fetch(builder, nearest, ahead, PANEL * together * kind.bytes, 3)
+                    for m, line in enumerate(lines):
+                        number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
+                        sums[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, sums[m])]
+
+            def more(k):
+                return builder.icmp_signed("<", times(k, _WORD(together)), inputs)
+
+            sums = accumulate(builder, [start] * rows, UNROLLED // together, turn, more)
             for m in range(rows):
-                line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])
-                for n in range(vectors):
-                    result = kind.end(builder, last[m][n], array(5).data, places[n], relu)
+                line = builder.gep(array(8).data, [add(times(add(first, _WORD(m)), outputs), output)])
+                for n in vectors:
+                    result = kind.end(builder, sums[m][n], array(6).data, places[n], relu)
                     _store(builder, line, n * VECTOR, result, columns)
-            return context.get_dummy_value()
 
-        i = types.int64
-        return types.void(x, i, panels, i, i, of_outputs, types.boolean, out, i, i), generate
+        for_rows(builder, rows, emit)
+        return context.get_dummy_value()
 
-    return tile
+    i = types.int64
+    return types.void(i, x, i, panels, i, i, of_outputs, types.boolean, out, i, i), generate
+
+
+def for_rows(builder, rows, emit):
+    """Emit the code of emit(n) for n = 1 to TILE, of which the value `rows` selects one at run time."""
+    done = builder.append_basic_block()
+    switch = builder.switch(rows, done)
+    for n in range(1, TILE + 1):
+        switch.add_case(_WORD(n), block := builder.append_basic_block())
+        builder.position_at_end(block)
+        emit(n)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+def accumulate(builder, start, step, turn, more):
+    """Emit a loop over k = 0, step, 2 * step, ... that carries rows of sums, from `start` on; returns the last ones.
+
+    turn(k, sums) emits an iteration and replaces the sums; the loop ends unless more(next k).
+    """
+    entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
+    builder.branch(head)
+    builder.position_at_end(head)
+    k, phis = builder.phi(_WORD), [[builder.phi(value.type) for value in row] for row in start]
+    sums = [list(row) for row in phis]
+    turn(k, sums)
+    after = builder.add(k, _WORD(step))
+    carried = [each for rows in zip(phis, start, sums) for each in zip(*rows)]
+    for phi, at_first, at_end in [(k, _WORD(0), after), *carried]:
+        phi.add_incoming(at_first, entry)
+        phi.add_incoming(at_end, head)
+    builder.cbranch(more(after), head, done)
+    builder.position_at_end(done)
+    return sums
 
 
 def load(builder, data, place, vector=_VECTOR):
@@ -332,7 +351,7 @@ def load(builder, data, place, vector=_VECTOR):
 
 
 def _fetch(builder, data, place, size, level):
-    """Asks for `size` bytes from data[place] on; level: 3 for the nearest cache, 2 for the one after."""
+    """Prefetch `size` bytes from data[place] on; level: 3 for L1, 2 for L2."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     address = builder.bitcast(builder.gep(data, [place]), _BYTES)
@@ -352,13 +371,13 @@ def fma(builder, a, b, c):
 
 
 def _positive(builder, x, relu):
-    """max(0, x) where relu says so; NaN stays."""
+    """max(0, x) with relu, else x; NaN propagates."""
     zero = ir.Constant(_VECTOR, None)
     return builder.select(relu, builder.select(builder.fcmp_ordered("<", x, zero), zero, x), x)
 
 
 def _store(builder, line, place, x, columns):
-    """Writes x from `place` on, as far as `columns` goes."""
+    """Store the elements of x at `place` that lie within `columns`."""
     address = builder.bitcast(builder.gep(line, [_WORD(place)]), x.type.as_pointer())
     with builder.if_else(builder.icmp_signed(">=", columns, _WORD(place + VECTOR))) as (whole, part):
         with whole:
@@ -369,13 +388,9 @@ def _store(builder, line, place, x, columns):
                     builder.store(builder.extract_element(x, _INT(n)), builder.gep(line, [_WORD(place + n)]))
 
 
-_one, _two = (_tile(rows, ABREAST) for rows in (1, 2))
-_three, _four, _five, _six = (_tile(rows) for rows in range(3, TILE + 1))
-
-
 @inlined()
 def _parts(begin, end, x, panels, of_outputs, relu, out, blocks, count, abreast):
-    """Parts begin to end of the product: each `abreast` panels for a block of rows, in tiles as even as can be."""
+    """Parts begin to end of the product, each `abreast` panels for a block of rows, in tiles of even size."""
     inputs, outputs = x.shape[1], out.shape[1]
     for part in range(np.int64(begin), np.int64(end)):
         block, output = part // count, part % count * abreast * PANEL
@@ -386,18 +401,7 @@ def _parts(begin, end, x, panels, of_outputs, relu, out, blocks, count, abreast)
         following = PANEL * inputs
         for tile in range(tiles):
             size = rows // tiles + (tile < rows % tiles)
-            if size == 6:
-                _six(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 5:
-                _five(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 4:
-                _four(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 3:
-                _three(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            elif size == 2:
-                _two(x, row, panels, place, following, of_outputs, relu, out, output, columns)
-            else:
-                _one(x, row, panels, place, following, of_outputs, relu, out, output, columns)
+            _tile(size, x, row, panels, place, following, of_outputs, relu, out, output, columns)
             row += size
             following += PANEL * inputs // UNROLLED if tile < UNROLLED - 1 else 0
 
@@ -405,7 +409,7 @@ def _parts(begin, end, x, panels, of_outputs, relu, out, blocks, count, abreast)
 @loop()
 def _multiply(team, x, panels, of_outputs, relu, out):
     rows = x.shape[0]
-    abreast = ABREAST if rows <= 2 else 1  # of more rows no tile has one or two
+    abreast = ABREAST if rows <= 2 else 1  # from three rows on no tile has one or two
     count = of_outputs.shape[1] // (PANEL * abreast)
     block = _BLOCK // x.itemsize
     blocks = (rows + block - 1) // block
@@ -413,5 +417,5 @@ def _multiply(team, x, panels, of_outputs, relu, out):
         return
     parts = blocks * count
     together = min(_TOGETHER // abreast, max(1, parts // (2 * team[0])))
-    given = (x, panels, of_outputs, relu, out, blocks, count, abreast)
-    over_threads(_parts, team, np.uintp(parts), np.uintp(together), given)
+    args = (x, panels, of_outputs, relu, out, blocks, count, abreast)
+    over_threads(_parts, team, np.uintp(parts), np.uintp(together), args)

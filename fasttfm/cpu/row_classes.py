@@ -1,10 +1,9 @@
-"""Matrix products whose rows do not depend on how many rows are multiplied.
+"""Batch-invariant matrix products: the bits of a row are independent of the row count and the number of threads.
 
-A library sums a product in another order when it has another number of rows or of threads, and the last bits of a row
-then depend on its neighbours and on how many threads there are. The order is one and the same over many row counts,
-though: which ones have that of one thread is found out once for each kind of product, by comparing bits of sums that
-show it. Products are then made of these counts alone, the last one filled up with zeros. Few counts also mean few
-primitives, which oneDNN makes and keeps for every new one.
+A library changes its summation order with the number of rows and of threads, and so the last bits of a row. Many row
+counts share one order, though. Which of them have that of one thread is found once for each kind of product, by
+comparing sums whose bits reveal the order. Products are then composed of these counts, the last one padded with zeros.
+Few counts also mean few primitives, of which oneDNN caches one for each count.
 """
 
 from bisect import bisect_left
@@ -16,28 +15,28 @@ import torch
 from torch import Tensor
 
 ROW_COUNTS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
-"""Row counts that products may have. Which of them sum alike is found out. Chosen, not measured."""
+"""Candidate row counts; chosen, not measured."""
 LARGE_ROW_COUNTS: tuple[int, ...] = (384, 512, 640, 768, 896, 1024)
-"""Row counts of an encoder's products, each tried when rows come for it: products joined take longer than one."""
+"""Candidates for an encoder's products, tested on first use: several products take longer than one."""
 
 Product = Callable[[Tensor], Tensor]
-"""(M, K) to (M, N)."""
+"""(M, K) -> (M, N)."""
 
 
 class RowClasses(NamedTuple):
-    """Ways to compute a product so that a row always has the same bits."""
+    """Row counts and threads with which a row of a product always has the same bits."""
 
     sizes: tuple[int, ...] = ROW_COUNTS
-    """Row counts, rising."""
+    """Allowed row counts, ascending."""
     one_thread: bool = False
-    """Whether by one thread alone: more of them sum in another order, whatever the row count."""
+    """Whether to use a single thread: more of them sum in another order at every row count."""
 
 
-_known: dict[tuple, RowClasses] = {}
+_cache: dict[tuple, RowClasses] = {}
 
 
 def large_size(rows: int) -> int:
-    """The row count beyond ROW_COUNTS that so many rows, in as few products as it takes, are filled up to; or 0."""
+    """The entry of LARGE_ROW_COUNTS that `rows` are padded to, in the fewest products; 0 if ROW_COUNTS suffice."""
     if rows <= ROW_COUNTS[-1]:
         return 0
     products = -(-rows // LARGE_ROW_COUNTS[-1])
@@ -52,25 +51,24 @@ def row_classes(
     kind: tuple,
     large: int = 0,
 ) -> RowClasses:
-    """Return what gives a row (inputs,) of a product the same bits, wherever it stands, with any number of threads.
+    """Find the row counts at which a product gives the same bits to a row (inputs,), wherever it is in the batch.
 
-    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: what else decides how it is computed;
-    large: as large_size() says. Found out once for each, and for each number of threads. A single row is the answer
-    where no two counts agree.
+    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: anything else that selects its algorithm;
+    large: as returned by large_size(). Cached by these and the number of threads. A single row if no two counts agree.
     """
     key = (*kind, outputs, inputs, dtype, torch.get_num_threads(), large)
-    if key not in _known:
+    if key not in _cache:
         rows, weight, bias = _orders_show(large or ROW_COUNTS[-1], inputs, outputs, dtype)
         product = make(weight, bias)
         if large:
-            _known[key] = _with_large(product, rows, row_classes(make, outputs, inputs, dtype, kind))
+            _cache[key] = _with_large(product, rows, row_classes(make, outputs, inputs, dtype, kind))
         else:
-            _known[key] = _agreeing(product, rows)
-    return _known[key]
+            _cache[key] = _agreeing(product, rows)
+    return _cache[key]
 
 
 def multiply(product: Product, rows: Tensor, classes: RowClasses) -> Tensor:
-    """product of rows (M, K), in as many products as it takes; (M, N)."""
+    """product(rows), rows (M, K), composed of calls with the row counts of classes; (M, N)."""
     if classes.one_thread:
         with _one_thread():
             return multiply(product, rows, RowClasses(classes.sizes))
@@ -86,11 +84,11 @@ def multiply(product: Product, rows: Tensor, classes: RowClasses) -> Tensor:
 
 
 def _orders_show(count: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (count, inputs) and a weight (outputs, inputs) whose product is 0, so that what is computed is rounding
-    alone, and a bias (outputs,) as small as that, which shows whether it is added first or last.
+    """Operands whose product reveals its summation order: rows (count, inputs), weight (outputs, inputs) and bias.
 
-    Every addend has its opposite elsewhere in the sum, and they are of many magnitudes: two orders of summation that
-    round differently do so in nearly every number, in half precision too.
+    The exact product is 0, so the computed one is rounding error alone; the bias (outputs,) is as small, and shows
+    whether it is added first or last. Every term has its negative elsewhere in the sum, at many magnitudes: two orders
+    of summation differ in nearly every element, in half precision too.
     """
     generator = torch.Generator().manual_seed(0)
     draw: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
@@ -107,7 +105,7 @@ def _orders_show(count: int, inputs: int, outputs: int, dtype: torch.dtype) -> t
 
 def _agreeing(product: Product, rows: Tensor) -> RowClasses:
     with _one_thread():
-        for size in reversed(ROW_COUNTS[1:]):  # the largest that does not care for a row's index
+        for size in reversed(ROW_COUNTS[1:]):  # the largest at which a row's index does not matter
             expected = product(rows[:size].clone())
             if torch.equal(product(rows[:size].flip(0)).flip(0), expected):
                 break
@@ -121,7 +119,7 @@ def _agreeing(product: Product, rows: Tensor) -> RowClasses:
 
 
 def _with_large(product: Product, rows: Tensor, classes: RowClasses) -> RowClasses:
-    """With the count of rows as one more, if it agrees."""
+    """classes and the count of these rows, if that agrees."""
     if classes.sizes[-1] < ROW_COUNTS[-1]:
         return classes
     expected = multiply(product, rows, classes)
@@ -131,7 +129,7 @@ def _with_large(product: Product, rows: Tensor, classes: RowClasses) -> RowClass
 
 
 def _agrees(product: Product, rows: Tensor, expected: Tensor, size: int) -> bool:
-    """Return whether a product of so many rows gives what is expected of them, in another order."""
+    """Return whether the product of the first `size` rows, in reverse order, equals the expected one."""
     return torch.equal(product(rows[:size].flip(0)).flip(0), expected[:size])
 
 

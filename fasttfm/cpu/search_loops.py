@@ -1,10 +1,10 @@
-"""The passes over a vocabulary's logits in a search on a CPU, for numba: arrays in, arrays out, as in step_loops.py.
+"""Log-sum-exp and top-k over the logits of a vocabulary, for a search on a CPU; compiled by numba.
 
-A row's log-probabilities are never written: their sum of exponentials is one pass, and the few best tokens are found by
-another, block by block, where most blocks hold nothing that is good enough. Of equal log-probabilities the first comes
-first, even where their logits differ. Both look at one row at a time, so a row does not depend on the rows beside it.
+Log-probabilities are never written: one pass sums the exponentials, a second finds the k best tokens block by block,
+skipping blocks whose maximum is too small, as most are. Ties of log-probabilities are broken by the smaller index, even
+if the logits differ. Each row is independent of the batch.
 
-Cost: 2 * R * V numbers are read; PyTorch's log_softmax, amax and topk read and write three times as many.
+Cost: reads 2 * R * V elements; PyTorch's log_softmax, amax and topk read and write three times as many.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ _INFINITE = np.int32(0x7F800000)
 
 @inlined()
 def sort_key(x):
-    """An integer that rises with the float32 x; integers' maxima are vectorised, those of numbers with NaN are not."""
+    """An integer with the order of float32 x; LLVM vectorises integer maxima, but not those of floats with NaN."""
     bits = np.int32(bits_of(x))
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
 
@@ -55,7 +55,7 @@ def _log_sum_exp(begin, end, x, out):
             size = max(size, np.int32(bits_of(value)) & _SIGN)
         largest = of_sort_key(key)
         total = _sum_exp(flat, first, width, largest)
-        # minus infinity is what an excluded token has; NaN may have either sign
+        # -inf is an excluded token; NaN may have either sign
         out[r] = np.float32(np.nan) if size > _INFINITE or key >= _INFINITE else largest + np.log(total)
 
 

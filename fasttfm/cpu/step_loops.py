@@ -1,8 +1,10 @@
-"""The loops of step_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
+"""The loops of step_passes.py, compiled by numba, over C-contiguous arrays; arguments are not checked.
 
-A loop runs over a team of threads (thread_team.py). What it computes of a row depends on that row alone, and so on
-neither the parts nor the number of threads. Numbers are of the kinds of loop_parts.py, and everything between is
-float32.
+Each loop runs on a team of threads (thread_team.py). Rows are independent, so the bits depend on neither the parts nor
+the number of threads. Element types are those of loop_parts.py, arithmetic is float32.
+
+In int8 the inputs x, joint and query are the integer sums of a product, with its scales and bias, and the result is
+quantized to `quantized` with out_scales; all of these are None in other precisions.
 """
 
 import numpy as np
@@ -20,23 +22,24 @@ from fasttfm.cpu.loop_parts import (
     multiply_add,
     read,
     round_to,
+    rows_of_part,
     squares_of,
     total_of,
 )
 from fasttfm.cpu.thread_team import over_threads
 
 _PART = np.uintp(1 << 12)
-"""Numbers of a part of rows: about a microsecond, as long as it takes to hand one out."""
+"""Elements of a part: about a microsecond of work, the cost of scheduling it."""
 
 
 @inlined()
 def _softmax(scores, count):
-    """scores[:count] become exp(score - largest); returns 1 / their sum. NaN stays NaN."""
+    """Replace scores[:count] by exp(score - largest); returns 1 / their sum. NaN propagates."""
     largest = scores[0]
     for t in range(1, count):
         if not scores[t] <= largest:
             largest = scores[t]
-    if not largest < np.inf:  # the search tells what to do about a model that computes no numbers
+    if not largest < np.inf:  # the search reports such a model
         for t in range(count):
             scores[t] = np.nan
         return np.float32(1.0)
@@ -59,7 +62,7 @@ def _add_two(sums, flat, first, weight, second, other, size):
 
 
 def _entry(flat, index, scales, bias, r, n):
-    """Column n of row r of a product, which lies at index: as float32, or in int8 the sum scaled and with its bias."""
+    """Element (r, n) of a product, at flat[index], as float32; in int8 scaled and with its bias."""
 
 
 @overload(_entry, inline="always")
@@ -70,7 +73,7 @@ def _entry_of_kind(flat, index, scales, bias, r, n):
 
 
 def _quantize(x, r, quantized, scales):
-    """Row r of x in int8, where that is asked for."""
+    """Quantize row r of x, unless quantized is None."""
 
 
 @overload(_quantize, jit_options={"forceinline": True})
@@ -82,7 +85,7 @@ def _quantize_if_asked(x, r, quantized, scales):
 
 @inlined()
 def _quantize_row(row, quantized, scales, r):
-    largest = np.uint32(0)  # of the bits without sign, which rise with the number and are largest for NaN
+    largest = np.uint32(0)  # bits without the sign: their order is that of |x|, with NaN on top
     for n in range(row.shape[0]):
         largest = max(largest, bits_of(row[n]) & np.uint32(0x7FFFFFFF))
     most = from_bits(np.int32(largest))
@@ -92,44 +95,34 @@ def _quantize_row(row, quantized, scales, r):
         quantized[n] = np.uint8(np.int32(np.rint(row[n] * inverse)) + np.int32(128))
 
 
-# In what follows scales and bias are those of a product in int8, whose sums x, joint or query then are, and quantized
-# and out_scales take the result in int8; None for the others.
-
-
 @inlined()
 def _dots(q, flat, first, heads, size, scores, count, t):
-    """Column t of scores (heads, count): the product of every head of q with the row of flat."""
+    """Write column t of scores (heads, count): each head of q times the row of flat."""
     for h in range(heads):
         scores[h * count + t] = dot(q, h * size, flat, first + h * size, size)
 
 
 @inlined()
 def _add_heads(sums, flat, first, heads, size, scores, count, t):
-    """Every head of the row of flat, times its column t of scores (heads, count), is added to sums."""
+    """Add each head of the row of flat, times its score in column t of scores (heads, count), to sums."""
     for h in range(heads):
         _add(sums, h * size, flat, first + h * size, scores[h * count + t], size)
-
-
-@inlined()
-def _rows(columns):
-    """Return the number of rows of a part."""
-    return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
 
 
 @loop()
 def attend_to_ancestors(
     team, joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales
 ):
-    given = (joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales)
-    over_threads(_attend_to_ancestors, team, np.uintp(slots.shape[0]), np.uintp(2), given)
+    args = (joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales)
+    over_threads(_attend_to_ancestors, team, np.uintp(slots.shape[0]), np.uintp(2), args)
 
 
 @inlined()
 def _attend_to_ancestors(
     begin, end, joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales
 ):
-    # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
-    # All heads of a position are read at once: they lie side by side, and after those of the position before.
+    # Flat unsigned indices throughout: views are reference-counted, signed indices need a test for negative ones.
+    # All heads of a position are read together: they are contiguous, and positions follow one another.
     capacity, heads, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
     columns, width = np.uintp(ancestors.shape[1]), heads * size
@@ -149,7 +142,7 @@ def _attend_to_ancestors(
         count = position + one
         for t in range(position):
             firsts[t] = (np.uintp(flat_ancestors[r * columns + t]) * capacity + t) * width
-        if r + one < end:  # what the next row reads lies in many places, which no processor foresees
+        if r + one < end:  # the next row reads scattered memory, which no hardware prefetcher predicts
             for t in range(min(position, np.uintp(positions[r + one]))):
                 soon = (np.uintp(flat_ancestors[(r + one) * columns + t]) * capacity + t) * width
                 if soon != firsts[t]:
@@ -182,9 +175,9 @@ def _attend_to_ancestors(
 
 @inlined()
 def _attend(q, sums, scores, keys, key, values, value, step, count, size):
-    """The values that q attends to, added up in sums (size,) and still to be multiplied by what is returned.
+    """Attention of q over `count` keys and values, which begin at key and value and are `step` elements apart.
 
-    Of `count` keys and values the first lie at key and value, and each `step` numbers after the one before.
+    Writes the unnormalised weighted sum to sums (size,); returns the factor that normalises it.
     """
     zero, one, two = np.uintp(0), np.uintp(1), np.uintp(2)
     for d in range(size):
@@ -203,8 +196,8 @@ def _attend(q, sums, scores, keys, key, values, value, step, count, size):
 
 @loop()
 def attend_within(team, joint, firsts, lengths, heads, out):
-    """Attention of sentences over themselves: a sentence has lengths[b] rows of joint (T, 3 * H * D), as one product
-    wrote queries, keys and values, and of out (T, H * D), from row firsts[b] on."""
+    """Self-attention within packed sentences: sentence b has lengths[b] rows from firsts[b] on, of joint
+    (T, 3 * H * D), its queries, keys and values, and of out (T, H * D)."""
     pairs = np.uintp(len(firsts)) * np.uintp(heads)
     over_threads(_attend_within, team, pairs, np.uintp(1), (joint, firsts, lengths, np.uintp(heads), out))
 
@@ -232,14 +225,14 @@ def _attend_within(begin, end, joint, firsts, lengths, heads, out):
 
 @loop()
 def attend_to_memory(team, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
-    given = (query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales)
-    over_threads(_attend_to_memory, team, np.uintp(sentences.shape[0]), np.uintp(2), given)
+    args = (query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales)
+    over_threads(_attend_to_memory, team, np.uintp(sentences.shape[0]), np.uintp(2), args)
 
 
 @inlined()
 def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
-    # Rows of one sentence that follow one another are of the part where the first stands. They read a head's keys and
-    # values one after the other, while they are in the nearest cache.
+    # Consecutive rows of a sentence belong to the part with the first of them, and read each head's keys and values
+    # in turn, while these are in the L1 cache.
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one = np.uintp(1)
     flat_query, flat_out = query.reshape(-1), out.reshape(-1)
@@ -279,8 +272,8 @@ def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences,
 
 @loop()
 def add_layer_norm(team, x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
-    given = (x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales)
-    over_threads(_add_layer_norm, team, np.uintp(rows), _rows(x.shape[1]), given)
+    args = (x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales)
+    over_threads(_add_layer_norm, team, np.uintp(rows), rows_of_part(x.shape[1], _PART), args)
 
 
 @inlined()
@@ -305,7 +298,7 @@ def _add_layer_norm(begin, end, x, scales, x_bias, residual, weight, bias, eps, 
 
 @loop()
 def quantize_rows(team, x, quantized, scales):
-    over_threads(_quantize_rows, team, np.uintp(x.shape[0]), _rows(x.shape[1]), (x, quantized, scales))
+    over_threads(_quantize_rows, team, np.uintp(x.shape[0]), rows_of_part(x.shape[1], _PART), (x, quantized, scales))
 
 
 @inlined()
@@ -319,29 +312,24 @@ def _quantize_rows(begin, end, x, quantized, scales):
 
 @loop()
 def scale_rows(team, x, scales, bias, relu, y):
-    over_threads(_scale_rows, team, np.uintp(x.shape[0]), _rows(x.shape[1]), (x, scales, bias, relu, y))
+    over_threads(_scale_rows, team, np.uintp(x.shape[0]), rows_of_part(x.shape[1], _PART), (x, scales, bias, relu, y))
 
 
 @inlined()
 def _scale_rows(begin, end, x, scales, bias, relu, y):
-    width = x.shape[1]
-    zero = np.float32(0.0)
+    least = np.float32(0.0) if relu else np.float32(-np.inf)
     for r in range(begin, end):
         scale = scales[r]
-        if relu:
-            for n in range(width):
-                value = x[r, n] * scale + bias[n]
-                y[r, n] = round_to(zero if value < zero else value, y[r, n])
-        else:
-            for n in range(width):
-                y[r, n] = round_to(x[r, n] * scale + bias[n], y[r, n])
+        for n in range(x.shape[1]):
+            value = x[r, n] * scale + bias[n]
+            y[r, n] = round_to(least if value < least else value, y[r, n])
 
 
 @loop()
 def quantize_relu(team, x, scales, bias, rows, quantized, out_scales):
-    """The rectified rows in int8."""
-    given = (x, scales, bias, quantized, out_scales)
-    over_threads(_quantize_relu, team, np.uintp(rows), _rows(x.shape[1]), given)
+    """Quantize max(0, x * scales + bias)."""
+    args = (x, scales, bias, quantized, out_scales)
+    over_threads(_quantize_relu, team, np.uintp(rows), rows_of_part(x.shape[1], _PART), args)
 
 
 @inlined()
@@ -362,6 +350,6 @@ def embed(tokens, table, sinusoids, positions, scale, pad, out):
     for r in range(tokens.shape[0]):
         token, added = tokens[r], sinusoids[positions[r]]
         for n in range(width):
-            value = multiply_add(read(table[token, n]), np.float32(scale), added[n])  # as torch.add with alpha
+            value = multiply_add(read(table[token, n]), np.float32(scale), added[n])  # rounds like torch.add with alpha
             value = np.float32(0.0) if token == pad else value
             out[r, n] = round_to(value, out[r, n])

@@ -1,9 +1,9 @@
-"""Loops compiled by numba run in parts, over the threads that PyTorch computes with.
+"""Parallel loops of numba on PyTorch's own threads.
 
-The threads of PyTorch's OpenMP library spin for a while when an operator has ended: a pool of our own would fight with
-them for the cores. So they are asked themselves, by the function that compilers call for `#pragma omp parallel` (GCC's
-library has it, and Intel's and LLVM's for its sake). A thread takes the next part when it has done one. What the parts
-are must not depend on the number of threads; then results have the same bits with any number.
+The threads of PyTorch's OpenMP library spin for a while after an operator: a second pool would compete with them for
+the cores. So the loops start a team with the function that compilers call for `#pragma omp parallel`, GOMP_parallel
+(GCC's; the libraries of Intel and LLVM have it for compatibility). Each thread takes the next part when it is done with
+one. Parts must not depend on the number of threads; then the bits of the results do not either.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ _forked = False
 
 
 def team() -> tuple[int, int]:
-    """Return over_threads()'s number of threads and what starts them; one alone where a fork has left the others."""
+    """The number of threads and the address of start(), for over_threads(); (1, 0) in a forked process."""
     return (1, 0) if _forked or not start() else (torch.get_num_threads(), start())
 
 
 @functools.cache
 def start() -> int:
-    """The address of GOMP_parallel in the library that this PyTorch computes with; 0 where it has none."""
+    """The address of GOMP_parallel in PyTorch's OpenMP library; 0 if there is none."""
     if not torch.backends.openmp.is_available():
         return 0
-    for library in (None, *(Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):  # as the linker looks it up
+    for library in (None, *(Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):  # in the linker's order
         try:
             function = ctypes.CDLL(None if library is None else str(library)).GOMP_parallel
         except (OSError, AttributeError, TypeError):
@@ -55,13 +55,13 @@ if hasattr(os, "register_at_fork"):
 
 @intrinsic
 def over_threads(context, body, team, count, step, arguments):
-    """body(begin, end, *arguments) for every part of range(count), `step` long but for the last; body is inlined.
+    """Call body(begin, end, *arguments), inlined, for every part of range(count), `step` long except the last.
 
-    There is one copy of body, whatever the number of threads: two could be made vectors in different ways.
+    One copy of body serves any number of threads: two might be vectorised differently.
     """
-    given = (types.uintp, types.uintp, *arguments)
-    body.dispatcher.get_call_template(given, {})  # compiles it
-    compiled = body.dispatcher.overloads[given]
+    signature = (types.uintp, types.uintp, *arguments)
+    body.dispatcher.get_call_template(signature, {})  # compiles it
+    compiled = body.dispatcher.overloads[signature]
 
     def generate(context, builder, signature, values):
         _, team, count, step, arguments = values
@@ -82,21 +82,21 @@ def over_threads(context, body, team, count, step, arguments):
                 builder.call(function, [address])
         failed = builder.load(cgutils.gep_inbounds(builder, data, 0, _FAILED))
         with builder.if_then(builder.icmp_unsigned("!=", failed, _WORD(0)), likely=False):
-            context.call_conv.return_user_exc(builder, MemoryError, ("a loop over threads has failed",))
+            context.call_conv.return_user_exc(builder, MemoryError, ("a parallel loop failed",))
         return context.get_dummy_value()
 
     return types.void(body, types.UniTuple(types.int64, 2), types.uintp, types.uintp, arguments), generate
 
 
 def _parts(context, module, compiled, kind):
-    """Return what each thread of a team runs: void(struct of all: parts taken, count, step, failed, arguments)."""
+    """The function that each thread runs: void(struct shared by all: next part, count, step, failed, arguments)."""
     function = ir.Function(module, _FUNCTION, module.get_unique_name("parts"))
     function.linkage = "internal"
     function.attributes.add("noinline")
     builder = ir.IRBuilder(function.append_basic_block())
     data = builder.bitcast(function.args[0], kind.as_pointer())
     fields = [cgutils.gep_inbounds(builder, data, 0, n) for n in range(len(kind.elements))]
-    count, step, *given = (builder.load(field) for n, field in enumerate(fields) if n not in (_TAKEN, _FAILED))
+    count, step, *args = (builder.load(field) for n, field in enumerate(fields) if n not in (_TAKEN, _FAILED))
     take, work, end = (function.append_basic_block() for _ in range(3))
     builder.branch(take)
     builder.position_at_end(take)
@@ -105,7 +105,7 @@ def _parts(context, module, compiled, kind):
     builder.position_at_end(work)
     last = builder.add(first, step)
     last = builder.select(builder.icmp_unsigned("<", last, count), last, count)
-    status, _ = context.call_internal_no_propagate(builder, compiled.fndesc, compiled.signature, [first, last, *given])
+    status, _ = context.call_internal_no_propagate(builder, compiled.fndesc, compiled.signature, [first, last, *args])
     with builder.if_then(status.is_error, likely=False):
         builder.store(_WORD(1), fields[_FAILED])
     builder.branch(take)

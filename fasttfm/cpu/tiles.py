@@ -1,8 +1,8 @@
-"""Float32 products inside a loop of a CPU, from copies in its cache, for numba; nothing is checked here.
+"""Float32 products inside a numba loop, of operands packed into the cache; arguments are not checked.
 
-A tile of six rows and sixteen columns keeps its sums in registers, as panels.py has it, whose operand is a weight that
-was laid out once. Here both sides are laid out when they are needed: rows one after the other, and panels, sixteen
-columns wide, that tiles read one number after the other. Arrays are flat, places and steps count numbers.
+A tile of six rows and sixteen columns accumulates in registers, like those of panels.py, whose operand is a weight
+packed once. Here both operands are packed on use: one as contiguous rows, the other as panels, sixteen columns wide,
+which tiles read sequentially. Arrays are flat; indices and strides count elements.
 """
 
 import numpy as np
@@ -13,100 +13,76 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from fasttfm.cpu.loop_parts import fetch_run, inlined, read
-from fasttfm.cpu.panels import UNROLLED, broadcast, fma, load
+from fasttfm.cpu.panels import TILE, UNROLLED, accumulate, broadcast, fma, for_rows, load
 
-VECTOR, VECTORS, TILE = 8, 2, 6
-"""As panels.py has them, of AVX2."""
+VECTOR, VECTORS = 8, 2
+"""As in panels.py, for AVX2."""
 PANEL = VECTOR * VECTORS
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
 _SHORTS, _INTS = (ir.VectorType(ir.IntType(bits), VECTOR) for bits in (16, 32))
 
 
 def _fma_pairs(builder, x, y, total):
-    """total plus products of bfloat16, which lie in pairs in the words of x and y (AVX512_BF16)."""
+    """total plus the products of bfloat16 pairs in the words of x and y (AVX512_BF16)."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _INTS, _INTS])
     multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.256")
     return builder.call(multiply, [total, builder.bitcast(x, _INTS), builder.bitcast(y, _INTS)])
 
 
-def _tile(rows, adds, times_add):
-    """Return tile(x, first, row, step, panel, place, width, count, out, output, line): out's `rows` rows of PANEL
-    numbers become, or have added to them, sums over k < count of x[first + m * row + k * step] times the PANEL numbers
-    from panel[place + k * width] on, as times_add multiplies; row m of out begins at output + m * line."""
+def _product_of(adds, times_add=fma):
+    """Make multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns).
+
+    It writes, or with `adds` adds, x (rows, count) times panels to out (rows, columns); panels are `panel` elements
+    apart; count is a multiple of UNROLLED and columns of PANEL. Element (m, k) of x is x[first + m * row + k * step];
+    times_add(builder, x, y, total) emits the multiply-add.
+    """
 
     @intrinsic
-    def tile(context, x, first, row, step, panel, place, width, count, out, output, line):
+    def tile(context, rows, x, first, row, step, panel, place, width, count, out, output, line):
+        """`rows` rows of PANEL elements, row m from out[output + m * line] on: the sum over k < count of
+        x[first + m * row + k * step] * panel[place + k * width :][:PANEL]."""
+
         def generate(context, builder, signature, values):
-            _, first, row, step, _, place, width, count, _, output, line = values
-            data = [make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4, 8)]
+            rows, _, first, row, step, _, place, width, count, _, output, line = values
+            data = [make_array(signature.args[n])(context, builder, values[n]).data for n in (1, 5, 9)]
             add, times = builder.add, builder.mul
-            lines = [builder.gep(data[0], [add(first, times(_WORD(m), row))]) for m in range(rows)]
             begin = builder.gep(data[1], [place])
-            written = [builder.gep(data[2], [add(output, times(_WORD(m), line))]) for m in range(rows)]
-            entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            zero = ir.Constant(_VECTOR, None)
-            start = [
-                [load(builder, written[m], _WORD(v * VECTOR), _VECTOR) if adds else zero for v in range(VECTORS)]
-                for m in range(rows)
-            ]
-            builder.branch(head)
-            builder.position_at_end(head)
-            k = builder.phi(_WORD)
-            sums = [[builder.phi(_VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
-            last = [list(each) for each in sums]
-            for unrolled in range(UNROLLED):
-                now = add(k, _WORD(unrolled))
-                offset, place_of_x = times(now, width), times(now, step)
-                numbers = [load(builder, begin, add(offset, _WORD(v * VECTOR)), _VECTOR) for v in range(VECTORS)]
-                for m in range(rows):
-                    factor = broadcast(builder, builder.load(builder.gep(lines[m], [place_of_x])), VECTOR)
-                    last[m] = [times_add(builder, factor, number, each) for number, each in zip(numbers, last[m])]
-            after = add(k, _WORD(UNROLLED))
-            for phi, at_first, at_end in [(k, _WORD(0), after)] + [
-                (sums[m][v], start[m][v], last[m][v]) for m in range(rows) for v in range(VECTORS)
-            ]:
-                phi.add_incoming(at_first, entry)
-                phi.add_incoming(at_end, head)
-            builder.cbranch(builder.icmp_signed("<", after, count), head, done)
-            builder.position_at_end(done)
-            for m in range(rows):
-                for v in range(VECTORS):
-                    address = builder.gep(written[m], [_WORD(v * VECTOR)])
-                    builder.store(last[m][v], builder.bitcast(address, _VECTOR.as_pointer()), align=4)
+
+            def emit(rows):
+                lines = [builder.gep(data[0], [add(first, times(_WORD(m), row))]) for m in range(rows)]
+                written = [builder.gep(data[2], [add(output, times(_WORD(m), line))]) for m in range(rows)]
+                vectors, zero = [_WORD(v * VECTOR) for v in range(VECTORS)], ir.Constant(_VECTOR, None)
+                start = [[load(builder, to, v, _VECTOR) if adds else zero for v in vectors] for to in written]
+
+                def turn(k, sums):
+                    for unrolled in range(UNROLLED):
+                        now = add(k, _WORD(unrolled))
+                        offset, x_at = times(now, width), times(now, step)
+                        numbers = [load(builder, begin, add(offset, v), _VECTOR) for v in vectors]
+                        for m in range(rows):
+                            factor = broadcast(builder, builder.load(builder.gep(lines[m], [x_at])), VECTOR)
+                            sums[m] = [times_add(builder, factor, y, each) for y, each in zip(numbers, sums[m])]
+
+                sums = accumulate(builder, start, UNROLLED, turn, lambda k: builder.icmp_signed("<", k, count))
+                for to, row_sums in zip(written, sums):
+                    for v, total in zip(vectors, row_sums):
+                        address = builder.bitcast(builder.gep(to, [v]), _VECTOR.as_pointer())
+                        builder.store(total, address, align=4)
+
+            for_rows(builder, rows, emit)
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(x, i, i, i, panel, i, i, i, out, i, i), generate
-
-    return tile
-
-
-def _product_of(adds, times_add=fma):
-    """Return multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns): out
-    (rows, columns) becomes, or has added to it, x (rows, count) times panels, the n-th of which begins `panel` numbers
-    after the one before; count a multiple of UNROLLED and columns of PANEL."""
-    one, two, three, four, five, six = (_tile(rows, adds, times_add) for rows in range(1, TILE + 1))
+        return types.void(i, x, i, i, i, panel, i, i, i, out, i, i), generate
 
     @njit(nogil=True)
     def multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns):
         tiles = (rows + TILE - 1) // TILE
         for column in range(0, columns, PANEL):
             at, m = place + column // PANEL * panel, 0
-            for tile in range(tiles):
-                size = rows // tiles + (tile < rows % tiles)
-                a, c = first + m * row, output + m * line + column
-                if size == 6:
-                    six(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 5:
-                    five(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 4:
-                    four(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 3:
-                    three(x, a, row, step, panels, at, width, count, out, c, line)
-                elif size == 2:
-                    two(x, a, row, step, panels, at, width, count, out, c, line)
-                else:
-                    one(x, a, row, step, panels, at, width, count, out, c, line)
+            for n in range(tiles):
+                size, to = rows // tiles + (n < rows % tiles), output + m * line + column
+                tile(size, x, first + m * row, row, step, panels, at, width, count, out, to, line)
                 m += size
 
     return multiply
@@ -114,12 +90,12 @@ def _product_of(adds, times_add=fma):
 
 product, add_product = _product_of(False), _product_of(True)
 product_of_pairs = _product_of(False, _fma_pairs)
-"""product() of words that hold two bfloat16 each."""
+"""product() of words that hold a pair of bfloat16 each."""
 
 
 @intrinsic
 def _copy_panel(context, x, place, out, at):
-    """out[at : at + PANEL] becomes x[place : place + PANEL]."""
+    """Copy x[place : place + PANEL] to out[at : at + PANEL]."""
 
     def generate(context, builder, signature, values):
         source, written = (
@@ -141,14 +117,15 @@ def round_up(count, multiple):
 
 @inlined()
 def fetch_rows(x, first, stride, rows, size):
-    """Ask for the memory of rows of x, which will be read soon: all at once, where copies would wait for each."""
+    """Prefetch rows of x, all at once: copies would wait for each."""
     for m in range(np.uintp(rows)):
         fetch_run(x, np.uintp(first) + m * np.uintp(stride), np.uintp(size), np.uintp(16))
 
 
 @inlined()
 def copy_rows(x, first, stride, rows, size, factor, out):
-    """out (rows up to a multiple of UNROLLED, size) becomes rows of x, of any kind, times factor, zero past them."""
+    """Copy rows of x, of any element type, times factor to out (rows, size), zero-padded to a multiple of UNROLLED
+    rows."""
     for m in range(np.uintp(rows)):
         place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
         for d in range(np.uintp(size)):
@@ -158,7 +135,7 @@ def copy_rows(x, first, stride, rows, size, factor, out):
 
 @inlined()
 def copy_words(x, first, stride, rows, size, out):
-    """copy_rows() of pairs of bfloat16, as they are."""
+    """copy_rows() of pairs of bfloat16, unscaled."""
     for m in range(np.uintp(rows)):
         place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
         for d in range(np.uintp(size)):
@@ -178,12 +155,12 @@ _VECTORS_OF = {
     types.uint32: (_INTS, lambda llvm, x: llvm.bitcast(x, _VECTOR)),
     types.int16: (ir.VectorType(ir.HalfType(), VECTOR), lambda llvm, x: llvm.fpext(x, _VECTOR)),
 }
-"""Kind of numbers, as loop_parts.py has them -> a vector of them, and what makes it one of float32."""
+"""Element type of loop_parts.py -> its vector type, and the conversion to a vector of float32."""
 
 
 @intrinsic
 def _transpose(context, x, place, stride, rows, out, at):
-    """out[at + PANEL * d + m] becomes x[place + stride * m + d] for m and d below VECTOR, zero from row `rows` on."""
+    """Write x[place + stride * m + d] to out[at + PANEL * d + m] for m, d < VECTOR, and 0 for m >= rows."""
 
     def generate(context, builder, signature, values):
         source, written = (make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4))
@@ -211,19 +188,19 @@ def _transpose(context, x, place, stride, rows, out, at):
 
 @inlined()
 def panels_across(x, first, stride, rows, size, out):
-    """out becomes panels (size, PANEL) of PANEL rows each of x, of any kind, zero past the last; size a multiple of
-    VECTOR."""
+    """Pack rows of x, of any element type, transposed: panels (size, PANEL) of PANEL rows each, zero-padded; size is a
+    multiple of VECTOR."""
     for begin in range(np.uintp(0), np.uintp(round_up(rows, PANEL)), np.uintp(VECTOR)):
-        some = max(begin, np.uintp(rows)) - begin
+        valid = max(begin, np.uintp(rows)) - begin
         place = np.uintp(first) + begin * np.uintp(stride)
         at = begin // np.uintp(PANEL) * np.uintp(PANEL * size) + begin % np.uintp(PANEL)
         for d in range(np.uintp(0), np.uintp(size), np.uintp(VECTOR)):
-            _transpose(x, place + d, np.uintp(stride), some, out, at + d * np.uintp(PANEL))
+            _transpose(x, place + d, np.uintp(stride), valid, out, at + d * np.uintp(PANEL))
 
 
 @inlined()
 def panels_along(x, first, stride, rows, size, out):
-    """out becomes panels (rows up to a multiple of PANEL, PANEL) of PANEL columns each of x, zero past the last row."""
+    """Pack rows of x as panels (rows, PANEL) of PANEL columns each, zero-padded to a multiple of PANEL rows."""
     height = np.uintp(round_up(rows, PANEL))
     for column in range(np.uintp(0), np.uintp(size), np.uintp(PANEL)):
         at, end = column * height, (column + np.uintp(PANEL)) * height

@@ -1,28 +1,33 @@
-"""The loops of training_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
+"""The loops of training_passes.py, compiled by numba, over C-contiguous arrays; arguments are not checked.
 
-Numbers are of the kinds that loop_parts.py reads and writes, and everything between is float32. Indices are flat and
-without sign, and loops over a row have no branch in them, so that they become vectors. Each loop runs over a team of
-threads (thread_team.py) in parts that depend on its shape alone.
+Element types are those of loop_parts.py, arithmetic is float32. Indices are flat and unsigned, and loops over a row
+have no branches, so that they vectorise. Each loop runs on a team of threads (thread_team.py), in parts that depend on
+its shape alone.
 """
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, draw_lanes, exp, inlined, loop, multiply_add, read, round_to, total_of
+from fasttfm.cpu.loop_parts import (
+    FAST,
+    draw_lanes,
+    exp,
+    inlined,
+    loop,
+    multiply_add,
+    read,
+    round_to,
+    rows_of_part,
+    total_of,
+)
 from fasttfm.cpu.search_loops import of_sort_key, sort_key
 from fasttfm.cpu.thread_team import over_threads
 
 HIDDEN = np.float32(-3e38)
-"""A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
+"""The score of a masked key; finite, so that a sum shows whether a row has NaN or infinities."""
 _FAR = np.float32(13.0)
-"""Distance from 0 at which GELU's factor rounds to 0 or 1 in float32."""
-_PART = np.uintp(1 << 15)
-"""Elements of a part: some microseconds, many times what it takes to hand one out."""
-
-
-@inlined()
-def rows_of_part(columns):
-    """Return the number of rows of a part."""
-    return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
+"""|x| at which GELU's factor rounds to 0 or 1 in float32."""
+PART = np.uintp(1 << 15)
+"""Elements of a part: some microseconds of work, many times the cost of scheduling it."""
 
 
 # ---------------------------------------------------------------------------------------------------------- dropout
@@ -30,9 +35,9 @@ def rows_of_part(columns):
 
 @loop()
 def keep_mask(team, key, site, threshold, keep):
-    """keep (planes, rows, columns) uint8 becomes 1 where dropout keeps the element."""
+    """Write dropout's mask to keep (planes, rows, columns) uint8: 1 for kept elements."""
     rows = np.uintp(keep.shape[0]) * np.uintp(keep.shape[1])
-    over_threads(_keep_rows, team, rows, rows_of_part(keep.shape[2]), (key, site, threshold, keep))
+    over_threads(_keep_rows, team, rows, rows_of_part(keep.shape[2], PART), (key, site, threshold, keep))
 
 
 @inlined()
@@ -54,7 +59,7 @@ def _keep_rows(begin, end, key, site, threshold, keep):
 
 @inlined(fastmath=FAST)
 def _largest_of(s, at, count, least):
-    """The largest of least and s[at : at + count], and 0, or NaN where one of them is infinite or NaN."""
+    """The maximum of least and s[at : at + count]; and 0, or NaN if an element is infinite or NaN."""
     key, check = sort_key(least), np.float32(0.0)
     for t in range(count):
         key = max(key, sort_key(s[at + t]))
@@ -64,8 +69,8 @@ def _largest_of(s, at, count, least):
 
 @inlined()
 def weigh(s, at, count, sink):
-    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
-    sum; 0 and 1 where there is neither key nor sink."""
+    """Replace scores s[at : at + count] by exp(score - largest); returns largest and the sum, both with the sink's
+    score, or 0 and 1 if there is neither key nor sink."""
     largest, check = _largest_of(s, at, count, max(sink, HIDDEN))
     if check != np.float32(0.0):
         return _weigh_any(s, at, count, sink)
@@ -81,7 +86,7 @@ def weigh(s, at, count, sink):
 
 @inlined()
 def _weigh_any(s, at, count, sink):
-    """weigh() of a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf."""
+    """weigh() of a row with infinities or NaN: all NaN if an element is NaN or +inf."""
     largest = sink
     for t in range(count):
         if s[at + t] != s[at + t]:
@@ -102,7 +107,7 @@ def _weigh_any(s, at, count, sink):
 # ------------------------------------------------------------------------------------------------------------- GELU
 
 
-@inlined(error_model="numpy")  # a division that may raise is not a vector
+@inlined(error_model="numpy")  # a division that may raise does not vectorise
 def _of_tanh(x):
     """(1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is 1 / (1 + exp(-2 u)), and its derivative;
     |x| <= _FAR."""
@@ -128,8 +133,8 @@ def _drop(flat, flat_keep):
 
 @loop()
 def gelu_tanh(team, before, keep, drops, hidden):
-    """hidden becomes x times _of_tanh's number, times keep where drops is true."""
-    over_threads(_gelu_tanh_part, team, np.uintp(before.size), _PART, (before, keep, drops, hidden))
+    """Write hidden = x * _of_tanh(x), times keep with drops."""
+    over_threads(_gelu_tanh_part, team, np.uintp(before.size), PART, (before, keep, drops, hidden))
 
 
 @inlined(error_model="numpy")
@@ -144,8 +149,8 @@ def _gelu_tanh_part(begin, end, before, keep, drops, hidden):
 
 @loop()
 def gelu_tanh_gradient(team, grad, before, keep, drops, hidden):
-    """grad, of hidden, becomes that of before; hidden as gelu_tanh() makes it."""
-    over_threads(_gelu_tanh_gradient_part, team, np.uintp(before.size), _PART, (grad, before, keep, drops, hidden))
+    """Replace grad, of hidden, by the gradient of before, and recompute hidden."""
+    over_threads(_gelu_tanh_gradient_part, team, np.uintp(before.size), PART, (grad, before, keep, drops, hidden))
 
 
 @inlined(error_model="numpy")
@@ -179,10 +184,10 @@ def _largest_and_total(flat, first, width):
 
 @loop()
 def cross_entropy(team, logits, target, counts, smoothing, scale, writes, losses, statistics, gradient):
-    """losses (2, M) and statistics (2, M) of logits (M, V), as functional/loss.py has them, where counts (M,) uint8 is
-    1, zero losses elsewhere; with writes the gradient times scale into `gradient`, which may be logits."""
-    given = logits, target, counts, smoothing, scale, writes, losses, statistics, gradient
-    over_threads(_cross_entropy_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1]), given)
+    """Write losses (2, M) and statistics (2, M) of logits (M, V), as in functional/loss.py; with writes also gradient,
+    times scale, which may be logits. counts (M,) uint8: 0 for rows without loss."""
+    args = logits, target, counts, smoothing, scale, writes, losses, statistics, gradient
+    over_threads(_cross_entropy_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1], PART), args)
 
 
 @inlined()
@@ -211,8 +216,10 @@ def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, wr
 
 @loop()
 def cross_entropy_gradient(team, logits, target, counts, smoothing, scale, statistics, gradient):
-    given = logits, target, counts, smoothing, scale, statistics, gradient
-    over_threads(_cross_entropy_gradient_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1]), given)
+    args = logits, target, counts, smoothing, scale, statistics, gradient
+    over_threads(
+        _cross_entropy_gradient_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1], PART), args
+    )
 
 
 @inlined()
@@ -228,8 +235,8 @@ def _cross_entropy_gradient_rows(begin, end, logits, target, counts, smoothing, 
 
 @inlined()
 def _class_gradient(row, picked, top, share, smoothing, scale, counts, out, first):
-    """scale * (softmax - smoothing / V - (1 - smoothing) [picked]), or zero, of a row's exp(logit - top), which lie by
-    themselves: a loop that may write over what it reads is no vector."""
+    """Write scale * (softmax - smoothing / V - (1 - smoothing) [picked]), or zeros, to out; row holds exp(logit - top),
+    in a separate buffer: a loop that may overwrite its input does not vectorise."""
     width = np.uintp(row.shape[0])
     if not counts:
         for n in range(width):

@@ -1,18 +1,14 @@
-"""The passes between the products of a training step on a CPU, each over a row at a time, compiled by numba.
+"""Fused operations between the matrix products of a training step on a CPU, compiled by numba.
 
-PyTorch takes several calls for each of them and writes float32 tensors between: at 256 tokens the softmax of attention,
-forward and backward, is eight passes over four times the memory of the weights. Here one pass reads and writes half
-precision. What a causal mask or a length hides is not computed. Same roundings as PyTorch's route, and the same dropout
-masks. Optional, as step_passes.py, whose pieces these are. They run over PyTorch's threads, and give the same bits with
-any number of them (thread_team.py); from how many elements on they are taken says
-PASS_ELEMENTS.
+PyTorch needs several calls for each and writes float32 intermediates: at 256 tokens the softmax of attention, forward
+and backward, is eight passes over four times the memory of the weights. Here one pass reads and writes half precision,
+and skips what a causal mask or a length hides. Roundings and dropout masks are those of the PyTorch backend. The loops
+run on PyTorch's threads, with the same bits for any number of them (thread_team.py). numba is optional; PASS_ELEMENTS
+is the least size.
 """
 
-import functools
-import importlib
 import math
 from collections.abc import Container
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,30 +16,30 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu.linear import frozen
-from fasttfm.cpu.step_passes import array, team, usable
+from fasttfm.cpu.step_passes import array, loops, team, usable
 
 PASS_ELEMENTS = 1 << 15
-"""Elements from which on a pass is taken: below, it is hardly worth a call, and never worth compiling. Measured on two
-cores of an Intel Xeon with AMX, the embedding's and the loss's on two of an AMD EPYC with AVX2 alone; more threads were
-measured nowhere. LayerNorm without dropout was about as fast by PyTorch's route on an EPYC beside other work."""
+"""Least number of elements for a compiled loop: fewer hardly pay for the call, and never for the compilation. Measured
+on two cores of an Intel Xeon with AMX, embedding and loss on two of an AMD EPYC with AVX2, and on no more threads.
+LayerNorm without dropout was about as fast in PyTorch, on an EPYC under other load."""
 THREADS_ALONE = 2
-"""Threads of PyTorch up to which passes are taken where they run on one, for want of a library with teams: measured on
-the Xeon."""
+"""Most PyTorch threads at which loops are used if they can run on one alone, without an OpenMP library that starts
+teams; measured on the Xeon."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _LIKE = {
     torch.float32: np.float32(0.0), torch.bfloat16: np.uint16(0), torch.int64: np.int64(0), torch.int32: np.int32(0)
 }  # fmt: skip
-"""Numbers of the kinds that loops take these dtypes as."""
+"""An element of each dtype as the loops read it, from which numba infers the type."""
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Return whether a pass takes these tensors, and is the faster way; never in a search, whose bits must not depend
-    on how many rows there are."""
+    """Return whether a compiled loop supports these tensors and is faster; never in a search, whose bits must not
+    depend on the row count."""
     return tensors[0].is_cpu and tensors[0].numel() >= PASS_ELEMENTS and computable(*tensors)
 
 
 def computable(*tensors: Tensor, dtypes: Container[torch.dtype] = _DTYPES) -> bool:
-    """Return whether passes can be taken for these tensors."""
+    """Return whether the compiled loops support these tensors."""
     for x in tensors:
         if type(x) is not Tensor or not x.is_cpu or x.dtype not in dtypes:
             return False
@@ -51,41 +47,42 @@ def computable(*tensors: Tensor, dtypes: Container[torch.dtype] = _DTYPES) -> bo
 
 
 def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
-    """reference.keep_mask(), in one pass where that is the faster way."""
+    """reference.keep_mask(), in a compiled loop if that is faster."""
     passes = type(seed) is Tensor and seed.is_cpu and math.prod(shape) >= PASS_ELEMENTS and usable()
     return (keep_mask if passes else reference.keep_mask)(shape, p, seed, site)
 
 
 def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
-    """reference.keep_mask()."""
+    """reference.keep_mask() in a compiled loop."""
     keep = seed.new_empty(shape, dtype=torch.uint8)
-    loops().keep_mask(team(), unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
+    loops("training_loops").keep_mask(
+        team(), unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy()
+    )
     return keep.view(torch.bool)
 
 
 def gelu_tanh(before: Tensor, keep: Tensor) -> Tensor:
-    """GELU by tanh of before (M, F) contiguous, zero where keep, (M, F) bool or empty, is False; not scaled. That by
-    the error function is as fast in PyTorch."""
+    """tanh GELU of before (M, F) contiguous, times keep (M, F) bool or empty, without dropout's scale. (The erf GELU is
+    as fast in PyTorch.)"""
     hidden = torch.empty_like(before)
-    loops().gelu_tanh(team(), *_kept(before, keep), array(hidden))
+    loops("training_loops").gelu_tanh(team(), *_kept(before, keep), array(hidden))
     return hidden
 
 
 def gelu_tanh_gradient(grad: Tensor, before: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """From the gradient of gelu_tanh()'s result that of before, in grad's memory, and gelu_tanh() once more; all (M, F)
-    contiguous."""
+    """The gradient of before, written to grad's memory, and the recomputed gelu_tanh(); all (M, F) contiguous."""
     hidden = torch.empty_like(before)
-    loops().gelu_tanh_gradient(team(), array(grad), *_kept(before, keep), array(hidden))
+    loops("training_loops").gelu_tanh_gradient(team(), array(grad), *_kept(before, keep), array(hidden))
     return grad, hidden
 
 
 def _kept(before: Tensor, keep: Tensor) -> tuple:
-    """before and keep as the loops take them, and whether keep is to be looked at."""
+    """before and keep as arrays, and whether keep is not empty."""
     return array(before), keep.view(torch.uint8).reshape(-1, before.shape[1]).numpy(), keep.numel() > 0
 
 
 def takes_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Return whether residual_layer_norm() takes these, or its gradient."""
+    """Return whether residual_layer_norm() and its gradient support these and are faster."""
     if weight is None or bias is None or residual.dtype not in (torch.float32, x.dtype) or not takes(x, residual):
         return False
     return all(p.dim() == 1 and p.dtype == torch.float32 and p.is_contiguous() for p in (weight, bias))
@@ -101,8 +98,10 @@ def residual_layer_norm(
     seed: Tensor | None,
     site: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y in x's dtype, s in residual's, mean and rstd (M,) float32, and what dropout kept (M, N) bool or empty; x and
-    residual (M, N) contiguous, weight and bias (N,) float32; nothing is dropped without a seed."""
+    """y in x's dtype, s in residual's, mean and rstd (M,) float32 and the keep-mask (M, N) bool, or empty without seed.
+
+    x and residual (M, N) contiguous, weight and bias (N,) float32.
+    """
     rows, width = x.shape
     y, s = torch.empty_like(x), torch.empty_like(residual)
     mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
@@ -128,9 +127,11 @@ def residual_layer_norm_gradient(
     scale: float,
     one_gradient: bool = False,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Gradients of x in dy's dtype, of residual in s's, of weight and of bias; all rows (M, N) contiguous. statistics:
-    mean and rstd; keep: as residual_layer_norm() gave it, with the scale of what it kept.
-    one_gradient: x's is residual's, and comes as None."""
+    """Gradients of x in dy's dtype, of residual in s's, of weight and of bias; all rows (M, N) contiguous.
+
+    statistics: mean and rstd; keep: the mask from residual_layer_norm(), and dropout's scale. one_gradient: x and
+    residual have the same gradient, and None is returned for x.
+    """
     rows, width = dy.shape
     dx, dresidual = None if one_gradient else torch.empty_like(dy), torch.empty_like(s)
     dweight, dbias = weight.new_empty(width), weight.new_empty(width)
@@ -146,8 +147,11 @@ def residual_layer_norm_gradient(
 def embedding_gradient(
     grad: Tensor, tokens: Tensor, vocabulary: int, pad_id: int | None, keep: Tensor, kept_scale: float, scale: float
 ) -> Tensor:
-    """The gradient (vocabulary, N) of an embedding's table, in grad's dtype, from that of its rows, grad (B, L, N), of
-    tokens (B, L) int64 or int32, both contiguous. keep: what dropout kept, (B * L, N) bool or empty, with its scale."""
+    """The gradient (vocabulary, N) of an embedding table in grad's dtype.
+
+    grad (B, L, N): of the embedded tokens (B, L) int64 or int32, both contiguous. keep: dropout's mask (B * L, N) bool,
+    or empty; kept_scale: its scale.
+    """
     width = grad.shape[-1]
     out = grad.new_empty(vocabulary, width)
     loops("embedding_loops").embedding_gradient(
@@ -162,10 +166,12 @@ def cross_entropy(
     logits: Tensor, target: Tensor, counted: Tensor | None, label_smoothing: float, scale: Tensor | None,
     gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Losses of rows with smoothing and without, (2, M), and each row's largest logit and its probability, (2, M);
-    logits (M, V) contiguous. gradient: as loss.plain() takes it, with scale."""
+    """Row losses with and without smoothing (2, M), and each row's largest logit and its probability (2, M).
+
+    logits (M, V) contiguous. gradient: as for loss.plain(), with scale.
+    """
     losses, statistics = (logits.new_empty(2, len(logits), dtype=torch.float32) for _ in range(2))
-    loops().cross_entropy(
+    loops("training_loops").cross_entropy(
         team(), array(logits), target.numpy(), _counts(target, counted), np.float32(label_smoothing),
         np.float32(1.0 if scale is None else float(scale)), gradient is not None, array(losses), array(statistics),
         array(logits if gradient is None else gradient),
@@ -176,9 +182,9 @@ def cross_entropy(
 def cross_entropy_gradient(
     logits: Tensor, target: Tensor, counted: Tensor | None, label_smoothing: float, scale: Tensor, statistics: Tensor
 ) -> Tensor:
-    """The gradient of logits (M, V), contiguous; statistics as cross_entropy() gave them."""
+    """The gradient of logits (M, V) contiguous; statistics from cross_entropy()."""
     gradient = torch.empty_like(logits)
-    loops().cross_entropy_gradient(
+    loops("training_loops").cross_entropy_gradient(
         team(), array(logits), target.numpy(), _counts(target, counted), np.float32(label_smoothing),
         np.float32(float(scale)), array(statistics), array(gradient),
     )  # fmt: skip
@@ -190,19 +196,14 @@ def _counts(target: Tensor, counted: Tensor | None) -> np.ndarray:
 
 
 def unsigned(seed: Tensor) -> np.uint64:
+    """The seed's 64 bits as unsigned."""
     return np.uint64(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
 
 
 def _has_team() -> bool:
-    """Return whether the passes run over as many threads as PyTorch's own, or these are few."""
+    """Return whether loops can run on all of PyTorch's threads, or those are few."""
     if torch.get_num_threads() <= THREADS_ALONE:
         return True
     from fasttfm.cpu import thread_team
 
     return thread_team.start() > 0
-
-
-@functools.cache
-def loops(module: str = "training_loops") -> Any:
-    """A module of compiled functions, which imports numba."""
-    return importlib.import_module(f"fasttfm.cpu.{module}")

@@ -1,4 +1,4 @@
-"""Attention by the compiled loop of a CPU against the reference in float64, gradients too."""
+"""Fused attention on a CPU and its gradients against the float64 reference."""
 
 import math
 
@@ -20,7 +20,7 @@ import numba
 
 from fasttfm.cpu import tiles
 
-ACROSS = numba.njit(lambda *given: tiles.panels_across(*given))
+ACROSS = numba.njit(lambda *args: tiles.panels_across(*args))
 B, H, D, DV = 2, 4, 32, 16
 SEED = torch.tensor([-(2**62) - 12345])
 SINKS = [-math.inf, 0.5, 2.0, -1.0]
@@ -50,50 +50,63 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def taken(monkeypatch):
-    """How often the loop computed; it takes everything, whatever the processor."""
+def calls(monkeypatch):
+    """One element per call of the fused loop, which takes any size on any processor."""
     calls: list[int] = []
     forward = attention_pass.forward
-    monkeypatch.setattr(attention_pass, "forward", lambda *given: calls.append(1) or forward(*given))
+    monkeypatch.setattr(attention_pass, "forward", lambda *args: calls.append(1) or forward(*args))
     monkeypatch.setattr(attention_pass, "PANELS", (torch.backends.cpu.get_cpu_capability(),))
     monkeypatch.setattr(attention_pass, "ATTENTION_LOOP", 0)
     return calls
+
+
+def without_and_with_the_loop(solve, calls):
+    """The results of solve() without the fused loop and with it."""
+    results = []
+    for least in (1 << 40, 0):
+        assert not calls
+        attention_pass.ATTENTION_LOOP = least
+        forget_plans()
+        results.append(solve())
+    assert calls
+    return results
 
 
 def rows(heads: int, length: int, width: int) -> torch.Tensor:
     return torch.randn(B, length, heads, width).transpose(1, 2)
 
 
+@pytest.mark.parametrize("most_keys", [0, 256], ids=["recomputed", "saved"])
 @pytest.mark.parametrize("key_heads", [H, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients_are_the_references(case, key_heads, taken):
-    queries, keys, given = CASES[case]
+def test_output_and_gradients_match_the_reference(case, key_heads, most_keys, calls, monkeypatch):
+    monkeypatch.setattr(attention_pass, "SAVED_KEYS", most_keys)
+    queries, keys, options = CASES[case]
     tensors = rows(H, queries, D), rows(key_heads, keys, D), rows(key_heads, keys, DV)
     weights = torch.randn(B, H, queries, DV)
 
     def solve(function, dtype):
-        inputs = [x.to(dtype).requires_grad_() for x in tensors]
-        options = dict(given)
-        if "sinks" in given:
-            options["sinks"] = given["sinks"].to(dtype).requires_grad_()
-            inputs.append(options["sinks"])
-        output = function(*inputs[:3], **options)
+        inputs, sinks = [x.to(dtype).requires_grad_() for x in tensors], {}
+        if "sinks" in options:
+            sinks["sinks"] = options["sinks"].to(dtype).requires_grad_()
+        inputs += sinks.values()
+        output = function(*inputs[:3], **{**options, **sinks})
         return output, *torch.autograd.grad((output * weights.to(dtype)).sum(), inputs)
 
     expected = solve(lambda *x, **options: reference.attention(*x, **options)[0], torch.float64)
     actual = solve(F.attention, torch.float32)
-    assert taken
+    assert calls
     for x, wanted in zip(actual, expected):
         torch.testing.assert_close(x, wanted.float(), rtol=2e-5, atol=2e-5)
     assert actual[0].transpose(1, 2).is_contiguous()
 
 
-def test_a_row_that_is_no_number_stays_none(taken):
+def test_rows_with_nan_give_nan_and_only_they(calls):
     q, k, v = (rows(H, 40, D) for _ in range(3))
     q[0, 1, 3], k[1, 2, 7, 5] = math.inf, math.nan
     q.requires_grad_()
     output = F.attention(q, k, v, causal=True)
-    assert taken
+    assert calls
     wrong = output.isnan().all(-1)
     assert wrong[0, 1, 3]
     assert wrong[1, 2, 7:].all()
@@ -103,7 +116,7 @@ def test_a_row_that_is_no_number_stays_none(taken):
     assert not gradient[0, 0].isnan().any()
 
 
-def test_bits_depend_on_neither_threads_nor_the_batch(taken, threads):
+def test_bits_depend_on_neither_threads_nor_the_batch(calls, threads):
     q, k, v = (rows(H, 250, D).requires_grad_() for _ in range(3))
 
     def solve(n):
@@ -115,10 +128,10 @@ def test_bits_depend_on_neither_threads_nor_the_batch(taken, threads):
     threads(3)
     assert all(torch.equal(x, y) for x, y in zip(solve(B), expected))
     assert all(torch.equal(x, y[:1]) for x, y in zip(solve(1), expected))
-    assert len(taken) == 3
+    assert len(calls) == 3
 
 
-def test_what_the_loop_lacks_goes_another_way(taken):
+def test_unsupported_calls_take_another_backend(calls):
     q, k, v = (rows(H, 40, D) for _ in range(3))
     F.attention(q, k, v, mask=torch.zeros(40, 40, requires_grad=True))
     F.attention(q[..., :24], k[..., :24], v)
@@ -128,30 +141,25 @@ def test_what_the_loop_lacks_goes_another_way(taken):
     F.attention(q.double(), k.double(), v.double())
     torch.func.grad(lambda x: F.attention(x, k, v).sum())(q)
     torch.compile(lambda x: F.attention(x, k, v), backend="eager", fullgraph=True)(q)
-    assert len(taken) <= 1  # queries of no rows
+    assert len(calls) <= 1  # the call without queries
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("options", [
     {}, {"causal": True}, {"causal": "bottom_right", "window": (9, None)}, {"dropout_p": 0.3, "seed": SEED},
     {"sinks": torch.tensor(SINKS), "softcap": 2.0},
 ], ids=str)  # fmt: skip
-def test_packed_sequences_are_those_of_padded_rows(given, taken):
+def test_packed_sequences_match_padded_rows(options, calls):
     starts, cu_seqlens_k = torch.tensor([0, 37, 37, 60]), torch.tensor([0, 45, 46, 46])
     q, k, v = torch.randn(64, H, D), torch.randn(50, 2, D), torch.randn(50, 2, DV)
 
-    def solve(passes):
+    def solve():
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
-        forget_plans()
-        output = F.varlen_attention(*inputs, starts, cu_seqlens_k, 40, 50, **given)
+        output = F.varlen_attention(*inputs, starts, cu_seqlens_k, 40, 50, **options)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         return output, *torch.autograd.grad((output * weights).sum(), inputs)
 
-    expected = solve(False)
-    assert not taken
-    for x, wanted in zip(solve(True), expected):
+    for wanted, x in zip(*without_and_with_the_loop(solve, calls)):
         torch.testing.assert_close(x, wanted, rtol=2e-5, atol=2e-5)
-    assert taken
 
 
 JOINT = {
@@ -170,7 +178,7 @@ LAYOUTS = {
 
 
 def joint_tensors(cross: bool, *rows: int) -> list[torch.Tensor]:
-    """Joint (*rows, 2 or 3, ., D), and with a joint of keys and values the query (*rows, H, D)."""
+    """Packed projections: (*rows, 3, H, D), or with cross (*rows, 2, Hk, D) and a query (*rows, H, D)."""
     return [torch.randn(*rows, 2, 2, D), torch.randn(*rows, H, D)] if cross else [torch.randn(*rows, 3, H, D)]
 
 
@@ -180,7 +188,7 @@ def heads_of(joint: torch.Tensor, query: torch.Tensor | None = None) -> tuple[to
 
 
 def compare(computed, inputs, expected, probe) -> tuple[torch.Tensor, ...]:
-    """The gradients of computed(*inputs), which like its output must be those of expected() in float64."""
+    """The gradients of computed(*inputs); asserts that they and the output match expected() in float64."""
     wide = [x.detach().double().requires_grad_() for x in inputs]
     wanted, output = expected(*wide), computed(*inputs)
     gradients = torch.autograd.grad(output, inputs, probe)
@@ -193,7 +201,7 @@ def compare(computed, inputs, expected, probe) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("case", JOINT)
-def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layout, taken):
+def test_gradients_of_packed_projections_have_their_layout(case, cross, layout, calls):
     tensors = joint_tensors(cross, B, 37)
     probe = torch.randn(B, 37, H * D)
 
@@ -203,7 +211,7 @@ def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layo
 
     inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
     gradients = compare(lambda *x: F.packed_qkv_attention(*x, **JOINT[case]), inputs, expected, probe)
-    assert len(taken) == 1
+    assert len(calls) == 1
     if layout in ("batch first", "positions first"):
         assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs))
 
@@ -211,8 +219,8 @@ def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layo
 @pytest.mark.parametrize("covered", [False, True], ids=["filler", "covered"])
 @pytest.mark.parametrize("layout", [each for each in LAYOUTS if each != "positions first"])
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("given", [{}, {"causal": True, "dropout_p": 0.3, "seed": SEED}], ids=["plain", "dropout"])
-def test_packed_joint_projections_are_those_of_each_sequence(given, cross, layout, covered, taken):
+@pytest.mark.parametrize("options", [{}, {"causal": True, "dropout_p": 0.3, "seed": SEED}], ids=["plain", "dropout"])
+def test_packed_projections_of_packed_sequences_match_each_sequence(options, cross, layout, covered, calls):
     starts = torch.tensor([0, 37, 37, 60])
     tensors = joint_tensors(cross, 60 if covered else 64)
     probe = torch.randn(len(tensors[0]), H * D)
@@ -221,20 +229,20 @@ def test_packed_joint_projections_are_those_of_each_sequence(given, cross, layou
         length, sizes = 40, starts.diff()
         index = (starts[:-1, None] + torch.arange(length)).clamp(max=59)
         heads = (x[index].transpose(1, 2) for x in heads_of(*inputs))
-        output = reference.attention(*heads, key_lengths=sizes, **given)[0].transpose(1, 2).flatten(2)
+        output = reference.attention(*heads, key_lengths=sizes, **options)[0].transpose(1, 2).flatten(2)
         rows = output[torch.arange(length) < sizes[:, None]]
         return torch.nn.functional.pad(rows, (0, 0, 0, len(inputs[0]) - 60))
 
     def computed(joint, query=None):
-        return F.varlen_packed_qkv_attention(joint, query, starts, starts, 40, 40, covered=covered, **given)
+        return F.varlen_packed_qkv_attention(joint, query, starts, starts, 40, 40, covered=covered, **options)
 
     compare(computed, [LAYOUTS[layout](x).requires_grad_() for x in tensors], expected, probe)
-    assert len(taken) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["self", "memory"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_module_of_torch_nns_interface_attends_in_the_loop(memory, causal, taken):
+def test_multihead_attention_uses_the_loop(memory, causal, calls):
     ours, theirs = MultiheadAttention(64, 4), torch.nn.MultiheadAttention(64, 4)
     theirs.load_state_dict(ours.state_dict())
     x, probe = torch.randn(37, B, 64), torch.randn(37, B, 64)
@@ -249,11 +257,11 @@ def test_a_module_of_torch_nns_interface_attends_in_the_loop(memory, causal, tak
 
     for actual, wanted in zip(solve(ours), solve(theirs)):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
-    assert len(taken) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_models_training_step_attends_in_the_loop(packed, taken):
+def test_a_training_step_uses_the_loop(packed, calls):
     config = TransformerConfig(
         vocab_size=20, d_model=64, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, dropout=0.0
     )
@@ -261,22 +269,18 @@ def test_a_models_training_step_attends_in_the_loop(packed, taken):
     tokens, lengths = torch.randint(1, 20, (B, 37)), torch.tensor([30, 37])
     sums = {"packed_tokens": (67, 67)} if packed else {}
 
-    def step(passes):
-        attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
-        forget_plans()
+    def step():
         loss = model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
-    expected = step(False)
-    assert not taken
-    for actual, wanted in zip(step(True), expected):
+    for wanted, actual in zip(*without_and_with_the_loop(step, calls)):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
-    assert len(taken) == 5
+    assert len(calls) == 5
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 16, 17, 30, 32])
 @pytest.mark.parametrize("size", [16, 32])
-def test_panels_take_the_rows_that_there_are_and_nothing_before_or_behind(rows, size):
+def test_packing_reads_and_writes_within_bounds(rows, size):
     stride, first, panels = 3 * size, 5, (rows + tiles.PANEL - 1) // tiles.PANEL
     x = np.full(first + 33 * stride, np.nan, np.float32)
     numbers = np.random.default_rng(0).random((rows, size), np.float32)

@@ -1,4 +1,4 @@
-"""Products of attention by a compiled loop of a CPU, with their softmax or its gradient, against PyTorch's route."""
+"""Attention weights and their gradient in compiled loops on a CPU, against PyTorch's products."""
 
 import math
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fasttfm.cpu import attention_pass, thread_team
+from fasttfm.cpu.linear import frozen_weights
 from fasttfm.functional.attention import products
 from fasttfm.functional.attention.call import Options
 
@@ -13,11 +14,7 @@ pytest.importorskip("numba")
 
 B, H, L, S, D = 3, 4, 160, 37, 32
 SEED = torch.tensor([-(2**62) - 12345])
-PAIRS = pytest.param(
-    True,
-    marks=pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="this CPU multiplies no pairs of bf16"),
-    id="pairs",
-)
+needs_pairs = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs AVX512_BF16")
 
 
 def options(lengths=None, causal=False, offset=0, mask=None, p=0.0):
@@ -46,21 +43,21 @@ def heads(dtype, number, length, seed=0, layout="heads last"):
 
 
 def tolerance(dtype):
-    """Two roundings of dtype; and of scores up to 40, whose products are summed in another order, those of float32."""
+    """Two roundings of dtype, and the rounding of float32 scores up to 40, summed in another order."""
     return 2 * torch.finfo(dtype).eps + 1e-5
 
 
-def check(given, dtype, key_heads, layout="heads last"):
+def check(case, dtype, key_heads, layout="heads last"):
     query, grad = heads(dtype, H, L, layout=layout), heads(dtype, H, L, 1)
     key, value = heads(dtype, key_heads, S, 2, layout), heads(dtype, key_heads, S, 3)
-    assert attention_pass.weighs(query, key, given)
-    p = attention_pass.weights(query, key, given)
-    expected = products.weights(products.scores(query, key), given.scale, given)[0].to(dtype)
+    assert attention_pass.weighs(query, key, case)
+    p = attention_pass.weights(query, key, case)
+    expected = products.weights(products.scores(query, key), case.scale, case)[0].to(dtype)
     torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6)
-    kept = products.drop(expected, given)
-    wanted, _ = products.scores_gradient(products.scores(grad, value), expected, kept, given, False)
-    found = attention_pass.scores_gradient(grad, value, expected, kept, given)
-    torch.testing.assert_close(found, wanted, rtol=tolerance(dtype), atol=2e-5)
+    kept = products.drop(expected, case)
+    expected_gradient, _ = products.scores_gradient(products.scores(grad, value), expected, kept, case, False)
+    gradient = attention_pass.scores_gradient(grad, value, expected, kept, case)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=tolerance(dtype), atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -70,15 +67,15 @@ def test_weights_and_their_gradient_are_those_of_pytorch(case, dtype):
 
 
 @pytest.mark.parametrize("layout", ["heads last", "at an odd address", "every third number"])
-@pytest.mark.parametrize("pairs", [False, PAIRS])
-def test_bfloat16_one_by_one_and_in_pairs_wherever_it_lies(pairs, layout, monkeypatch):
+@pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=needs_pairs, id="pairs")])
+def test_bfloat16_and_pairs_of_it_in_any_layout(pairs, layout, monkeypatch):
     monkeypatch.setattr(attention_pass, "_multiplies_pairs", lambda x: pairs)
     check(CASES["lengths"], torch.bfloat16, 2, layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_is_as_in_pytorch(value, dtype):
+def test_infinities_and_nan_propagate_as_in_pytorch(value, dtype):
     query, key = heads(dtype, H, L), heads(dtype, H, S, 2)
     query[1, 0, 3, 9] = value
     key[2, 1, 4] = value
@@ -87,9 +84,7 @@ def test_what_is_not_finite_is_as_in_pytorch(value, dtype):
     torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6, equal_nan=True)
 
 
-def test_few_scores_odd_heads_and_searches_go_another_way():
-    from fasttfm.cpu.linear import frozen_weights
-
+def test_few_scores_odd_head_sizes_mixed_dtypes_and_searches_are_not_supported():
     query, key = heads(torch.bfloat16, H, L), heads(torch.bfloat16, H, S)
     assert not attention_pass.weighs(query[:, :, :9], key, options())
     assert not attention_pass.weighs(query[..., :24], key[..., :24], options())

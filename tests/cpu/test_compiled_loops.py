@@ -1,11 +1,12 @@
-"""What numba compiles gives the same bits in the process that compiles it and in those that load it from disk, and
-wherever memory lies."""
+"""Compiled loops give the same bits when loaded from disk and at any addresses, and obey the rules for fast math."""
 
 import ast
 import inspect
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ print(misses, bits.hexdigest())
 """
 
 
-def test_loops_loaded_from_disk_give_the_bits_of_those_just_compiled(tmp_path):
+def test_loops_loaded_from_disk_give_the_same_bits(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     outputs = [
         subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
@@ -65,7 +66,7 @@ def test_loops_loaded_from_disk_give_the_bits_of_those_just_compiled(tmp_path):
 
 
 @pytest.mark.parametrize("loops", LOOPS, ids=lambda each: each.__name__)
-def test_a_function_is_called_from_python_or_inlined(loops):
+def test_functions_are_either_cached_entry_points_or_inlined(loops):
     functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
     assert functions
     for each in functions:
@@ -73,17 +74,38 @@ def test_a_function_is_called_from_python_or_inlined(loops):
         assert called != each.targetoptions.get("forceinline", False), each.__name__
 
 
+def test_machine_code_on_disk_is_outdated_by_a_change_of_any_source(tmp_path):
+    """Functions of other files are inlined into a loop."""
+    folder = tmp_path / "fasttfm" / "cpu"
+    shutil.copytree(Path(loop_parts.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fasttfm" / "__init__.py").touch()
+    program = """if True:
+        import numpy as np
+        from fasttfm.cpu import search_loops
+        out = np.empty(1, np.float32)
+        search_loops.log_sum_exp((1, 0), np.zeros((1, 8), np.float32), out)
+        print(out[0], sum(search_loops.log_sum_exp.stats.cache_misses.values()))
+        """
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path)}
+    command, results = [sys.executable, "-c", program], []
+    for factor in ("p", "p", "np.float32(2.0) * p"):
+        source = (folder / "loop_parts.py").read_text()
+        (folder / "loop_parts.py").write_text(source.replace("return p * from_bits(", f"return {factor} * from_bits("))
+        results.append(subprocess.check_output(command, cwd=tmp_path, env=environment, text=True).split())
+    (first, *compiled), (second, *loaded), (changed, *again) = results
+    assert (compiled, loaded, again) == (["1"], ["0"], ["1"])
+    assert first == second != changed
+
+
 @pytest.mark.parametrize("width", [8, 33, 48])
-def test_where_memory_lies_does_not_change_the_bits(width):
+def test_bits_do_not_depend_on_addresses(width):
     memory = np.random.default_rng(0).standard_normal(1 << 14).astype(np.float32)
     x, residual, weight, bias, s, statistics = (memory[1024 * n :][:width] for n in range(6))
     rows = [each[None] for each in (x, residual, s)]
-    found = set()
-    for place in (
-        9000,
-        *(at + more for at in (2048, 3072) for more in (width, width + 16)),
-    ):  # just behind what is read
-        y = memory[place : place + width]
+    results = set()
+    just_behind_inputs = [at + more for at in (2048, 3072) for more in (width, width + 16)]
+    for at in (9000, *just_behind_inputs):
+        y = memory[at : at + width]
         step_loops.add_layer_norm(
             (1, 0), *rows[:1], None, None, rows[1], weight, bias, 1e-5, 1, y[None], rows[2], None, None
         )
@@ -93,21 +115,19 @@ def test_where_memory_lies_does_not_change_the_bits(width):
             np.float32(1e-5), np.uint64(0), np.uint64(0), 0, np.float32(1), 0,
             *(each.ctypes.data for each in (y, s, statistics, statistics[1:])),
         )  # fmt: skip
-        found.add((of_step, y.tobytes()))
-    assert len(found) == 1
+        results.add((of_step, y.tobytes()))
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize(
     "loops", [*LOOPS, attention_loops, attention_scores, loop_parts], ids=lambda each: each.__name__
 )
-def test_what_may_add_in_any_order_writes_nothing(loops):
-    """Of a loop that writes there are two copies, for arrays that lie apart and for those that may not."""
+def test_functions_with_fast_math_only_reduce(loops):
+    """LLVM makes two copies of a loop that stores, for overlapping arrays and others, which would round differently."""
     functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
     for each in functions:
         if each.targetoptions.get("fastmath"):
-            tree = ast.parse(inspect.getsource(each.py_func))
-            writes = [
-                node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-            ]
-            assert not writes, f"{each.__name__} writes in line {writes[0].lineno}"
-            assert any(isinstance(node, ast.For) for node in ast.walk(tree)), f"{each.__name__} adds up nothing"
+            nodes = list(ast.walk(ast.parse(inspect.getsource(each.py_func))))
+            stores = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+            assert not stores, f"{each.__name__} stores in line {stores[0].lineno}"
+            assert any(isinstance(node, ast.For) for node in nodes), f"{each.__name__} has no loop"

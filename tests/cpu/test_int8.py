@@ -1,4 +1,4 @@
-"""Products in 8-bit integers: the same bits by every route, and no row that depends on another."""
+"""Products in 8-bit integers: the same bits on every backend, independent rows, and the choice of the backend."""
 
 import itertools
 import time
@@ -32,7 +32,7 @@ def rows_of(count: int, width: int, dtype: torch.dtype = torch.float32) -> torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda x: str(x)[6:])
-def test_a_row_is_at_most_half_a_step_away(route, dtype):
+def test_rows_are_quantized_to_half_a_step(route, dtype):
     x = rows_of(9, 70, dtype)
     quantized, scales = quantize_rows(x)
     assert quantized.dtype == torch.uint8
@@ -43,7 +43,7 @@ def test_a_row_is_at_most_half_a_step_away(route, dtype):
 
 @pytest.mark.parametrize("inputs", [1, 2, 7, 70, 512])
 @pytest.mark.parametrize("drawn", ["normal", "equal", "halves", "one", "extreme"])
-def test_a_weight_is_at_most_half_a_step_away_and_no_pair_leaves_16_bits(inputs, drawn):
+def test_weights_are_quantized_to_half_a_step_and_pairs_fit_16_bits(inputs, drawn):
     weight = rows_of(9, inputs)
     if drawn == "equal":  # two halves in a pair
         weight = weight[:, :1].expand(9, inputs)
@@ -61,18 +61,18 @@ def test_a_weight_is_at_most_half_a_step_away_and_no_pair_leaves_16_bits(inputs,
     assert pairs.max() * 255 < 2**15
     distance = (quantized.double() * scales.double()[:, None] - weight.double()).abs()
     assert (distance <= 0.5001 * scales.double()[:, None]).all()
-    for _ in range(3):  # quantized again they are the same integers
+    for _ in range(3):  # requantizing is exact
         repeated, scales = quantize_weight(dequantize(quantized, scales))
         assert torch.equal(repeated, quantized)
 
 
-def test_a_weight_that_is_no_number_gives_none():
+def test_the_scale_of_a_weight_row_with_nan_or_inf_is_not_finite():
     weight = rows_of(3, 8)
     weight[0, 2], weight[1, 3] = torch.nan, torch.inf
     assert quantize_weight(weight)[1].isfinite().tolist() == [False, False, True]
 
 
-def test_routes_give_the_same_bits(monkeypatch):
+def test_backends_give_the_same_bits(monkeypatch):
     if not step_passes.usable():
         pytest.skip("numba is not installed")
     weight, bias = rows_of(33, 70), torch.linspace(-1, 1, 33)
@@ -93,7 +93,7 @@ def test_routes_give_the_same_bits(monkeypatch):
         assert all(torch.equal(each, first) for each in same)
 
 
-def test_sums_are_exact_and_rows_keep_to_themselves(route):
+def test_sums_are_exact_and_rows_independent(route):
     weight, x = rows_of(64, 2048), rows_of(130, 2048)
     quantized, scales = quantize_rows(x)
     weights, weight_scales = quantize_weight(weight)
@@ -105,7 +105,7 @@ def test_sums_are_exact_and_rows_keep_to_themselves(route):
         assert torch.equal(product(x[-count:]), expected[-count:])
 
 
-def test_what_is_no_number_stays_none(route):
+def test_rows_with_nan_or_inf_stay_not_finite(route):
     x = rows_of(3, 32)
     x[1, 4] = torch.nan
     x[2, 5] = torch.inf
@@ -114,7 +114,7 @@ def test_what_is_no_number_stays_none(route):
     assert not y[1:].isfinite().any()
 
 
-def test_linear_multiplies_integers_where_it_is_told_to(monkeypatch):
+def test_linear_multiplies_integers_with_int8(monkeypatch):
     layer = torch.nn.Linear(64, 48)
     x = rows_of(5, 64)
     monkeypatch.setattr(int8, "route", lambda: int8.exact_routes()[0])
@@ -130,14 +130,14 @@ def test_linear_multiplies_integers_where_it_is_told_to(monkeypatch):
 
 @pytest.fixture
 def choosing(monkeypatch):
-    """Lets route() choose anew, of the operators that the test plants."""
+    """Calls route() anew with these backends and float64."""
 
-    def plant(**planted):
-        monkeypatch.setattr(int8, "ROUTES", {**planted, "float64": int8._float64})
+    def choose(**backends):
+        monkeypatch.setattr(int8, "ROUTES", {**backends, "float64": int8._float64})
         int8.route.cache_clear()
         return int8.route()
 
-    yield plant
+    yield choose
     int8.route.cache_clear()
 
 
@@ -152,7 +152,7 @@ def slowly(quantized, scales):
 
 
 def saturating(quantized, scales, together=4):
-    """Sums of so many products that stop at 16 bits; processors without VNNI add two."""
+    """Sums of `together` products saturated to 16 bits; processors without VNNI add two."""
 
     def multiply(rows):
         terms = rows.int()[:, None, :] * quantized.int()[None]
@@ -172,20 +172,20 @@ def absent(quantized, scales):
 
 
 def at_once(quantized, scales):
-    """Exact; products of the timed shape are there already, so that nothing can be faster."""
+    """Exact, and faster than anything: results of the timed shape are precomputed."""
     product, ready = int8._float64(quantized, scales), torch.zeros(int8._SHAPE[0], int8._SHAPE[2])
     timed = (quantized.shape[0], quantized.shape[1]) == (int8._SHAPE[2], int8._SHAPE[1])
     return (lambda rows: ready) if timed else product
 
 
-def test_the_operator_is_the_fastest_that_is_exact(choosing):
+def test_the_backend_is_the_fastest_exact_one(choosing):
     assert choosing(first=slowly, second=at_once) == "second"
     assert choosing(first=at_once, second=slowly) == "first"
     assert choosing(first=saturating, second=at_once) == "second"
     assert choosing(first=absent, second=at_once) == "second"
 
 
-def test_without_an_exact_and_fast_operator_the_numbers_are_those_of_float32_and_one_warning_says_so(choosing):
+def test_without_an_exact_and_fast_backend_int8_computes_in_float32_and_warns_once(choosing):
     assert choosing(first=slowly, second=saturating) is None
     layer, x = torch.nn.Linear(64, 48), rows_of(5, 64)
     with torch.inference_mode():
@@ -194,11 +194,11 @@ def test_without_an_exact_and_fast_operator_the_numbers_are_those_of_float32_and
         with frozen_weights(layer):
             assert torch.equal(actual, linear(x, layer.weight, layer.bias))
     int8.warn_without_route.cache_clear()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         int8.warn_without_route()
         int8.warn_without_route()
-    assert ["computes in float32" in str(each.message) for each in told] == [True]
+    assert ["computes in float32" in str(each.message) for each in caught] == [True]
     int8.warn_without_route.cache_clear()
     assert choosing(first=at_once) == "first"
     with warnings.catch_warnings():

@@ -1,5 +1,6 @@
-"""Linear layers with frozen weights compute what torch's do, and never with weights that have changed since."""
+"""Linear layers with frozen weights match torch's, and never use stale weights."""
 
+import functools
 import gc
 import threading
 
@@ -13,9 +14,7 @@ from fasttfm.cpu.linear import frozen, frozen_weights, linear
 from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, large_size, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
-helped = pytest.mark.skipif(
-    not module._packed_dtypes(), reason="this torch or processor has no oneDNN to lay weights out for"
-)
+packs = pytest.mark.skipif(not module._packed_dtypes(), reason="needs oneDNN's prepacked weights")
 
 
 def layer_of(rows=(3, 5), inputs=192, outputs=256, dtype=torch.float32):
@@ -24,35 +23,30 @@ def layer_of(rows=(3, 5), inputs=192, outputs=256, dtype=torch.float32):
 
 
 @pytest.fixture
-def laid_out(monkeypatch):
-    """Shapes of the weights in the order in which they were laid out."""
-    seen = []
+def packed(monkeypatch):
+    """Shapes of the weights in the order in which they were packed."""
+    shapes = []
 
-    def watch(name):
-        make = getattr(module, name)
+    def watched(make, weight, *args):
+        shapes.append(tuple(weight.shape))
+        return make(weight, *args)
 
-        def watched(weight, *arguments):
-            seen.append(tuple(weight.shape))
-            return make(weight, *arguments)
-
-        monkeypatch.setattr(module, name, watched)
-
-    watch("_packed_product")
-    watch("_panel_product")
-    return seen
+    for name in ("_packed_product", "_panel_product"):
+        monkeypatch.setattr(module, name, functools.partial(watched, getattr(module, name)))
+    return shapes
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_every_use_in_a_block_gives_what_torch_gives(dtype, with_bias, relu, batch_invariant):
+def test_every_call_inside_frozen_weights_matches_torch(dtype, with_bias, relu, batch_invariant):
     x, layer = layer_of(dtype=dtype)
     bias = layer.bias if with_bias else None
     with torch.inference_mode(), frozen_weights(layer, batch_invariant=batch_invariant):
         expected = nnF.linear(x.double(), layer.weight.double(), None if bias is None else bias.double())
         expected = expected.relu() if relu else expected
-        for _ in range(2):  # made, used again
+        for _ in range(2):  # packed, then cached
             actual = linear(x, layer.weight, bias, relu=relu)
             assert (actual.shape, actual.dtype) == (expected.shape, dtype)
             torch.testing.assert_close(actual.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -67,31 +61,31 @@ def test_any_number_of_rows(rows, batch_invariant):
             torch.testing.assert_close(linear(x, layer.weight, layer.bias), layer(x), rtol=1e-5, atol=1e-5)
 
 
-@helped
-def test_views_of_one_parameter_are_weights_of_their_own(laid_out):
+@packs
+def test_views_of_one_parameter_are_packed_separately(packed):
     x, layer = layer_of(outputs=768)
     with torch.inference_mode(), frozen_weights(layer):
         for _ in range(3):
             for part in (slice(0, 256), slice(256, 768), slice(0, 768)):
                 weight, bias = layer.weight[part], layer.bias[part]
                 torch.testing.assert_close(linear(x, weight, bias), nnF.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
-    assert laid_out == [(256, 192), (512, 192), (768, 192)], "once each"
+    assert packed == [(256, 192), (512, 192), (768, 192)], "once each"
 
 
-@helped
-def test_weights_are_laid_out_once_and_anew_when_they_have_changed(laid_out):
+@packs
+def test_weights_are_packed_once_and_again_after_a_change(packed):
     x, layer = layer_of()
     adam = torch.optim.Adam(layer.parameters(), fused=True)
 
     def check(times: int) -> None:
-        laid_out.clear()
+        packed.clear()
         with torch.inference_mode(), frozen_weights(layer):
             for _ in range(2):
                 torch.testing.assert_close(linear(x, layer.weight, layer.bias), layer(x), rtol=1e-5, atol=1e-5)
-        assert len(laid_out) == times
+        assert len(packed) == times
 
     check(1)
-    check(0)  # found again
+    check(0)
     with torch.no_grad():
         layer.weight.mul_(2.0)
     check(1)
@@ -103,14 +97,14 @@ def test_weights_are_laid_out_once_and_anew_when_they_have_changed(laid_out):
     layer.double()
     with torch.no_grad():
         layer.weight.mul_(0.5)
-    layer.float()  # perhaps where it was before: freed memory comes back
+    layer.float()  # perhaps at its old address: freed memory is reused
     check(1)
     layer.weight = nn.Parameter(layer.weight.detach() + 1.0)
     check(1)
 
 
-@helped
-def test_what_is_kept_goes_with_the_model():
+@packs
+def test_packed_weights_are_freed_with_the_model():
     x, layer = layer_of()
     gc.collect()
     before = len(module._of_models)
@@ -122,8 +116,8 @@ def test_what_is_kept_goes_with_the_model():
     assert len(module._of_models) == before
 
 
-@helped
-def test_autocast_is_obeyed():
+@packs
+def test_autocast_selects_the_dtype():
     x, layer = layer_of()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), frozen_weights(layer):
         for _ in range(3):
@@ -132,7 +126,7 @@ def test_autocast_is_obeyed():
             torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
-def test_with_gradients_or_outside_the_block_nothing_is_kept():
+def test_weights_are_frozen_only_inside_the_block_and_without_gradients():
     x, layer = layer_of()
     with frozen_weights(layer):
         assert not frozen(x)  # gradients are on
@@ -147,8 +141,8 @@ def test_with_gradients_or_outside_the_block_nothing_is_kept():
         assert not frozen(x)
 
 
-@helped
-def test_blocks_may_lie_within_each_other_and_are_a_threads_own():
+@packs
+def test_blocks_nest_and_are_thread_local():
     x, layer = layer_of()
     _, other = layer_of()
     elsewhere = []
@@ -171,8 +165,8 @@ def test_blocks_may_lie_within_each_other_and_are_a_threads_own():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 40), (512, 640)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outputs):
-    """Rows whose product is rounding alone, other ones than the classes were chosen by."""
+def test_batch_invariant_rows_have_the_same_bits_at_any_row_count(dtype, inputs, outputs):
+    """Rows whose product is rounding error alone, but not those that chose the classes."""
     rows = torch.randn(1500, inputs // 2) * torch.exp2(torch.randint(-6, 7, (1500, inputs // 2)))
     layer = nn.Linear(inputs, outputs, bias=False)
     with torch.no_grad():
@@ -184,53 +178,49 @@ def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outp
             assert torch.equal(linear(x[-count:], layer.weight), alone[-count:]), count
 
 
-def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
-    def classes(name, large=0, **differs):
-        """Of a product that sums the other way round where it differs: by rows, or by rows when there are threads; or
-        that adds the bias first and not last."""
+def test_row_classes_contain_only_counts_of_one_summation_order(threads):
+    def never(rows):
+        return False
+
+    def classes(name, large=0, rows=never, with_threads=never, bias_first=never):
+        """Of a product that sums in reverse order where rows(count), or with several threads with_threads(count)."""
 
         def make(weight, bias):
-            def product(rows):
-                backwards = differs.get("rows", no)(len(rows))
-                if torch.get_num_threads() > 1:
-                    backwards |= differs.get("threads", no)(len(rows))
-                columns = range(rows.shape[1])
-                terms = [rows[:, k : k + 1] * weight[:, k] for k in (reversed(columns) if backwards else columns)]
-                bias_first = differs.get("bias", no)(len(rows))
-                return sum([bias, *terms] if bias_first else [*terms, bias])
+            def product(x):
+                count, columns = len(x), range(x.shape[1])
+                backwards = rows(count) or (torch.get_num_threads() > 1 and with_threads(count))
+                terms = [x[:, k : k + 1] * weight[:, k] for k in (reversed(columns) if backwards else columns)]
+                return sum([bias, *terms] if bias_first(count) else [*terms, bias])
 
             return product
 
         return row_classes(make, 64, 48, torch.float32, (name,), large)
 
-    def no(rows):
-        return False
-
     threads(1)
     assert classes("all alike") == RowClasses(ROW_COUNTS)
     assert classes("few", rows=lambda rows: rows <= 8) == RowClasses((16, 32, 40, 64, 96, 128, 192, 256))
-    assert classes("bias", bias=lambda rows: rows == 1) == RowClasses(ROW_COUNTS[1:])
-    assert classes("threads", threads=lambda rows: True) == RowClasses(ROW_COUNTS)
+    assert classes("bias", bias_first=lambda rows: rows == 1) == RowClasses(ROW_COUNTS[1:])
+    assert classes("threads", with_threads=lambda rows: True) == RowClasses(ROW_COUNTS)
     threads(2)
     assert classes("all alike") == RowClasses(ROW_COUNTS)
-    assert classes("many", threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
-    assert classes("threads", threads=lambda rows: True) == RowClasses(ROW_COUNTS, one_thread=True)
+    assert classes("many", with_threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
+    assert classes("threads", with_threads=lambda rows: True) == RowClasses(ROW_COUNTS, one_thread=True)
     assert torch.get_num_threads() == 2
     assert classes("all alike", large=384) == RowClasses((*ROW_COUNTS, 384))
     assert classes("large differ", large=384, rows=lambda rows: rows > 256) == RowClasses(ROW_COUNTS)
     assert classes("many", large=384) == classes("many")
-    alone = classes("threads", large=384, threads=lambda rows: True)
+    alone = classes("threads", large=384, with_threads=lambda rows: True)
     assert alone == RowClasses((*ROW_COUNTS, 384), one_thread=True)
 
 
 @pytest.mark.parametrize(
     ("rows", "size"), [(1, 0), (256, 0), (257, 384), (385, 512), (1024, 1024), (1025, 640), (1500, 768), (9000, 1024)]
 )
-def test_many_rows_are_filled_up_little(rows, size):
+def test_many_rows_are_padded_little(rows, size):
     assert large_size(rows) == size
 
 
-def test_a_product_whose_last_row_differs_is_made_of_single_rows(threads):
+def test_a_product_whose_last_row_differs_is_computed_row_by_row(threads):
     threads(2)
 
     def make(weight, bias):

@@ -1,4 +1,4 @@
-"""The passes of a decoder's step, compiled by numba, against the reference; a row depends on itself alone."""
+"""The compiled loops of a decoding step against the reference; rows are independent."""
 
 import pytest
 import torch
@@ -15,7 +15,12 @@ BOUND = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
 
 
-def test_they_are_usable_where_numba_is_installed():
+def close(actual, expected, factor=1):
+    bound = BOUND[actual.dtype]
+    torch.testing.assert_close(actual.double(), expected, rtol=bound, atol=factor * bound)
+
+
+def test_the_loops_are_usable_with_numba_for_cpu_tensors_of_their_dtypes():
     assert step_passes.usable()
     assert not step_passes.takes(torch.zeros(1, dtype=torch.float64))
     assert not step_passes.takes(torch.zeros(1, device="meta"))
@@ -38,9 +43,7 @@ def test_attention_to_ancestors(dtype, heads, size, position):
 
     positions = torch.full((rows,), position)
     found = step_passes.attend_to_ancestors(joint, keys, values, ancestors, slots, positions)
-    torch.testing.assert_close(
-        found.double(), expected.transpose(1, 2).reshape(rows, width), rtol=BOUND[dtype], atol=BOUND[dtype]
-    )
+    close(found, expected.transpose(1, 2).reshape(rows, width))
     assert torch.equal(keys[slots.long(), position], key)
     assert torch.equal(values[slots.long(), position], value)
     alone = [
@@ -52,19 +55,19 @@ def test_attention_to_ancestors(dtype, heads, size, position):
 
 @dtypes
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 5), (8, 64)])
-def test_attention_to_the_memory_sees_a_sentences_own_length(dtype, heads, size):
+def test_cross_attention_reads_no_padding(dtype, heads, size):
     lengths, sentences = torch.tensor([1, 11, 4]), torch.tensor([2, 0, 1, 1, 2]).int()
     query = torch.randn(5, heads * size).to(dtype)
     keys, values = torch.randn(2, 3, heads, 11, size).to(dtype).unbind(0)
-    keys[0, :, 1:], values[2, :, 4:] = torch.nan, torch.nan  # padding is not even looked at
+    keys[0, :, 1:], values[2, :, 4:] = torch.nan, torch.nan  # padding is not read
     clean = (x.double()[sentences.long()].nan_to_num() for x in (keys, values))
     expected = reference.attention(
         query.view(5, heads, 1, size).double(), *clean, key_lengths=lengths[sentences.long()]
     )[0]
     found = step_passes.attend_to_memory(query, keys, values, sentences, lengths)
-    torch.testing.assert_close(found.double(), expected.reshape(5, -1), rtol=BOUND[dtype], atol=BOUND[dtype])
+    close(found, expected.reshape(5, -1))
     longer = (torch.nn.functional.pad(x, (0, 0, 0, 9)) for x in (keys, values))
-    assert torch.equal(step_passes.attend_to_memory(query, *longer, sentences, lengths), found), "nor does it matter"
+    assert torch.equal(step_passes.attend_to_memory(query, *longer, sentences, lengths), found)
 
 
 @dtypes
@@ -75,13 +78,13 @@ def test_sum_and_layer_norm(dtype, width):
     y, s = step_passes.add_layer_norm(x, residual, weight, bias, 1e-5)
     assert torch.equal(s, residual + x), "rounded as PyTorch rounds"
     expected = torch.nn.functional.layer_norm(s.double(), (width,), weight.double(), bias.double(), 1e-5)
-    torch.testing.assert_close(y.double(), expected, rtol=BOUND[dtype], atol=3 * BOUND[dtype])
+    close(y, expected, 3)
     alone = [step_passes.add_layer_norm(a[None], b[None], weight, bias, 1e-5)[0] for a, b in zip(x, residual)]
     assert torch.equal(y, torch.cat(alone))
 
 
 @dtypes
-def test_what_is_no_number_stays_none(dtype):
+def test_nan_and_inf_propagate(dtype):
     x, ones = torch.zeros(2, 8).to(dtype), torch.ones(8).to(dtype)
     x[0, 3], x[1, 2] = torch.nan, torch.inf
     y, s = step_passes.add_layer_norm(x, torch.zeros_like(x), ones, ones, 1e-5)
@@ -98,7 +101,7 @@ def test_what_is_no_number_stays_none(dtype):
 @dtypes
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("beam", [1, 5])
-def test_a_search_finds_what_it_finds_without_them(monkeypatch, dtype, norm_first, beam):
+def test_a_search_matches_one_without_the_loops(monkeypatch, dtype, norm_first, beam):
     config = TransformerConfig(
         vocab_size=90, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, norm_first=norm_first,
         final_norm=norm_first,
@@ -114,12 +117,11 @@ def test_a_search_finds_what_it_finds_without_them(monkeypatch, dtype, norm_firs
     monkeypatch.setattr(step_passes, "usable", lambda: False)
     expected = search_ids(model, sources, settings)
     if dtype == torch.float32:
-        assert [[each.tokens for each in some] for some in found] == [
-            [each.tokens for each in some] for some in expected
-        ]
+        tokens, expected_tokens = ([[each.tokens for each in some] for some in all_] for all_ in (found, expected))
+        assert tokens == expected_tokens
     pairs = [(source, each) for source, some in zip(sources, found) for each in some]
     scores = score_ids(model, [source for source, _ in pairs], [each.tokens for _, each in pairs])
     relative, absolute = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (0.05, 0.3), torch.float16: (0.01, 0.05)}[dtype]
     assert [each.log_probability for _, each in pairs] == pytest.approx(scores, rel=relative, abs=absolute)
     assert len({tuple(some[0].tokens) for some in found}) > 2
-    assert max(len(some[0].tokens) for some in found) > 32, "longer than the first caches"
+    assert max(len(some[0].tokens) for some in found) > 32, "longer than the initial cache"

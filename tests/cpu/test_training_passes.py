@@ -1,4 +1,4 @@
-"""The compiled passes of a training step on a CPU against what PyTorch's route computes."""
+"""The compiled loops of a training step on a CPU against the PyTorch backend."""
 
 import math
 import os
@@ -14,6 +14,7 @@ from waiting import PATIENCE
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.cpu import training_passes
+from fasttfm.cpu.linear import frozen_weights
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm_pretraining.models.gpt import GPT, GPTConfig
 
@@ -22,12 +23,11 @@ pytest.importorskip("numba")
 from fasttfm.cpu import thread_team, training_loops
 
 DTYPES = (torch.float32, torch.bfloat16)
-B, H = 3, 2
 
 
 @pytest.fixture
-def plain(monkeypatch):
-    """What PyTorch's route gives for a function of no arguments."""
+def by_pytorch(monkeypatch):
+    """Runs a function without the compiled loops."""
 
     def run(function):
         with monkeypatch.context() as patch:
@@ -42,9 +42,8 @@ def tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
 
 
 def same(x: Tensor, y: Tensor) -> None:
-    """Equal but for one rounding in x's dtype, of numbers of the size of one."""
-    eps = torch.finfo(x.dtype).eps
-    torch.testing.assert_close(x, y, rtol=2 * eps, atol=1e-6)
+    """Assert that x and y of order 1 differ by one rounding at most."""
+    torch.testing.assert_close(x, y, rtol=2 * torch.finfo(x.dtype).eps, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 300, 128), (3, 5, 13), (2, 3, 1)])
@@ -56,8 +55,8 @@ def test_keep_masks_are_the_bits_of_the_reference(shape, p):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.3])
-def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, dtype, plain):
-    """A branch of dtype on a float32 stream, as under autocast; float32 sums over rows are taken in other orders."""
+def test_residual_layer_norm_and_its_gradients_match_pytorch(p, dtype, by_pytorch):
+    """A branch of dtype and a float32 stream, as under autocast; sums over rows differ in order."""
     from fasttfm.functional.residual_norm import residual_layer_norm
 
     rows, width = 517, 96
@@ -72,22 +71,20 @@ def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, dtype, pl
         return y, s, *torch.autograd.grad([y, s], [x, residual, weight, bias], grads)
 
     assert training_passes.takes(torch.empty(rows, width))
-    for value, expected in zip(run(), plain(run), strict=True):
-        eps = torch.finfo(value.dtype).eps
-        of_sums = rows * torch.finfo(torch.float32).eps  # terms are of the size of ten
-        torch.testing.assert_close(
-            value, expected, rtol=max(2 * eps, 1e-5), atol=2e-5 if value.dim() > 1 else of_sums * 10
-        )
+    of_sums = 10 * rows * torch.finfo(torch.float32).eps  # terms of order 10
+    for value, expected in zip(run(), by_pytorch(run), strict=True):
+        bounds = {"rtol": max(2 * torch.finfo(value.dtype).eps, 1e-5), "atol": 2e-5 if value.dim() > 1 else of_sums}
+        torch.testing.assert_close(value, expected, **bounds)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize(("p", "pad_id"), [(0.0, None), (0.3, None), (0.3, 2), (1.0, 0)])
-def test_the_gradient_of_an_embedding_has_the_bits_of_pytorchs(p, pad_id, tokens, dtype, plain):
-    """Rows of few tokens, of many and of none; zeros too, whose sign a sum that begins at 0 does not keep."""
-    given = torch.randint(0, 40, (7, 60), generator=torch.Generator().manual_seed(0)).to(tokens)
+def test_the_gradient_of_an_embedding_has_pytorchs_bits(p, pad_id, tokens, dtype, by_pytorch):
+    """Rows of few, many and no tokens; gradients of -0.0, whose sign a sum that starts at 0 loses."""
+    ids = torch.randint(0, 40, (7, 60), generator=torch.Generator().manual_seed(0)).to(tokens)
     weight = tensor(dtype, 50, 100).requires_grad_()
-    y = F.embed(given, weight, scale=3.3, pad_id=pad_id, dropout_p=p, seed=torch.tensor([5]))
+    y = F.embed(ids, weight, scale=3.3, pad_id=pad_id, dropout_p=p, seed=torch.tensor([5]))
     grad = tensor(dtype, *y.shape, seed=1)
     grad[:, ::9] = -0.0
 
@@ -96,12 +93,12 @@ def test_the_gradient_of_an_embedding_has_the_bits_of_pytorchs(p, pad_id, tokens
 
     assert training_passes.takes(grad)
     bits = torch.int32 if dtype == torch.float32 else torch.int16
-    assert torch.equal(run().view(bits), plain(run).view(bits))
+    assert torch.equal(run().view(bits), by_pytorch(run).view(bits))
 
 
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gelu_by_tanh_and_its_gradient_are_those_of_the_formula(dtype, drops):
+def test_tanh_gelu_and_its_gradient_match_the_formula(dtype, drops):
     far = torch.tensor([0.0, 1e-30, 12.9, 13.1, 80.0, 1e10, 1e30, torch.finfo(dtype).max])
     x = torch.cat([torch.linspace(-15, 15, 700 * 16), far, -far]).to(dtype).view(-1, 16)
     grad = tensor(dtype, *x.shape)
@@ -114,29 +111,29 @@ def test_gelu_by_tanh_and_its_gradient_are_those_of_the_formula(dtype, drops):
     d_x, again = training_passes.gelu_tanh_gradient(grad.clone(), x, keep)
     assert torch.equal(hidden, again)
     same(hidden, expected.detach().to(dtype))
-    near = x.abs() < 1e10  # beyond, the formula itself takes infinity times zero
+    near = x.abs() < 1e10  # beyond, the formula has inf * 0
     same(d_x[near], wide.grad.to(dtype)[near])
     torch.testing.assert_close(d_x[~near], torch.where(x > 0, grad, 0.0)[~near] * (keep[~near] if drops else 1.0))
-    no_number, all_kept = torch.full((1, 16), torch.nan), torch.empty(0, dtype=torch.bool)
-    assert training_passes.gelu_tanh(no_number, all_kept).isnan().all()
-    assert training_passes.gelu_tanh_gradient(torch.ones(1, 16), no_number, all_kept)[0].isnan().all()
+    nan, all_kept = torch.full((1, 16), torch.nan), torch.empty(0, dtype=torch.bool)
+    assert training_passes.gelu_tanh(nan, all_kept).isnan().all()
+    assert training_passes.gelu_tanh_gradient(torch.ones(1, 16), nan, all_kept)[0].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("given", [{}, {"reduction": "sum"}, {"inplace": True}], ids=str)
-def test_cross_entropy_and_its_gradient_are_those_of_pytorch(given, smoothing, dtype, plain):
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"inplace": True}], ids=str)
+def test_cross_entropy_and_its_gradient_match_pytorch(options, smoothing, dtype, by_pytorch):
     raw, target = (torch.randn(70, 515) * 3).to(dtype), torch.randint(515, (70,))
     raw[4, 7], target[::5] = -math.inf, -100
 
     def solve():
         logits = raw.clone().requires_grad_()
-        loss, nll = F.cross_entropy(logits * 1.0, target, label_smoothing=smoothing, **given)
+        loss, nll = F.cross_entropy(logits * 1.0, target, label_smoothing=smoothing, **options)
         return loss.detach(), nll, *torch.autograd.grad(loss, logits)
 
     if smoothing:
         raw[4, 7] = -9.0
-    expected, actual = plain(solve), solve()
+    expected, actual = by_pytorch(solve), solve()
     for x, wanted in zip(actual[:2], expected[:2]):
         torch.testing.assert_close(x, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(actual[2], expected[2], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
@@ -144,7 +141,7 @@ def test_cross_entropy_and_its_gradient_are_those_of_pytorch(given, smoothing, d
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
-def test_cross_entropy_of_what_is_not_finite_is_no_number(value):
+def test_cross_entropy_of_nan_or_inf_is_nan(value):
     logits = torch.randn(70, 515)
     logits[3, 9] = value
     logits.requires_grad_()
@@ -154,9 +151,11 @@ def test_cross_entropy_of_what_is_not_finite_is_no_number(value):
     assert gradient.isnan().all(1).nonzero().tolist() == [[3]]
 
 
-def test_few_elements_are_for_pytorch_and_many_threads_where_no_team_can_be_started(monkeypatch):
+def test_pytorch_computes_few_elements_searches_and_many_threads_without_a_team(monkeypatch):
     assert not training_passes.takes(torch.zeros(100, 100))
-    assert thread_team.start(), "PyTorch for a CPU computes with an OpenMP library that starts teams"
+    with torch.no_grad(), frozen_weights(torch.nn.Linear(2, 2)):
+        assert not training_passes.takes(torch.zeros(200, 200))
+    assert thread_team.start(), "PyTorch for a CPU has an OpenMP library that starts teams"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert training_passes.takes(torch.zeros(200, 200))
     monkeypatch.setattr(thread_team, "start", lambda: 0)
@@ -165,7 +164,7 @@ def test_few_elements_are_for_pytorch_and_many_threads_where_no_team_can_be_star
 
 
 def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
-    """What each gives at a size of several parts, the last one short."""
+    """The results of each loop at a size of several parts, the last one short."""
     seed = torch.tensor([-(2**62)])
     rows, dy, before = (tensor(dtype, 4133, 96, seed=2 + n) for n in range(3))
     weight, bias = (tensor(torch.float32, 96, seed=5 + n) for n in range(2))
@@ -177,9 +176,7 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
         "gelu_tanh": (training_passes.gelu_tanh(before, keep),),
         "gelu_tanh_gradient": training_passes.gelu_tanh_gradient(dy.clone(), before, keep),
         "residual_layer_norm": (y, s, *statistics, keep),
-        "residual_layer_norm_without_dropout": training_passes.residual_layer_norm(
-            rows, dy, weight, bias, 1e-5, 0.0, None, 0
-        ),
+        "without_dropout": training_passes.residual_layer_norm(rows, dy, weight, bias, 1e-5, 0.0, None, 0),
         "residual_layer_norm_gradient": training_passes.residual_layer_norm_gradient(
             dy, rows, s, tuple(statistics), weight, keep, 1.5
         ),
@@ -191,7 +188,7 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
     }
     functions = {name: value.__code__ for name, value in vars(training_passes).items() if hasattr(value, "__code__")}
     passes = {name for name, code in functions.items() if "loops" in code.co_names}
-    assert passes == set(every) - {"residual_layer_norm_without_dropout"}
+    assert passes == set(every) - {"without_dropout"}
     return every
 
 
@@ -206,8 +203,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, threads):
             assert all(torch.equal(x, y) for x, y in zip(values, expected[name], strict=True)), (name, count)
 
 
-def test_a_part_is_done_by_the_thread_that_is_free():
-    """More threads than there are, and fewer parts than threads: each part is done once."""
+def test_each_part_is_computed_once_with_more_threads_than_cores_and_parts():
     keep, seed = torch.zeros(1, 40, 512, dtype=torch.uint8), torch.tensor([7])
     team = 8, thread_team.start()
     training_loops.keep_mask(team, training_passes.unsigned(seed), np.uint64(3), 77, keep.numpy())
@@ -215,8 +211,8 @@ def test_a_part_is_done_by_the_thread_that_is_free():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_computes_alone_what_its_parent_does():
-    """A fork takes no threads along: a child that waits for them, as PyTorch's own operators do, waits for ever."""
+def test_a_forked_process_computes_on_one_thread():
+    """A fork has none of its parent's threads: waiting for them, as PyTorch's own operators do, would hang."""
     program = """
 import os, torch
 from fasttfm.cpu import training_passes
@@ -232,33 +228,23 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.stdout == "0\n"
 
 
-def test_a_search_computes_as_before():
-    from fasttfm.cpu.linear import frozen_weights
-
-    with torch.no_grad(), frozen_weights(torch.nn.Linear(2, 2)):
-        assert not training_passes.takes(torch.zeros(200, 200))
-    assert training_passes.takes(torch.zeros(200, 200))
-
-
 @pytest.mark.parametrize("kind", ["transformer", "gpt"])
-def test_no_pass_pins_the_memory_of_a_parameter(kind, monkeypatch):
-    """FSDP gives it back after every layer, which it cannot once Tensor.numpy() has been called on it."""
-    if kind == "gpt":
-        model = GPT(GPTConfig(vocab_size=64, d_model=128, heads=8, d_ff=256, layers=2, max_length=64))
-        tokens = torch.randint(4, 64, (16, 32))
-        run = lambda: model(tokens).square().mean()  # noqa: E731
-    else:
-        model = Transformer(TransformerConfig(vocab_size=64, d_model=128, heads=8, d_ff=256, max_length=64))
-        tokens = torch.randint(4, 64, (16, 32))
-        run = lambda: model.loss(tokens, tokens[:, :-1], tokens[:, 1:])[0]  # noqa: E731
-    entered: list[str] = []
+def test_no_loop_pins_the_memory_of_a_parameter(kind, monkeypatch):
+    """FSDP frees it after every layer, which is impossible once Tensor.numpy() has been called on it."""
+    tokens, sizes = (
+        torch.randint(4, 64, (16, 32)),
+        {"vocab_size": 64, "d_model": 128, "heads": 8, "d_ff": 256, "max_length": 64},
+    )
+    model = GPT(GPTConfig(layers=2, **sizes)) if kind == "gpt" else Transformer(TransformerConfig(**sizes))
+    entered = set()
     for name in ("residual_layer_norm", "residual_layer_norm_gradient"):
         function = getattr(training_passes, name)
         monkeypatch.setattr(
-            training_passes, name, lambda *given, of=name, function=function: (entered.append(of), function(*given))[1]
+            training_passes, name, lambda *args, of=name, function=function: (entered.add(of), function(*args))[1]
         )
     torch.set_num_threads(1)
-    run().backward()
-    assert {"residual_layer_norm", "residual_layer_norm_gradient"} <= set(entered)
+    loss = model(tokens).square().mean() if kind == "gpt" else model.loss(tokens, tokens[:, :-1], tokens[:, 1:])[0]
+    loss.backward()
+    assert entered == {"residual_layer_norm", "residual_layer_norm_gradient"}
     pinned = [name for name, p in model.named_parameters() if not p.untyped_storage().resizable()]
     assert not pinned

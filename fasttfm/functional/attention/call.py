@@ -149,7 +149,8 @@ class Saved(NamedTuple):
     saved: Tensor
     """The weights before dropout or the log-sum-exp, as SAVING_WEIGHTS says."""
     kept: Tensor | None
-    """From explicit the weights after dropout, from fused what is added to the scores."""
+    """From explicit the weights after dropout, from fused what is added to the scores, from blocks the weights before
+    dropout where they are few."""
     lse: Tensor | None
     """The log-sum-exp beside weights, where there are sinks."""
 

@@ -10,6 +10,7 @@ a CPU read; PyTorch's products read padded rows.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -126,12 +127,15 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
     if call.backend != "blocks":
         return kernel_plans.forward(call, memory)
 
+    keys = call.sizes[3]
+    saves = torch.is_grad_enabled() and attention_pass.saves_weights(math.prod(lines), keys, call)
+
     def by_loop(call: Call) -> Outputs:
         output, lse = memory(call)
         of_rows = lse.expand(batch, -1, -1) if call.packed else lse
-        out = call.output_by_head(output, heads), of_rows
-        attention_pass.forward(*call.heads, call, out, call.sequences)
-        return output, lse, None, None
+        weights = lse.new_empty(*lines, keys) if saves else None
+        attention_pass.forward(call, call.output_by_head(output, heads), of_rows, weights)
+        return output, lse, weights, None
 
     return by_loop
 
@@ -228,19 +232,19 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
 
 
 def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
-    grad, mask_gradient, _, d_key, (call, output, saved, *_) = backward
+    grad, mask_gradient, _, d_key, (call, output, saved, kept, _) = backward
     gradients: Any
     d_mask: Tensor | None = None
     if is_empty(call):
         gradients = [None if x is None else x.zero_() for x in gradient_memory(call)(call, d_key)]
         d_mask = torch.zeros_like(call.mask) if call.mask is not None and mask_gradient else None
     elif call.backend == "blocks":
-        gradients, heads = gradient_memory(call)(call, d_key), call.heads
+        gradients, heads = gradient_memory(call)(call, d_key), call.sizes[1]
         out = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).heads
-        count = heads[0].shape[1]
         of_rows = saved.expand(call.batch, -1, -1) if call.packed else saved
-        rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
-        attention_pass.backward(*rows, of_rows, call, out, call.sequences)
+        rows = call.output_by_head(grad, heads), call.output_by_head(output, heads)  # type: ignore[arg-type]
+        weights = None if kept is None or not kept.numel() else kept
+        attention_pass.backward(call, *rows, of_rows, weights, out)
     else:
         *gradients, d_mask = _products_gradients(backward, known)
     return *gradients, None, None, d_mask, sinks_gradient(backward.saved, grad)
