@@ -121,7 +121,7 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"softcap": -1.0}, "softcap=-1.0 must be 0, which is none, or a number from"),
+        ({"softcap": -1.0}, r"softcap=-1.0 must be 0 \(off\) or a number from"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf must be a number between"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes torch.float32 \(3,\) must be floats \(4,\)"),
         ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: whole numbers from 0 up, or -1"),

@@ -254,7 +254,7 @@ def test_it_is_compiled_as_one_graph():
 
 
 WRONG = {
-    "page out of range": ({"block_table": torch.full((3, 10), 36)}, "block_table has page 36: key_cache has 0 to 35"),
+    "page out of range": ({"block_table": torch.full((3, 10), 36)}, "block_table has page 36: there are 0 to 35"),
     "page below": ({"block_table": torch.full((3, 10), -1)}, "block_table has page -1"),
     "too long": (
         {"cache_lengths": torch.tensor([13, 0, 40])},
