@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, places, surplus_of
+from fasttfm.compat.arguments import Window, check_heads, check_rank, scoring, surplus_of
 from fasttfm.compat.probabilities import packed_probabilities
 from fasttfm.compat.rows import used_rows
 from fasttfm.functional import varlen_attention
@@ -63,7 +63,7 @@ def varlen_attn(
         batch, held = len(cu_seq_q) - 1, cu_seq_k if block_table is None else None
         key, value, cu_seq_k = used_rows(name, key, value, batch, held, seqused_k, block_table, max_k)
     sequences = Sequences(cu_seq_q, cu_seq_k, max_q, max_k)
-    options = places(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k))
+    options = scoring(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k))
     output = varlen_attention(query, key, value, *sequences, dropout_p=dropout_p, scale=scale, **options)
     if return_aux is None or not return_aux.lse:
         return output

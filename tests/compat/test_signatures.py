@@ -124,7 +124,7 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
         ({"softcap": -1.0}, r"softcap=-1.0 must be 0 \(off\) or a number from"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf must be a number between"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes torch.float32 \(3,\) must be floats \(4,\)"),
-        ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: whole numbers from 0 up, or -1"),
+        ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: each side must be 0 or more, or -1"),
         ({"window_size": (0.5, 1)}, r"window_size=\(0.5, 1\) has 0.5"),
         ({"window_size": (True, "a")}, "has True"),
     ],
@@ -142,7 +142,7 @@ def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
 def test_heads_that_do_not_fit_are_refused():
     q, k, v = tensors((6, H, D), (8, 3, D), (8, 3, D))
     starts, cu_seqlens_k = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
-    with pytest.raises(ValueError, match="query has 4 heads and key 3: a divisor of them is needed"):
+    with pytest.raises(ValueError, match="key has 3 heads, which must divide the 4 of query"):
         varlen.varlen_attn(q, k, v, starts, cu_seqlens_k, 3, 5, enable_gqa=True)
     with pytest.raises(ValueError, match="give enable_gqa=True"):
         varlen.varlen_attn(q, k, v, starts, cu_seqlens_k, 3, 5)
