@@ -199,7 +199,7 @@ def test_autocast_leaves_the_loss_in_float32():
         ({"reduction": "none", "inplace": True}, "reduction is 'none': inplace=True needs mean or sum"),
         ({"class_weights": torch.ones(13)}, r"class_weights is \(13,\) of torch.float32: it must be \(50,\) floats"),
         ({"row_weights": torch.ones(13, dtype=torch.int64)}, r"row_weights is .*: it must be \(13,\) floats"),
-        ({"row_weights": torch.ones(13, requires_grad=True)}, "row_weights asks for a gradient.*reduction='none'"),
+        ({"row_weights": torch.ones(13, requires_grad=True)}, "row_weights requires a gradient.*reduction='none'"),
         ({"label_smoothing": -0.1}, "label_smoothing -0.1"),
         ({"logits": torch.zeros(50, 13).t().requires_grad_(), "inplace": True}, r"call .contiguous\(\)"),
         ({"logits": torch.zeros(1, 50).expand(13, 50).requires_grad_(), "inplace": True}, "separate rows"),
