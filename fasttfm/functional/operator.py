@@ -310,10 +310,6 @@ class Operator(Generic[Fields]):
         """The call with its route resolved."""
         return call if self._decide is None else self.record((*call[:-1], self._decide(call)))
 
-    def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
-        """The same as call(), one attribute slower."""
-        return self.call(*fields, **named)
-
 
 def _of_first_tensors(tensors: int, gradients: int) -> Callable[..., Any]:
     """Return the backward of an operator whose derivative computes the gradients of its first tensors."""

@@ -1,4 +1,4 @@
-"""Classes derived from Tensor: understood, computed by their own rules, or refused in a line with the argument."""
+"""Tensor subclasses: accepted, computed by their own rules, or refused in one line that names the argument."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ HEADS = (2, 2, N, 8)
 
 
 class Tagged(Tensor):
-    """What its memory says."""
+    """Overrides nothing."""
 
 
 class Meaning(Tensor):
-    """What only its own functions know."""
+    """Overrides __torch_function__."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -30,7 +30,7 @@ class Meaning(Tensor):
 
 
 class Quantised(Tensor):
-    """Computes torch's sums alone."""
+    """Overrides __torch_dispatch__, and computes nothing."""
 
     @staticmethod
     def __new__(cls, x: Tensor) -> Any:
@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_class_of_its_own_meaning_is_refused_by_name_and_a_tag_is_no_meaning(name, route):
+def test_a_subclass_that_overrides_torch_is_refused_and_a_plain_one_accepted(name, route):
     function, make = CALLS[name]
     torch.manual_seed(0)
     first, *others = make()
@@ -112,7 +112,7 @@ def test_a_distributed_tensor_is_refused_by_name(name, mesh):
 @pytest.mark.parametrize("keys", [N, 9, 4])
 @pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
 @pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
-def test_a_causal_bias_is_the_triangle_that_it_says(make, keys, route):
+def test_a_causal_bias_equals_its_mask(make, keys, route):
     query, (key, value) = torch.randn(HEADS), torch.randn(2, 2, 2, keys, 8)
     bias = make(N, keys)
     allowed = bias._materialize()
@@ -136,7 +136,7 @@ def test_a_causal_bias_of_another_shape_or_beside_causal_is_refused(options):
         F.attention(query, key, key, mask=causal_upper_left(N, N), **options)
 
 
-def test_the_drop_in_of_attention_leaves_to_torch_what_operators_do_not_read():
+def test_scaled_dot_product_attention_leaves_nested_tensors_to_torch():
     rows = jagged(torch.randn(2, N, 2, 8)).transpose(1, 2).requires_grad_()
     expected = torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
     got = F.scaled_dot_product_attention(rows, rows, rows)
@@ -146,7 +146,7 @@ def test_the_drop_in_of_attention_leaves_to_torch_what_operators_do_not_read():
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_modules_compute_classes_of_their_own_meaning_as_torch_does(grad):
+def test_modules_leave_subclasses_to_torch(grad):
     x = torch.randn(2, N, E)
     for name, arguments in (("LayerNorm", (E,)), ("RMSNorm", (E,)), ("TransformerEncoderLayer", (E, 2, 32, 0.0))):
         theirs, ours = getattr(torch.nn, name)(*arguments), getattr(fasttfm.nn, name)(*arguments)
