@@ -1,4 +1,4 @@
-"""reference.attention against torch's own attention in float64, and the worked example, through the kernels as well."""
+"""reference.attention against torch's attention in float64; a worked example through all routes."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_a_row_with_no_key_to_attend_gives_zeros_and_no_gradient():
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
-def test_gradients_are_those_of_the_function(p):
+def test_gradients_equal_finite_differences(p):
     q, k, v, mask = random(2, 2, 3, 4), random(2, 2, 4, 4), random(2, 2, 4, 3), random(1, 3, 4)
     options = {"causal": True, "causal_offset": 1, "key_lengths": torch.tensor([4, 2])}
     seed = torch.tensor([11]) if p else None
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_the_function(p):
     assert torch.autograd.gradcheck(function, (q, k, v, mask))
 
 
-def test_dropout_scales_what_it_keeps_and_leaves_the_returned_weights_whole():
+def test_dropout_scales_kept_weights_and_returns_them_undropped():
     q, k = random(1, 2, 30, 8), random(1, 2, 40, 8)
     values = torch.eye(40, dtype=torch.float64).expand(1, 2, 40, 40)  # so that the output is the weights after dropout
     kept, weights = reference.attention(q, k, values, dropout_p=0.25, seed=torch.tensor([1]))

@@ -128,8 +128,8 @@ def plain(
     counted = counted_rows(target, ignore_index)
     if (classes := _loop_target(logits, target, counted, scale)) is not None:
         gradient = logits if overwrite else None
-        losses, statistics = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
-        return losses, None if overwrite else statistics
+        losses, row_stats = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
+        return losses, None if overwrite else row_stats
     losses = logits.new_empty((2, len(logits)), dtype=wide(logits.dtype))
     statistics = None if overwrite else torch.empty_like(losses)
     weights: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Other packages' signatures: the numbers of a plain formula, refusals by name, and no drift from the originals."""
+"""Other packages' signatures: against a plain formula, wrong arguments by name, and equal to the originals."""
 
 import inspect
 
@@ -13,7 +13,7 @@ NAMES = [name for name in vars(flash_attn) if name.startswith("flash_attn")]
 
 
 def plain(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0.0, slopes=None):
-    """(L, H, D), (S, Hk, D): one sequence by the formula, the last query at the last key."""
+    """One sequence (L, H, D), (S, Hk, D) by the formula, the last query at the last key."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("lhd,shd->hls", q, k) * (D**-0.5 if scale is None else scale)
     if softcap:
@@ -54,7 +54,7 @@ def assert_same(output, expected, inputs):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("queries", "keys", "key_heads"), [(5, 5, 4), (3, 7, 2), (7, 3, 1)])
-def test_flash_attn_func_is_the_formula(options, queries, keys, key_heads):
+def test_flash_attn_func_equals_the_formula(options, queries, keys, key_heads):
     q, k, v = tensors((B, queries, H, D), (B, keys, key_heads, D), (B, keys, key_heads, D))
     words = {WORDS.get(name, name): value for name, value in options.items()}
     output = flash_attn.flash_attn_func(q, k, v, softmax_scale=0.3, **words)
@@ -72,7 +72,7 @@ def test_each_batch_row_has_its_own_slopes():
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("surplus", [0, 2, torch.tensor([-3, 0, 4])], ids=["none", "one", "each its own"])
-def test_packed_sequences_are_the_formula_one_by_one(options, surplus):
+def test_packed_sequences_equal_the_formula(options, surplus):
     lengths = torch.tensor([4, 1, 6])
     key_lengths = lengths + surplus
     starts, cu_seqlens_k = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, key_lengths))
@@ -104,7 +104,7 @@ def test_one_tensor_of_queries_keys_and_values(causal):
     torch.testing.assert_close(packed, output.flatten(0, 1))
 
 
-def test_dropout_is_that_of_attention_and_of_torchs_generator():
+def test_dropout_equals_attentions():
     q, k, v = tensors((B, 33, H, D), (B, 33, H, D), (B, 33, H, D), requires_grad=False)
     torch.manual_seed(5)
     dropped = flash_attn.flash_attn_func(q, k, v, dropout_p=0.4)
@@ -129,7 +129,7 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
         ({"window_size": (True, "a")}, "has True"),
     ],
 )
-def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
+def test_wrong_arguments_are_named_in_one_line(options, message):
     q, k, v = tensors((B, 5, H, D), (B, 5, H, D), (B, 5, H, D))
     starts = torch.arange(0, 5 * B + 1, 5)
     packed = (*(x.flatten(0, 1) for x in (q, k, v)), starts, starts.clone(), 5, 5)
@@ -188,7 +188,7 @@ def parameters(function):
     return {name: (each.kind, each.default) for name, each in inspect.signature(function).parameters.items()}
 
 
-def test_varlen_attn_takes_what_torchs_takes():
+def test_varlen_attns_signature_includes_torchs():
     original = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no varlen_attn").varlen_attn
     ours = parameters(varlen.varlen_attn)
     assert ours.pop("dropout_p")
@@ -196,6 +196,6 @@ def test_varlen_attn_takes_what_torchs_takes():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_flash_attns_functions_take_what_the_originals_take(name):
+def test_flash_attns_signatures_equal_the_originals(name):
     original = pytest.importorskip("flash_attn", reason="needs the package flash_attn")
     assert parameters(getattr(flash_attn, name)) == parameters(getattr(original, name))

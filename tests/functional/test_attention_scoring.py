@@ -1,4 +1,4 @@
-"""Windows, soft caps, ALiBi, sinks and alignments of attention(): both routes against reference.py."""
+"""attention()'s windows, soft caps, ALiBi, sinks and alignment: both backends against reference.py."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def operands(dtype, key_heads=1, batch=B):
 
 
 def results(function, tensors, options):
-    """The output, and gradients of the tensors and of what else may take one."""
+    """The output, and the gradients of the tensors, sinks and mask."""
     options = dict(options)
     leaves = list(tensors)
     for name in ("sinks", "mask"):
@@ -77,7 +77,7 @@ def expected(*tensors, **options):
 
 
 def small_tiles(monkeypatch, route):
-    """Each call goes this way, in tiles of which there are several."""
+    """Force this route, in tiles small enough that there are several."""
     small = Tile(16, 16, 4, 1)
     for module, name in (
         (attention_long, "FORWARD"),
@@ -99,7 +99,7 @@ def small_tiles(monkeypatch, route):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", SCORING)
-def test_pytorch_computes_and_differentiates_it(name, dtype, p):
+def test_the_torch_backend_equals_the_reference(name, dtype, p):
     tensors, options = operands(dtype), SCORING[name]()
     dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
     close = {"atol": 1e-12, "rtol": 1e-10} if dtype == torch.float64 else {"atol": 0.06, "rtol": 0.05}
@@ -110,7 +110,7 @@ def test_pytorch_computes_and_differentiates_it(name, dtype, p):
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("route", ["flash", "short", "softmax", "softmax, walked"])
 @pytest.mark.parametrize("name", SCORING)
-def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
+def test_the_kernels_equal_the_reference(name, route, monkeypatch):
     """Half of the cases with dropout."""
     small_tiles(monkeypatch, route)
     tensors, options = operands(torch.float32), SCORING[name]()
@@ -124,7 +124,7 @@ def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
 
 @pytest.mark.parametrize("route", ["torch", "flash", "softmax"])
 @pytest.mark.parametrize("name", ["window", "bottom right", "offsets of rows", "slopes of rows", "sinks", "everything"])
-def test_packed_sequences_look_at_their_own_lengths(name, route, monkeypatch):
+def test_packed_sequences_use_their_own_lengths(name, route, monkeypatch):
     small_tiles(monkeypatch, route)
     options = SCORING.get(name, lambda: {k: v for k, v in EVERYTHING.items() if k != "key_lengths"})()
     options |= {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
@@ -139,21 +139,21 @@ def test_packed_sequences_look_at_their_own_lengths(name, route, monkeypatch):
 
 
 def test_work_grows_with_the_window_and_not_with_the_rows(monkeypatch):
-    """Tiles of keys that the kernels multiply, counted by the products of the interpreter."""
+    """Counts the interpreter's products of tiles of keys."""
     small_tiles(monkeypatch, "flash")
     products = []
     dot = InterpreterBuilder.create_dot
     monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda *a: products.append(1) or dot(*a))
 
-    def of_a_tile(length):
+    def products_per_tile(length):
         products.clear()
         tensors = [torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3)]
         with F.backend("triton"):
             results(F.attention, tensors, {"window": (15, 0)})
         return len(products) / (length / 16)
 
-    # two tiles of keys a tile of queries, in forward (2 products) and in both launches of backward (3 and 4)
-    assert of_a_tile(128) <= of_a_tile(256) <= 2 * (2 + 3 + 4)
+    # Two tiles of keys per tile of queries, in forward (2 products) and both launches of backward (3 and 4).
+    assert products_per_tile(128) <= products_per_tile(256) <= 2 * (2 + 3 + 4)
 
 
 BANDS = {
@@ -168,7 +168,7 @@ BANDS = {
 
 
 @pytest.mark.parametrize("name", BANDS)
-def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
+def test_a_window_on_a_cpu_skips_keys_outside_it(name, monkeypatch):
     multiplied = []
     forward = products.forward
 
@@ -220,8 +220,8 @@ def test_wrong_arguments_are_named_in_one_line(options, error, message):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "flash", "short", "softmax", "softmax, walked"])
-def test_a_sink_of_inf_takes_all_weight_and_one_of_nan_is_not_hidden(route, monkeypatch):
-    """The gradients are 0 where no weight is left, also of the sink, whose own weight is 1 whatever it is."""
+def test_a_sink_of_inf_takes_all_weight_and_nan_propagates(route, monkeypatch):
+    """Where no weight is left the gradients are 0, also that of the sink, whose weight is constant."""
     small_tiles(monkeypatch, route)
     for dtype in (torch.float32, torch.float16):
         tensors = operands(dtype, key_heads=2)
@@ -238,8 +238,8 @@ def test_a_sink_of_inf_takes_all_weight_and_one_of_nan_is_not_hidden(route, monk
 
 
 @pytest.mark.parametrize("route", ["flash", "softmax"])
-def test_a_sink_of_any_size_has_no_gradient_from_rows_past_the_last_sequence(route, monkeypatch):
-    """Of these rows no log-sum-exp is known."""
+def test_padding_rows_add_nothing_to_the_gradient_of_a_sink(route, monkeypatch):
+    """Rows past the last sequence have no log-sum-exp."""
     small_tiles(monkeypatch, route)
     tensors, sinks = [torch.randn(12, H, 8, requires_grad=True) for _ in range(3)], torch.tensor([150.0, 0.0])
     starts = {"cu_seqlens_q": torch.tensor([0, 5, 9]), "cu_seqlens_k": torch.tensor([0, 5, 9])}
@@ -254,7 +254,7 @@ def test_a_sink_of_any_size_has_no_gradient_from_rows_past_the_last_sequence(rou
 
 
 @pytest.mark.parametrize("name", ["window", "soft cap", "sinks", "all, added mask"])
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_equal_finite_differences(name):
     options = SCORING[name]()
     for key, value in options.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -283,8 +283,7 @@ SUNK = {
 
 @pytest.mark.parametrize("key_heads", [1, H])
 @pytest.mark.parametrize("name", SUNK)
-def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, monkeypatch):
-    """Gradients too, that of the sinks among them."""
+def test_sinks_with_long_rows_use_torchs_fused_kernel(name, key_heads, monkeypatch):
     calls = []
     fused = products.fused_forward
     monkeypatch.setattr(products, "fused_forward", lambda *a: calls.append(1) or fused(*a))
@@ -296,14 +295,14 @@ def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_low_cap_under_autocast_leaves_products_in_range(dtype):
+def test_a_low_cap_under_autocast_does_not_overflow(dtype):
     tensors, options = operands(torch.float32), {"softcap": 1e-6, "causal": True}
     with torch.autocast("cpu", dtype=dtype):
         ours = F.attention(*tensors, **options)
     torch.testing.assert_close(ours.float(), expected(*tensors, **options), atol=0.05, rtol=0.05)
 
 
-def test_packed_sequences_without_keys_or_queries_have_gradients_of_zeros():
+def test_empty_packed_sequences_have_zero_gradients():
     starts = torch.tensor([0, 0, 0])
     for queries, keys in ((0, 3), (4, 0), (0, 0)):
         tensors = [torch.randn(n, H, 8, requires_grad=True) for n in (queries, keys, keys)]
@@ -313,16 +312,16 @@ def test_packed_sequences_without_keys_or_queries_have_gradients_of_zeros():
         assert not any(each.any() for each in (output, *gradients))
 
 
-def test_slopes_are_as_exact_as_the_queries():
+def test_slopes_have_the_precision_of_the_queries():
     tensors = [torch.randn(B, H, n, 8, dtype=torch.float64) for n in (5, 70, 70)]
-    slopes = torch.tensor([0.1, 0.7], dtype=torch.float64)  # which float32 rounds
+    slopes = torch.tensor([0.1, 0.7], dtype=torch.float64)  # not representable in float32
     for options in ({"alibi_slopes": slopes}, {"alibi_slopes": slopes.expand(B, H), "causal": "bottom_right"}):
         ours, theirs = (f(*tensors, **options) for f in (F.attention, expected))
         torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=1e-12)
 
 
 class Passes(TorchDispatchMode):
-    """Names the operators that write so many numbers or more."""
+    """Records the operators with outputs of this many elements or more."""
 
     sees_through_operators = True
 
@@ -341,13 +340,13 @@ class Passes(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("options", "forward", "backward"),
     [
-        # backward: of bmm, softmax, the scores and tanh once more, its gradient, the scale
+        # backward: bmm, softmax, the recomputed tanh and its gradient, the scale
         ({"softcap": 50.0}, ["bmm", "tanh_", "add", "_softmax"], 4),
         ({"sinks": torch.randn(H)}, [], 0),
     ],
 )
-def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
-    """A product, a mask and a softmax by themselves are three; plain PyTorch takes seven for a cap, and eight."""
+def test_the_number_of_passes_over_the_scores(options, forward, backward):
+    """Product, mask and softmax are three; plain PyTorch takes seven with a cap, and eight in backward."""
     tensors = [torch.randn(B, H, 128, 8, requires_grad=True) for _ in range(3)]
     with Passes(B * H * 128 * 128) as passes:
         output = F.attention(*tensors, causal=True, **options)
@@ -360,7 +359,7 @@ def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
 @pytest.mark.parametrize(
     "options", [{"alibi_slopes": torch.ones(2) / 4}, {"key_lengths": torch.tensor([300])}], ids=str
 )
-def test_what_is_added_to_the_scores_is_made_once_for_both_passes(options, monkeypatch):
+def test_the_addend_of_the_scores_is_computed_once_for_both_passes(options, monkeypatch):
     made, bias = [], products.bias
     monkeypatch.setattr(products, "bias", lambda *given: made.append(1) or bias(*given))
     x = torch.randn(1, 2, 512, 16, requires_grad=True)
