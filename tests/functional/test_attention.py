@@ -1,4 +1,4 @@
-"""The attention operators: the torch backend against reference.py, autocast, torch.compile, torch's fused kernel."""
+"""The attention operators: half precision, autocast, torch.compile, torch's signature and its fused kernel."""
 
 import pytest
 import torch
@@ -17,54 +17,11 @@ def heads(*shape, dtype=torch.float32, **options):
     return torch.randn(*shape, dtype=dtype, **options)
 
 
-def close(dtype):
-    return {
-        torch.float64: {"atol": 1e-12, "rtol": 1e-10},
-        torch.float32: {"atol": 2e-5, "rtol": 1e-4},
-        torch.bfloat16: {"atol": 0.06, "rtol": 0.05},
-        torch.float16: {"atol": 0.01, "rtol": 0.01},
-    }[dtype]
-
-
-MASKS = {
-    "none": dict,
-    "lengths": lambda: {"key_lengths": torch.tensor([20, 0])},
-    "causal": lambda: {"causal": True},
-    "causal, no key at first": lambda: {"causal": True, "causal_offset": -3},
-    "causal over everything": lambda: {"causal": True, "causal_offset": 40},
-    "bool": lambda: {"mask": torch.rand(2, 1, 18, 20) > 0.4},
-    "one number": lambda: {"mask": torch.tensor(0.5)},
-    "all": lambda: {
-        "key_lengths": torch.tensor([7, 20]),
-        "causal": True,
-        "causal_offset": 2,
-        "mask": torch.rand(18, 20) > 0.2,
-    },
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("p", [0.0, 0.3])
-def test_the_torch_backend_equals_the_reference(dtype, mask, p):
-    leaf_tensors = [heads(2, 2, n, d, dtype=dtype, requires_grad=True) for n, d in ((18, 16), (20, 16), (20, 8))]
-    options = MASKS[mask]()
-    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
-    expected, _ = reference.attention(*leaf_tensors, **options, **dropout)
-    output = F.attention(*leaf_tensors, **options, **dropout)
-    weights = F.attention_weights(*leaf_tensors[:2], **options, **dropout)
-    grad = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, leaf_tensors, grad)
-    for actual in (output, weights @ leaf_tensors[2]):
-        torch.testing.assert_close(actual, expected, **close(dtype))
-        torch.testing.assert_close(torch.autograd.grad(actual, leaf_tensors, grad), wanted, **close(dtype))
-
-
 @pytest.mark.parametrize("keys", [5, 15, 16, 33])
 def test_padding_of_short_rows_changes_nothing(keys):
     q, k, v = (heads(40, 8, n, 16, requires_grad=True) for n in (keys, keys, keys))
     expected, _ = reference.attention(q, k, v, causal=True)
-    agree(lambda *x: F.attention(*x, causal=True), expected, (q, k, v), **close(torch.float32))
+    agree(lambda *x: F.attention(*x, causal=True), expected, (q, k, v), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -167,7 +124,7 @@ def test_autocast_casts_the_products_and_not_the_mask():
         packed = F.varlen_attention(q[0], k[0], v[0], torch.tensor([0, 2]), torch.tensor([0, 2]), 2, 2)
     assert output.dtype == weights.dtype == packed.dtype == torch.bfloat16
     low = [x.bfloat16() for x in (q, k, v)]
-    torch.testing.assert_close(output, F.attention(*low, mask=mask), **close(torch.bfloat16))
+    torch.testing.assert_close(output, F.attention(*low, mask=mask), atol=0.06, rtol=0.05)
     gradients = torch.autograd.grad(output.float().sum(), (q, k, mask))
     assert [g.dtype for g in gradients] == [torch.float32] * 3
 
@@ -236,49 +193,6 @@ def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
             deep[0].expand(3, 2, 6, 5, 8), *[deep[1].expand(3, 2, 3, 7, 8)] * 2, enable_gqa=True
         ),
     )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_of_heads_that_share_keys(backend):
-    q, k = heads(2, 4, 5, 8, requires_grad=True), heads(2, 2, 7, 8, requires_grad=True)
-    expected = F.attention_weights(q, k.repeat_interleave(2, dim=1), causal=True)
-    agree(lambda *x: F.attention_weights(*x, causal=True), expected, (q, k), backend)
-
-
-@pytest.mark.parametrize("mask", [None, "bool", "float"])
-@pytest.mark.parametrize("offset", [None, -2, 0, 3])
-@pytest.mark.parametrize("padded", [False, True])
-def test_long_float32_rows_on_a_cpu_use_torchs_fused_kernel(mask, offset, padded, monkeypatch):
-    taken = []
-    fused = products.fused_forward
-    monkeypatch.setattr(products, "fused_forward", lambda *arguments: taken.append(1) or fused(*arguments))
-    generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(3, 2, n, 8, generator=generator) for n in (20, 70, 70))
-    options = {"causal": offset is not None, "causal_offset": offset or 0}
-    if padded:
-        options["key_lengths"] = torch.tensor([70, 33, 0])
-    if mask is not None:
-        allowed = torch.rand(3, 1, 20, 70, generator=generator) < 0.7
-        allowed[0, :, 4] = False  # sees nothing
-        values = torch.randn(3, 1, 20, 70, generator=generator).masked_fill(~allowed, -torch.inf)
-        options["mask"] = allowed if mask == "bool" else values
-
-    def solve(dtype):
-        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        output = F.attention(*inputs, **options)
-        weights = torch.linspace(-1, 1, output.numel(), dtype=dtype).view(output.shape)
-        return output, *torch.autograd.grad((output * weights).sum(), inputs)
-
-    expected = solve(torch.float64)
-    assert not taken
-    actual = solve(torch.float32)
-    assert len(taken) == 1
-    for x, wanted in zip(actual, expected):
-        torch.testing.assert_close(x, wanted.float(), rtol=2e-5, atol=2e-5)
-    assert actual[0].transpose(1, 2).is_contiguous()
-    if padded:
-        assert not actual[0][2].any()
-        assert not any(x[2].any() for x in actual[1:])
 
 
 def test_calls_that_torchs_kernel_does_not_support(monkeypatch):

@@ -21,6 +21,18 @@ from fasttfm.kernels.tiles.attention import Tile
 B, H, L, S = 2, 2, 21, 40
 
 SCORING = {
+    "nothing": dict,
+    "lengths": lambda: {"key_lengths": torch.tensor([20, 0])},
+    "causal": lambda: {"causal": True},
+    "causal, no key at first": lambda: {"causal": True, "causal_offset": -3},
+    "causal over everything": lambda: {"causal": True, "causal_offset": 60},
+    "bool mask": lambda: {"mask": torch.rand(B, 1, L, S) > 0.4},
+    "all masks": lambda: {
+        "key_lengths": torch.tensor([7, S]), "causal": True, "causal_offset": 2, "mask": torch.rand(L, S) > 0.2,
+    },
+    "one number": lambda: {"mask": torch.tensor(0.5)},
+    "negative scale": lambda: {"scale": -0.3, "causal": True, "causal_offset": -2},  # its product with -inf is inf
+    "scale of zero": lambda: {"scale": 0.0, "key_lengths": torch.tensor([S, 3])},
     "window": lambda: {"window": (3, 2)},
     "keys before alone": lambda: {"window": (3, None)},
     "keys past alone": lambda: {"window": (None, 2)},
@@ -43,7 +55,7 @@ SCORING = {
         "key_lengths": torch.tensor([0, 9]),
     },
     "largest sinks": lambda: {"sinks": torch.tensor([3.4e38, -3.4e38]), "key_lengths": torch.tensor([0, 9])},
-}
+}  # fmt: skip
 EVERYTHING = {
     "sinks": torch.randn(H), "alibi_slopes": torch.rand(H), "softcap": 2.0, "window": (18, 1), "causal": "bottom_right",
     "key_lengths": torch.tensor([S, 0]),
@@ -52,10 +64,19 @@ SCORING["all, bool mask"] = lambda: {**EVERYTHING, "mask": torch.rand(B, 1, L, S
 SCORING["all, added mask"] = lambda: {**EVERYTHING, "mask": torch.randn(B, 1, L, S)}
 
 
-def operands(dtype, key_heads=1, batch=B):
+CLOSE = {
+    torch.float64: {"atol": 1e-12, "rtol": 1e-10},
+    torch.float32: {"atol": 3e-5, "rtol": 3e-5},
+    torch.bfloat16: {"atol": 0.06, "rtol": 0.05},
+    torch.float16: {"atol": 0.01, "rtol": 0.01},
+}
+
+
+def operands(dtype, key_heads=1, batch=B, width=8):
+    """width: of value."""
     return [
         torch.randn(batch, h, n, d, dtype=dtype, requires_grad=True)
-        for h, n, d in ((H, L, 16), (key_heads, S, 16), (key_heads, S, 8))
+        for h, n, d in ((H, L, 16), (key_heads, S, 16), (key_heads, S, width))
     ]
 
 
@@ -74,6 +95,11 @@ def results(function, tensors, options):
 
 def expected(*tensors, **options):
     return reference.attention(*tensors, **options)[0]
+
+
+def by_weights(query, key, value, **options):
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return F.attention_weights(query, key, **options) @ value
 
 
 def small_tiles(monkeypatch, route):
@@ -97,14 +123,21 @@ def small_tiles(monkeypatch, route):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("key_heads", [1, H])
 @pytest.mark.parametrize("name", SCORING)
-def test_the_torch_backend_equals_the_reference(name, dtype, p):
-    tensors, options = operands(dtype), SCORING[name]()
-    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
-    close = {"atol": 1e-12, "rtol": 1e-10} if dtype == torch.float64 else {"atol": 0.06, "rtol": 0.05}
-    ours, theirs = (results(f, tensors, options | dropout) for f in (F.attention, expected))
-    torch.testing.assert_close(ours, theirs, **close)
+def test_the_torch_backend_equals_the_reference(name, key_heads, dtype, p, monkeypatch):
+    """Through torch's fused kernel where it supports the call."""
+    calls, fused = [], products.fused_forward
+    monkeypatch.setattr(products, "fused_forward", lambda *a: calls.append(1) or fused(*a))
+    tensors, options = operands(dtype, key_heads, width=16), SCORING[name]()
+    supported = dtype == torch.float32 and not p and "softcap" not in options and options.get("scale", 1.0) > 0.0
+    supported &= name != "one number"  # whose gradient it does not compute
+    options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
+    theirs = results(expected, tensors, options)
+    for function in (F.attention, by_weights):
+        torch.testing.assert_close(results(function, tensors, options), theirs, **CLOSE[dtype])
+    assert bool(calls) == supported
 
 
 @pytest.mark.sample(12)
@@ -264,34 +297,6 @@ def test_gradients_equal_finite_differences(name):
         options["key_lengths"] = torch.tensor([6, 0])
     tensors = [x[:, :, : (5, 6, 6)[n], :4].detach().requires_grad_() for n, x in enumerate(operands(torch.float64))]
     assert torch.autograd.gradcheck(lambda *t: F.attention(*t, **options), tensors)
-
-
-SUNK = {
-    "alone": dict,
-    "causal": lambda: {"causal": True},
-    "bottom right": lambda: {"causal": "bottom_right", "alibi_slopes": torch.rand(H)},
-    "window": lambda: {"window": (40, 0)},
-    "lengths": lambda: {"key_lengths": torch.tensor([0, 90])},
-    "of all weight and of none": lambda: {
-        "sinks": torch.tensor([torch.inf, -torch.inf]),
-        "key_lengths": torch.tensor([0, 90]),
-    },
-    "largest": lambda: {"sinks": torch.tensor([3.4e38, -3.4e38]), "key_lengths": torch.tensor([0, 90])},
-    "bool mask": lambda: {"mask": torch.rand(B, 1, 200, 260) > 0.3},
-}
-
-
-@pytest.mark.parametrize("key_heads", [1, H])
-@pytest.mark.parametrize("name", SUNK)
-def test_sinks_with_long_rows_use_torchs_fused_kernel(name, key_heads, monkeypatch):
-    calls = []
-    fused = products.fused_forward
-    monkeypatch.setattr(products, "fused_forward", lambda *a: calls.append(1) or fused(*a))
-    tensors = [torch.randn(B, h, n, 8, requires_grad=True) for h, n in ((H, 200), (key_heads, 260), (key_heads, 260))]
-    options = {"sinks": torch.randn(H), **SUNK[name]()}
-    ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
-    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
-    assert calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -286,29 +286,6 @@ def test_torch_func_differentiates_twice(name, route):
         torch.testing.assert_close(got, gradient(penalty(gradient))(first).detach(), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", TWICE)
-def test_torch_func_equals_autograd(name, route):
-    function, leaf_tensors = use(name)
-    places, tensors = tuple(range(len(leaf_tensors))), [x.detach() for x in leaf_tensors]
-
-    def some(*t):  # rows of the Jacobian that are compared
-        return function(*t).reshape(-1)[:3]
-
-    with F.backend(route):
-        gradients = torch.func.grad(lambda *t: some(*t).sum(), argnums=places)(*tensors)
-        output, pull = torch.func.vjp(some, *tensors)
-        jacobians = torch.func.jacrev(some, argnums=places)(*tensors)
-        expected = some(*leaf_tensors)
-        rows = [torch.autograd.grad(x, leaf_tensors, retain_graph=True) for x in expected]
-    close = {"rtol": 1e-4, "atol": 2e-5}
-    torch.testing.assert_close(output, expected, **close)
-    torch.testing.assert_close(jacobians, tuple(map(torch.stack, zip(*rows))), **close)
-    for found in (gradients, pull(torch.ones_like(output))):
-        torch.testing.assert_close(found, tuple(map(sum, zip(*rows))), **close)
-
-
 def test_a_second_derivative_warns_once():
     backends.warn_once.cache_clear()
     x = torch.randn(3, 16, requires_grad=True)
