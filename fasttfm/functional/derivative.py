@@ -203,7 +203,7 @@ def transformable(name: str, forward: Any, setup_context: Any, backward: Any, vm
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
-    """Whether each tensor is contiguous; saved-tensor hooks may give them back with other strides."""
+    """Return for each tensor whether it is contiguous; saved-tensor hooks may give them back with other strides."""
     return [x is not None and x.is_contiguous() for x in tensors]
 
 

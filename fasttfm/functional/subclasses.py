@@ -1,4 +1,4 @@
-"""Which tensor subclasses operators and modules accept.
+"""The tensor subclasses that operators and modules accept.
 
 A subclass may reinterpret its memory. One with its own __torch_function__ is refused: a kernel would read the raw
 memory without asking it. One with its own __torch_dispatch__ is asked by the dispatcher, and computes or refuses the
@@ -56,7 +56,7 @@ def instead(x: Any) -> str:
 
 
 def unread(x: Tensor, failed: bool = False) -> str:
-    """Why operators cannot read this tensor, with advice; '' if they can, or its class handles operators itself.
+    """The reason operators cannot read this tensor, with advice; '' if they can, or its class handles operators.
 
     failed: its class was asked, and did not compute the operator.
     """

@@ -54,7 +54,7 @@ class Saved(NamedTuple):
 
     @property
     def one_gradient(self) -> bool:
-        """Whether x and residual have the same gradient, which is then computed once."""
+        """True if x and residual have the same gradient, which is then computed once."""
         return not self.joined or (self.dtype == self.s.dtype and self.seed is None)
 
 

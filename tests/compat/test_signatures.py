@@ -1,10 +1,11 @@
-"""Other packages' signatures: against a plain formula, wrong arguments by name, and equal to the originals."""
+"""Other packages' signatures: against the reference, wrong arguments by name, and equal to the originals."""
 
 import inspect
 
 import pytest
 import torch
 
+from fasttfm import reference
 from fasttfm.compat import flash_attn, varlen
 from fasttfm.functional import attention
 
@@ -13,17 +14,11 @@ NAMES = [name for name in vars(flash_attn) if name.startswith("flash_attn")]
 
 
 def plain(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0.0, slopes=None):
-    """One sequence (L, H, D), (S, Hk, D) by the formula, the last query at the last key."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("lhd,shd->hls", q, k) * (D**-0.5 if scale is None else scale)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    distance = torch.arange(k.shape[0]) - (torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])
-    if slopes is not None:
-        scores = scores - slopes.view(-1, 1, 1) * distance.abs()
-    left, right = (10**9 if side == -1 else side for side in window)
-    hidden = (distance > (0 if causal else right)) | (distance < -left)
-    return torch.einsum("hls,shd->lhd", scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0), v)
+    """reference.attention() of one sequence (L, H, D), (S, Hk, D), the last query at the last key."""
+    sides = tuple(None if side == -1 else side for side in window)
+    options = {"causal": causal, "causal_offset": len(k) - len(q), "window": sides, "alibi_slopes": slopes}
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return reference.attention(q, k, v, scale=scale, softcap=softcap, **options)[0][0].transpose(0, 1)
 
 
 OPTIONS = {
@@ -54,7 +49,7 @@ def assert_same(output, expected, inputs):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("queries", "keys", "key_heads"), [(5, 5, 4), (3, 7, 2), (7, 3, 1)])
-def test_flash_attn_func_equals_the_formula(options, queries, keys, key_heads):
+def test_flash_attn_func_equals_the_reference(options, queries, keys, key_heads):
     q, k, v = tensors((B, queries, H, D), (B, keys, key_heads, D), (B, keys, key_heads, D))
     words = {WORDS.get(name, name): value for name, value in options.items()}
     output = flash_attn.flash_attn_func(q, k, v, softmax_scale=0.3, **words)
@@ -72,7 +67,7 @@ def test_each_batch_row_has_its_own_slopes():
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("surplus", [0, 2, torch.tensor([-3, 0, 4])], ids=["none", "one", "each its own"])
-def test_packed_sequences_equal_the_formula(options, surplus):
+def test_packed_sequences_equal_the_reference(options, surplus):
     lengths = torch.tensor([4, 1, 6])
     key_lengths = lengths + surplus
     starts, cu_seqlens_k = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, key_lengths))
