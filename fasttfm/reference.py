@@ -283,21 +283,13 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def residual_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float = 1e-5,
-    *,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5, **dropout: Any
 ) -> tuple[Tensor, Tensor]:
-    """s = residual + dropout(x), y = layer_norm(s); returns (y, s), y in x's dtype, s in residual's.
+    """s = residual_add(x, residual, **dropout), y = layer_norm(s); returns (y, s), y in x's dtype, s in residual's.
 
     x, residual (..., N). Post-norm, the paper's, uses only y; pre-norm carries s on and gives y to the next sub-layer.
     """
-    s = residual_add(x, residual, dropout_p=dropout_p, seed=seed, site=site)
+    s = residual_add(x, residual, **dropout)
     return layer_norm(s, weight, bias, eps).to(x.dtype), s
 
 
@@ -309,17 +301,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
 
 
 def residual_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    eps: float = 1e-6,
-    *,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6, **dropout: Any
 ) -> tuple[Tensor, Tensor]:
-    """s = residual + dropout(x), y = rms_norm(s); returns (y, s), y in x's dtype, s in residual's."""
-    s = residual_add(x, residual, dropout_p=dropout_p, seed=seed, site=site)
+    """s = residual_add(x, residual, **dropout), y = rms_norm(s); returns (y, s), y in x's dtype, s in residual's."""
+    s = residual_add(x, residual, **dropout)
     return rms_norm(s, weight, eps).to(x.dtype), s
 
 
