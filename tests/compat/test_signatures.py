@@ -90,13 +90,17 @@ def test_packed_sequences_equal_the_reference(options, surplus):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_one_tensor_of_queries_keys_and_values(causal):
+def test_packed_tensors(causal):
     (qkv,) = tensors((B, 5, 3, H, D))
     output = flash_attn.flash_attn_qkvpacked_func(qkv, causal=causal)
     assert torch.equal(output, flash_attn.flash_attn_func(*qkv.unbind(2), causal=causal))
     starts = torch.arange(0, 5 * B + 1, 5, dtype=torch.int32)
     packed = flash_attn.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), starts, 5, causal=causal)
     torch.testing.assert_close(packed, output.flatten(0, 1))
+    q, kv = qkv.flatten(0, 1).split([1, 2], dim=1)
+    assert torch.equal(
+        flash_attn.flash_attn_varlen_kvpacked_func(q[:, 0], kv, starts, starts, 5, 5, causal=causal), packed
+    )
 
 
 def test_dropout_equals_attentions():
@@ -168,15 +172,6 @@ def test_packed_tensors_of_other_shapes_are_refused_by_name():
         flash_attn.flash_attn_kvpacked_func(q, kv)
     with pytest.raises(TypeError, match="flash_attn_func: k is a list: a tensor is needed"):
         flash_attn.flash_attn_func(q, [1.0], q)
-
-
-def test_packed_keys_and_values_in_one_tensor():
-    q, k, v = tensors((6, H, D), (8, H, D), (8, H, D))
-    starts, cu_seqlens_k = torch.tensor([0, 3, 6]), torch.tensor([0, 4, 8])
-    expected = flash_attn.flash_attn_varlen_func(q, k, v, starts, cu_seqlens_k, 3, 4, causal=True)
-    kv = torch.stack((k, v), 1)
-    got = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, starts, cu_seqlens_k, 3, 4, causal=True)
-    assert torch.equal(got, expected)
 
 
 def parameters(function):
