@@ -234,7 +234,7 @@ def _save_gradient(call: _Loss, output: Tensor) -> tuple:
     return call.logits, [], call.route
 
 
-def _return_gradient(_: None, saved: _Gradient, wanted: _Loss, grad: Tensor) -> tuple[Tensor | None, None]:
+def _return_gradient(_: None, saved: _Gradient, needs_grad: _Loss, grad: Tensor) -> tuple[Tensor | None, None]:
     if saved.returned:
         raise RuntimeError(
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, was returned "

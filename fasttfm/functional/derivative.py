@@ -59,20 +59,20 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
     This is how a second derivative is computed: of the operator of a backward pass.
     """
 
-    def backward(_: None, call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
+    def backward(_: None, call: Any, needs_grad: Sequence[bool], *gradients: Tensor | None) -> Gradients:
         if reference is None:
             raise RuntimeError(f"{NAMESPACE}::{name} cannot be differentiated; use fasttfm.reference")
         warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
-        names = [name for name, is_wanted in zip(layout.names, wanted) if is_wanted]
+        names = [name for name, is_needed in zip(layout.names, needs_grad) if is_needed]
         results = dict(zip(names, pulled_back(reference, call, names, *gradients)))
         return [results.get(name) for name in layout.names]
 
     return backward
 
 
-def _wanted(layout: Layout) -> Callable[[Any], Any]:
-    """Return the constructor of the NamedTuple of bools that an operator's backward() takes as wanted."""
-    return functools.partial(_new, NamedTuple("Wanted", [(name, bool) for name in layout.names]))
+def _needs_of(layout: Layout) -> Callable[[Any], Any]:
+    """Return the constructor of the NamedTuple of bools that an operator's backward() takes as needs_grad."""
+    return functools.partial(_new, NamedTuple("NeedsGrad", [(name, bool) for name in layout.names]))
 
 
 def direct(operator: Any) -> Any:
@@ -122,17 +122,17 @@ def direct(operator: Any) -> Any:
                 key = types, needed, bits % 16 and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
                 if products and tensors[0].dtype is torch.float32 and not tensors[0].is_cpu:
                     key = (*key, torch.backends.cuda.matmul.fp32_precision)
-                for matches, kept in plan.backwards[key]:
+                for matches, cached in plan.backwards[key]:
                     if matches(*tensors):
-                        step = kept
+                        step = cached
                         break
             except RuntimeError:  # a tensor has no memory: gradients batched by vmap
                 key = None
         if step is None:
             step, saved = first(plan, saved, needed, tensors, key)
-        derive, wants, chosen = step
+        derive, needs_grad, chosen = step
         record = build(in_order((*saved, *ctx.others)))
-        return chosen((*differentiate(derive, record, wants, *gradients), None))
+        return chosen((*differentiate(derive, record, needs_grad, *gradients), None))
 
     return apply_of(operator.name, {"forward": forward, "backward": backward})
 
@@ -140,19 +140,19 @@ def direct(operator: Any) -> Any:
 def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
     """Return a function that plans a backward pass whose step is not cached: its step, and its saved tensors.
 
-    A step is derive and wanted, as backward() takes them, and an itemgetter that puts the wanted gradients into the
+    A step is derive and needs_grad, as backward() takes them, and an itemgetter that puts the needed gradients into the
     order of the inputs: two None first, for the plan and the call.
     """
-    wanted, derivative = _wanted(operator.layout), operator.derivative
+    needs_of, derivative = _needs_of(operator.layout), operator.derivative
     general = None if derivative is None else derivative.call
 
     def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[tuple, tuple]:
-        wants, was = needed[2:], plan.dense or []
-        chosen = itemgetter(-1, -1, *[place if is_wanted else -1 for place, is_wanted in enumerate(wants)])
+        needs, was = needed[2:], plan.dense or []
+        chosen = itemgetter(-1, -1, *[place if is_needed else -1 for place, is_needed in enumerate(needs)])
         if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
-            return (general, wanted(wants), chosen), as_saved(saved, was)
+            return (general, needs_of(needs), chosen), as_saved(saved, was)
         derive = general if general is None or _grad_enabled() else derivative.planned()
-        step = derive, wanted(wants), chosen
+        step = derive, needs_of(needs), chosen
         plan.backwards.add(key, (alike(tensors), step), MOST_LAYOUTS)
         return step, saved
 
@@ -161,7 +161,7 @@ def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
 
 def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
     """Return setup_context and backward for torch.library.register_autograd()."""
-    layout, kept, wanted = operator.layout, layout_of(operator.saved), _wanted(operator.layout)
+    layout, saved_layout, needs_of = operator.layout, layout_of(operator.saved), _needs_of(operator.layout)
     derive = None if operator.derivative is None else operator.derivative.call
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -169,7 +169,7 @@ def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
             ctx.mark_non_differentiable(*output[operator.differentiable :])
         ctx.set_materialize_grads(False)
         saved = _new(operator.saved, operator.save(operator.settled(layout.build(inputs)), output))
-        tensors, ctx.others = kept.tensors(saved), kept.others(saved)
+        tensors, ctx.others = saved_layout.tensors(saved), saved_layout.others(saved)
         ctx.dense = dense(tensors)
         ctx.save_for_backward(*tensors)
 
@@ -177,8 +177,8 @@ def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
         needed = ctx.needs_input_grad
         result: list[Tensor | None] = [None] * len(needed)
         if any(gradient is not None for gradient in gradients):
-            saved = kept.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
-            computed = operator.backward(derive, saved, wanted([needed[i] for i in layout.positions]), *gradients)
+            saved = saved_layout.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
+            computed = operator.backward(derive, saved, needs_of([needed[i] for i in layout.positions]), *gradients)
             for i, gradient in zip(layout.positions, computed, strict=True):
                 result[i] = gradient if needed[i] else None
         return tuple(result)

@@ -155,9 +155,9 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor | None]) -> tuple:
 
 
 def _differentiate(
-    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, grad: Tensor, *_: None
+    backward: Callable[..., tuple], saved: _Saved, needs_grad: _Call, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
-    d_weight, d_positions = backward(grad, wanted.weight, wanted.positions, saved)
+    d_weight, d_positions = backward(grad, needs_grad.weight, needs_grad.positions, saved)
     return None, d_weight, d_positions, None
 
 

@@ -79,10 +79,10 @@ class Operator(Generic[Fields]):
     save(call, outputs): the fields of saved, a NamedTuple; by default the call itself.
     derivative: the operator of the backward pass. It takes the gradients of the differentiable outputs and the saved
         record, and returns the gradients of the call's first tensors, None for absent ones. Eager backward passes plan
-        it by the layout of the gradients; all else must follow from the forward signature and the wanted gradients.
-    backward(derive, saved, wanted, *gradients): for more than a call of the derivative: gradients of the call's
-        tensors, in order, from those of the outputs, at least one. derive(*fields) calls the derivative; wanted.<name>
-        tells which gradients are needed, others are dropped.
+        it by the layout of the gradients; all else must follow from the forward signature and needs_grad.
+    backward(derive, saved, needs_grad, *gradients): for more than a call of the derivative: gradients of the call's
+        tensors, in order, from those of the outputs, at least one. derive(*fields) calls the derivative; gradients
+        with needs_grad.<name> False are dropped.
     reference(call): the outputs in differentiable PyTorch, in place of a derivative, for operators of a backward pass:
         second derivatives. An operator with neither raises if it is differentiated.
     flops(call): floating-point operations of the matrix products, for torch.utils.flop_counter.
@@ -189,7 +189,7 @@ class Operator(Generic[Fields]):
         if native is None:
             call = self.settled(call)
             plan.compute, plan.route = self._plan(call), None if self._decide is None else call[-1]
-        plan.wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        plan.needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         return self._cached(plan, tensors, key, state)
 
     def _cached(self, plan: Plan, tensors: tuple, key: tuple | None, state: Callable[..., Any] | None = None) -> Plan:
@@ -233,7 +233,7 @@ class Operator(Generic[Fields]):
             if plan.native is not None:
                 return plan.native(record(fields))
             call = record(fields if plan.route is None else (*fields[:-1], plan.route))
-            if plan.wanted:
+            if plan.needs_grad:
                 return differentiate(plan, call, *tensors_of(call))
             outputs = plan.compute(call)
             return outputs if visible is None else outputs[:visible]
@@ -315,7 +315,7 @@ def _of_first_tensors(tensors: int, gradients: int) -> Callable[..., Any]:
     """Return the backward of an operator whose derivative computes the gradients of its first tensors."""
     rest = (None,) * (tensors - gradients)
 
-    def backward(derive: Callable[..., Any], saved: Any, wanted: Any, grad: Tensor, *_: Any) -> Any:
+    def backward(derive: Callable[..., Any], saved: Any, needs_grad: Any, grad: Tensor, *_: Any) -> Any:
         results = derive(grad, saved)
         return (results, *rest) if gradients == 1 else (*results, *rest)
 

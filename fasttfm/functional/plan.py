@@ -57,7 +57,7 @@ class Plan:
     """Computes a call by operators that autograd or the dispatcher sees, in place of compute."""
     gpu: int | None = None
     """Index of the GPU that must be current, if there are several."""
-    wanted: bool = False
+    needs_grad: bool = False
     """Whether a tensor of the call requires a gradient."""
     matches: Any = None
     """Guard on the tensors of a call, as alike() returns it."""
@@ -66,7 +66,7 @@ class Plan:
     dense: list[bool] | None = None
     """Which saved tensors were contiguous."""
     backwards: Plans = field(default_factory=Plans)
-    """Steps of the backward pass, by which gradients are given and which are wanted."""
+    """Steps of the backward pass, by which gradients are given and which are needed."""
 
 
 def holds(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:

@@ -178,7 +178,7 @@ def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
 
 
 def _differentiate(
-    backward: Callable[..., tuple], saved: Saved, wanted: Call, dy: Tensor | None, ds: Tensor | None, *_: None
+    backward: Callable[..., tuple], saved: Saved, needs_grad: Call, dy: Tensor | None, ds: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
     if dy is None:  # y was not used
         dy = saved.s.new_zeros(saved.s.shape, dtype=saved.dtype)

@@ -179,9 +179,9 @@ _shared: dict[str, Any] = {
 }  # fmt: skip
 _back = Operator(
     "rotary_backward", _Call, "Tensor", functools.partial(_plan_rotation, inverse=True), _fake,
-    backward=lambda _, saved, wanted, grad: (_rotary(grad, *saved), None, None, None), **_shared,
+    backward=lambda _, saved, needs_grad, grad: (_rotary(grad, *saved), None, None, None), **_shared,
 )  # fmt: skip
 _rotary: Any = Operator(
     "rotary", _Call, "Tensor", _plan, _fake, checks=_checks, derivative=_back,
-    backward=lambda back, saved, wanted, grad: (back(grad, *saved), None, None, None), **_shared,
+    backward=lambda back, saved, needs_grad, grad: (back(grad, *saved), None, None, None), **_shared,
 ).call  # fmt: skip

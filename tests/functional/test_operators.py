@@ -49,9 +49,9 @@ def derive(call):
     return grad * factor**power, (grad * x).sum() * power * factor ** (power - 1)
 
 
-def backward(_, saved, wanted, grad):
+def backward(_, saved, needs_grad, grad):
     dx, dfactor = _derive.call(grad, saved)
-    return dx, dfactor, grad if wanted.offset else None
+    return dx, dfactor, grad if needs_grad.offset else None
 
 
 _derive = Operator(
@@ -218,7 +218,7 @@ def routed_operator():
         seen.append(("forward", call.route))
         return call.x * 2
 
-    def backward(_, saved, wanted, grad):
+    def backward(_, saved, needs_grad, grad):
         seen.append(("backward", saved.route))
         return (grad * 2,)
 

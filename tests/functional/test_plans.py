@@ -359,7 +359,7 @@ def test_the_tf32_setting_has_plans_of_its_own():
     keys, planned = set(), []
     of_gradients = SimpleNamespace(cast=True, call=len, planned=lambda: planned.append(0) or (lambda grad, saved: grad))
 
-    def backward(derive, saved, wanted, grad):
+    def backward(derive, saved, needs_grad, grad):
         return derive(grad, saved), None
 
     product = SimpleNamespace(

@@ -205,14 +205,14 @@ def _save(call: Call, outputs: Outputs) -> tuple:
 
 
 def _differentiate(
-    backward: Callable[..., Outputs], saved: Saved, wanted: Any, grad: Tensor, *_: None
+    backward: Callable[..., Outputs], saved: Saved, needs_grad: Any, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     call = saved.call
-    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, wanted.mask is True, None, None, saved)
+    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, needs_grad.mask is True, None, None, saved)
     d_value = None if call.value is None or call.only_weights else d_value
     return (
-        d_query, None if call.key is None else d_key, d_value, None, None, None, d_mask if wanted.mask else None, None,
-        None, d_sinks if wanted.sinks else None, None,
+        d_query, None if call.key is None else d_key, d_value, None, None, None,
+        d_mask if needs_grad.mask else None, None, None, d_sinks if needs_grad.sinks else None, None,
     )  # fmt: skip
 
 
