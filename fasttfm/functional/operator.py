@@ -8,7 +8,7 @@ a plan and bypasses the dispatcher. torch.compile, fake tensors, tensor subclass
 through torch.ops.fasttfm. torch.func refuses torch.library.register_autograd(), so it takes a torch.autograd.Function
 around torch.ops.
 
-Registration uses torch's public names only; onlookers.py holds the private ones.
+Registration uses torch's public names; the private ones are in onlookers.py.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Operator(Generic[Fields]):
         autograd and autocast. Its outputs are no views, except internal ones; None is allowed, and becomes an empty
         tensor of the first tensor's dtype at the dispatcher.
     fake(call): empty outputs of the right shapes, dtypes and strides, None as in plan.
-    checks(call): raises for arguments that do not agree; asked once per signature.
+    checks(call): raises for arguments that do not agree; asked before a signature is planned.
     prefers(call): the route to request in place of the caller's; not asked at the dispatcher.
     native(call, direct): a function that computes the call by operators that PyTorch differentiates, if they are the
         only way, or (direct) the faster one; else None.

@@ -67,10 +67,6 @@ def attend(
 # --------------------------------------------------------------------------------------------------- bands of a window
 
 
-def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor]] | None:
-    return _by_bands if call.backend == "bands" else None
-
-
 def _by_bands(call: Call) -> tuple[Tensor]:
     """Compute a windowed call band by band: some queries at a time, over the keys in their window."""
     query, key, value, options = _operands(call)
@@ -348,19 +344,16 @@ def _decide(call: Call) -> str:
     return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
 
 
-def _varies(call: Call) -> Callable[..., bool] | None:
-    return library.usable(call) if _backend(call) in KERNELS and library.fits(call) else None
-
-
 _attention_backward = Operator(
     "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward,
     _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True),
     autocast=lambda call, dtype: call,  # marks it as having products
 )  # fmt: skip
 OPERATOR = Operator(
-    "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native,
-    prefers=cpu_backend, decide=_decide, varies=_varies, save=_save, saved=Saved, backward=_differentiate,
-    derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
+    "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check,
+    prefers=cpu_backend, native=lambda call, direct: _by_bands if call.backend == "bands" else None, decide=_decide,
+    varies=lambda call: library.usable(call) if _backend(call) in KERNELS and library.fits(call) else None, save=_save,
+    saved=Saved, backward=_differentiate, derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
     rows=("query", "key", "value", "key_lengths", "offsets", "slopes"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )  # fmt: skip
