@@ -25,18 +25,17 @@ from torch.autograd import profiler as _profiler
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, by_reference, direct, traced, transformable
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import any_autocast, compiling, formulas, looked_at, modes, see_through, transformed
-from fasttfm.functional.plan import (
-    MOST_PLANS,
-    Plan,
-    Plans,
-    empties,
-    finder,
-    holds,
-    unshared,
-    without_autocast,
-    without_views,
+from fasttfm.functional.onlookers import (
+    alike,
+    any_autocast,
+    compiling,
+    formulas,
+    looked_at,
+    modes,
+    see_through,
+    transformed,
 )
+from fasttfm.functional.plan import MOST_PLANS, Plan, Plans, empties, finder, unshared, without_autocast, without_views
 from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
@@ -195,7 +194,8 @@ class Operator(Generic[Fields]):
     def _cached(self, plan: Plan, tensors: tuple, key: tuple | None, state: Callable[..., Any] | None = None) -> Plan:
         """The plan, cached if there is a key, for tensors like these while their state is the same."""
         if key is not None:
-            plan.matches = holds(tensors, state)
+            like, now = alike(tensors), None if state is None else state(*tensors)
+            plan.matches = like if state is None else lambda *args: like(*args) and state(*args) == now
             self.plans.add(key, plan, MOST_PLANS)
         return plan
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
-from fasttfm.functional.onlookers import alike
 from fasttfm.functional.record import Layout, items
 from fasttfm.kernels import choices
 
@@ -60,22 +59,13 @@ class Plan:
     needs_grad: bool = False
     """Whether a tensor of the call requires a gradient."""
     matches: Any = None
-    """Guard on the tensors of a call, as alike() returns it."""
+    """Guard on the tensors of a call: alike(), and the state that the operator names."""
     reader: Any = None
     """Returns the getter of a backward pass's tensors, by the types of the gradients."""
     dense: list[bool] | None = None
     """Which saved tensors were contiguous."""
     backwards: Plans = field(default_factory=Plans)
     """Steps of the backward pass, by which gradients are given and which are needed."""
-
-
-def holds(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
-    """Return alike(tensors), extended to compare state(*tensors) with its value now."""
-    like = alike(tensors)
-    if state is None:
-        return like
-    now = state(*tensors)
-    return lambda *args: like(*args) and state(*args) == now
 
 
 @contextlib.contextmanager
