@@ -1,4 +1,4 @@
-"""Attention over a cache of keys and values in plain PyTorch: the specification, beside reference.py."""
+"""Attention over a paged KV cache in plain PyTorch: the specification, as in reference.py."""
 
 from typing import Any
 
@@ -28,14 +28,14 @@ def attention_with_cache(
     return_lse: bool = False,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """attention() over the keys of a cache, to which key and value (B, Hk, N, .) are appended first, in place.
+    """attention() over a KV cache, to which key and value (B, Hk, N, .) are first appended in place.
 
     Key t of sequence b is row t % page of page block_table[b, t // page] (Kwon et al. 2023, section 4.3) of key_cache
-    (P, Hk, page, D) and value_cache (P, Hk, page, Dv); without a table of its one page b. cache_lengths (B,): keys
-    before the call; cache_starts (B,): where they begin. The last query is at the last key, for causal, window and
-    alibi_slopes; options are attention()'s. cos, sin turn queries and keys by rotary(); queries that see all keys have
-    one position, that of the first new key. return_lse: the logarithm of the sum of a row's exponentiated scores and
-    sink (B, H, L) as well.
+    (P, Hk, page, D) and value_cache (P, Hk, page, Dv); without a table, of page b. cache_lengths (B,): keys before the
+    call; cache_starts (B,): the first visible key. The last query is aligned with the last key for causal, window and
+    alibi_slopes; options are attention()'s. cos, sin: rotary() is applied to queries and keys; queries that see all
+    keys share the position of the first new key. return_lse: also return the log-sum-exp of each row's scores and sink
+    (B, H, L).
     """
     sees_all = not causal and window in (None, (None, None))
     outputs, sums = [], []

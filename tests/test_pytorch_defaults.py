@@ -1,4 +1,4 @@
-"""PyTorch's default device and dtype are a program's own, and change nothing of what is computed here."""
+"""PyTorch's default device and dtype do not change any result."""
 
 import ast
 from pathlib import Path
@@ -20,7 +20,7 @@ INTEGERS = {"full", "arange", "tensor", "as_tensor", "randint", "randperm"}
 
 @pytest.fixture
 def other_defaults():
-    """A dtype and a device on which nothing of the host may lie."""
+    """Defaults that would break any tensor that relies on them."""
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     yield
@@ -29,7 +29,7 @@ def other_defaults():
 
 
 def lacks(call: ast.AST) -> bool:
-    """Whether a tensor is made whose device, or type of numbers, a default decides."""
+    """Whether a call creates a tensor with the default device or dtype."""
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
     name, given = call.func.attr, {each.arg for each in call.keywords}
@@ -39,13 +39,13 @@ def lacks(call: ast.AST) -> bool:
 
 
 def of_parameters(tree: ast.AST) -> set[ast.AST]:
-    """What parameters begin as, where defaults count as they do in torch.nn."""
+    """Initial values of nn.Parameters, which follow the defaults as in torch.nn."""
     calls = (each for each in ast.walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) == "nn.Parameter")
     return {argument for call in calls for argument in call.args}
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_tensor_says_where_it_lies_and_what_it_holds(room):
+def test_every_new_tensor_names_its_device_and_dtype(room):
     found = []
     for file in sorted((ROOT / room).rglob("*.py")):
         tree = ast.parse(file.read_text())
@@ -54,13 +54,13 @@ def test_every_tensor_says_where_it_lies_and_what_it_holds(room):
 
 
 @pytest.mark.parametrize("call", ["torch.empty(3, device=d)", "torch.zeros(2, dtype=t)", "torch.arange(n)"])
-def test_what_a_default_decides_is_noticed(call):
+def test_a_default_device_or_dtype_is_noticed(call):
     assert lacks(ast.parse(call, mode="eval").body)
     assert not lacks(ast.parse("torch.ones(3, dtype=t, device=d)", mode="eval").body)
 
 
 def searched(model: Transformer, **settings) -> tuple:
-    """Hypotheses, and what their words look at."""
+    """Hypotheses, and their cross-attention."""
     sources = sources_of(40, 5)
     config = DecodingConfig(max_len_b=5, **settings)
     found = search_ids(model, sources, config, banned=[[5], [6, 7]], prefixes=[[8]] * 5)
@@ -91,7 +91,7 @@ def test_a_search_for_required_words_finds_the_same(request):
 
 
 def passes() -> list[torch.Tensor]:
-    """Values and gradients of every family at sizes that enter the compiled passes."""
+    """Outputs and gradients of every operator family, at sizes of the compiled CPU loops."""
     draw = torch.Generator("cpu").manual_seed(3)
 
     def leaf(*shape):

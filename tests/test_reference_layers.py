@@ -1,4 +1,4 @@
-"""The specification of LayerNorm, residual connection and feed-forward network against torch.nn, in float64."""
+"""The reference's norms, residual connection and feed-forward network against torch.nn, in float64."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def affine_parameters(kind, draw):
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-1])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", NORMS)
-def test_norms_are_torchs(kind, eps, affine):
+def test_norms_equal_torchs(kind, eps, affine):
     module, _, ours, _ = NORMS[kind]
     norm = module(13, eps=eps, elementwise_affine=affine, dtype=torch.float64)
     for parameter in norm.parameters():
@@ -83,7 +83,7 @@ def test_without_a_seed_nothing_is_dropped():
         ("gelu_tanh", nn.GELU("tanh"), True),
     ],
 )
-def test_feed_forward_is_two_linear_layers_with_an_activation_between_them(name, activation, bias):
+def test_feed_forward_equals_two_linear_layers(name, activation, bias):
     layers = nn.Sequential(nn.Linear(7, 19, bias), activation, nn.Linear(19, 5, bias)).double()
     first, _, second = layers
     x = (3 * double(2, 3, 7)).detach().requires_grad_()
@@ -91,7 +91,7 @@ def test_feed_forward_is_two_linear_layers_with_an_activation_between_them(name,
     assert_same(ours, layers(x), [x, *layers.parameters()])
 
 
-def test_dropout_in_the_feed_forward_network_acts_on_the_hidden_activation():
+def test_dropout_of_feed_forward_is_on_the_hidden_activation():
     x, weight1, weight2 = double(6, 7), double(19, 7), double(5, 19)
     keep = reference.keep_mask((1, 6, 19), 0.4, SEED)[0]
     hidden = torch.relu(x @ weight1.T) * keep * reference.dropout_scale(0.4)
@@ -99,12 +99,12 @@ def test_dropout_in_the_feed_forward_network_acts_on_the_hidden_activation():
     assert_same(ours, hidden @ weight2.T, [x, weight1, weight2])
 
 
-def test_the_expectation_of_dropout_is_its_input():
+def test_dropout_keeps_the_expectation():
     mean = reference.dropout(torch.ones(512, 512, dtype=torch.float64), 0.1, SEED).mean()
     assert abs(mean - 1) < 5 * (0.1 / 0.9) ** 0.5 / 512
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_equal_finite_differences():
     x, residual, weight, bias = double(3, 6), double(3, 6), double(6), double(6)
     options = {"dropout_p": 0.3, "seed": SEED}
     assert torch.autograd.gradcheck(lambda *a: reference.layer_norm(*a), (x, weight, bias))

@@ -1,4 +1,4 @@
-"""The reference's loss and embedding against torch.nn.functional in float64, and their derivatives numerically."""
+"""The reference's loss and embedding against torch.nn.functional in float64, with gradcheck."""
 
 import math
 
@@ -22,7 +22,7 @@ def draw(rows=7, classes=11, width=5):
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("ignore_index", [-100, 0])
-def test_cross_entropy_is_torchs_with_and_without_smoothing(label_smoothing, ignore_index):
+def test_cross_entropy_equals_torchs(label_smoothing, ignore_index):
     logits, hidden, weight, target = draw()
     options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
     loss, nll = reference.cross_entropy(logits, target, **options)
@@ -33,7 +33,7 @@ def test_cross_entropy_is_torchs_with_and_without_smoothing(label_smoothing, ign
     torch.testing.assert_close(nll, torch_loss(hidden @ weight.T, target, reduction="sum", ignore_index=ignore_index))
 
 
-def test_all_targets_ignored_cost_nothing():
+def test_all_targets_ignored():
     logits, _, _, _ = draw()
     logits.requires_grad_()
     loss, nll = reference.cross_entropy(logits, torch.zeros(7, dtype=torch.int64), ignore_index=0, label_smoothing=0.1)
@@ -51,7 +51,7 @@ def test_half_precision_logits_have_a_float32_loss():
     )
 
 
-def test_derivatives_of_the_losses():
+def test_gradients_of_the_losses():
     logits, hidden, weight, target = draw()
     options = {"label_smoothing": 0.1, "ignore_index": 0}
     assert torch.autograd.gradcheck(
@@ -64,7 +64,7 @@ def test_derivatives_of_the_losses():
     )
 
 
-def test_embed_is_torchs_embedding_times_the_scale_plus_positions():
+def test_embed_equals_torchs_embedding_scaled_plus_positions():
     weight = torch.randn(9, 6, dtype=torch.float64)
     positions = torch.randn(10, 6, dtype=torch.float64)
     tokens = torch.tensor([[1, 2, 0], [8, 0, 0]])
@@ -75,7 +75,7 @@ def test_embed_is_torchs_embedding_times_the_scale_plus_positions():
     torch.testing.assert_close(padded, expected * (tokens != 0)[..., None])
 
 
-def test_padding_takes_no_gradient_as_with_torchs_padding_idx():
+def test_padding_takes_no_gradient_as_in_torch():
     weight = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[1, 2, 0, 2], [8, 0, 0, 1]])
     dy = torch.randn(2, 4, 6, dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_padding_takes_no_gradient_as_with_torchs_padding_idx():
     torch.testing.assert_close(actual, expected)
 
 
-def test_derivatives_of_embed_with_dropout():
+def test_gradients_of_embed_with_dropout():
     weight = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     positions = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[1, 2, 0], [8, 0, 0]])

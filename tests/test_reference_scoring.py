@@ -1,5 +1,5 @@
-"""reference.attention() in float64 against transformers' own attention: caps of Gemma 2, sinks of gpt-oss, windows of
-Mistral, ALiBi of MPT and BLOOM."""
+"""reference.attention() in float64 against transformers: Gemma 2's soft caps, gpt-oss' sinks, Mistral's windows, ALiBi
+of MPT and BLOOM."""
 
 import importlib
 import math
@@ -23,7 +23,7 @@ modeling_mpt, modeling_bloom = modeling("mpt"), modeling("bloom")
 
 B, H, HK, L, D = 2, 6, 2, 11, 8
 NEAR = {"atol": 1e-6, "rtol": 1e-6}
-"""Most of them take their softmax in float32."""
+"""Most of the models compute the softmax in float32."""
 
 
 def operands():
@@ -31,7 +31,7 @@ def operands():
 
 
 def mask_of(function=masking.causal_mask_function, lengths=(L, 7)):
-    """The floats that transformers' eager models add: batch rows of these lengths."""
+    """The additive mask of transformers' eager models, for rows of these lengths."""
     padding = torch.arange(L) < torch.tensor(lengths)[:, None]
     return masking.eager_mask(
         batch_size=B, q_length=L, kv_length=L, mask_function=function, attention_mask=padding, dtype=torch.float64
@@ -48,7 +48,7 @@ def test_gemma_2(window, softcap):
     q, k, v = operands()
     function = masking.causal_mask_function if window is None else masking.sliding_window_causal_mask_function(window)
     expected, weights = gemma2(module(), 3 * q, k, v, mask_of(function), scaling=0.4, softcap=softcap)
-    window = None if window is None else (window - 1, None)  # a query counts among the keys of its window there
+    window = None if window is None else (window - 1, None)  # their window includes the query's own key
     options = {"causal": True, "window": window, "softcap": softcap or 0.0, "key_lengths": torch.tensor([L, 7])}
     output, ours = reference.attention(3 * q, k, v, scale=0.4, **options)
     torch.testing.assert_close(output.transpose(1, 2)[0], expected[0], **NEAR)

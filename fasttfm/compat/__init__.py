@@ -3,6 +3,6 @@
     from fasttfm.compat.flash_attn import flash_attn_func, flash_attn_varlen_func
     from fasttfm.compat.varlen import varlen_attn
 
-They run on CPUs too, take float32 beside half precision, and have dropout. What is not computed is refused with
-ValueError by name, never ignored.
+They also run on CPUs, take float32 as well as half precision, and have dropout. Unsupported arguments raise ValueError
+and are never ignored.
 """

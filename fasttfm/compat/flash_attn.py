@@ -1,28 +1,28 @@
-"""flash_attn's functions (version 2's signatures) on our operators, with dropout, on every device.
+"""flash_attn's functions (version 2 signatures) on our operators, with dropout, on every device.
 
-    q (B, L, H, D), k and v (B, S, Hk, D), H a multiple of Hk; packed: (T, H, D) with starts (B + 1,)
+    q (B, L, H, D), k and v (B, S, Hk, D), H a multiple of Hk; packed: (T, H, D) with cu_seqlens (B + 1,)
 
-The last query of each sequence is at its last key: there causal's triangle, windows and ALiBi's distances begin, and a
-query that sees no key gives zeros. Dropout applies whenever dropout_p is not 0, as there, and goes with softcap, too.
-Results are deterministic. So are gradients with deterministic=True, and without where no table sends a call to cuDNN.
-With return_attn_probs a function returns (output, softmax_lse, S_dmask), as there: probabilities() says what they are.
+The last query is aligned with the last key for causal, windows and ALiBi, and a query that sees no key gives zeros.
+Dropout applies whenever dropout_p is not 0, as in flash_attn, and may be combined with softcap. Outputs are
+deterministic; gradients are with deterministic=True, or if no table lists the call for cuDNN. With return_attn_probs a
+function returns (output, softmax_lse, S_dmask), see probabilities().
 Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, places, surplus_of
+from fasttfm.compat.arguments import Window, check_heads, check_rank, scoring, surplus_of
 from fasttfm.compat.probabilities import packed_probabilities, probabilities
 from fasttfm.compat.rows import used_rows
 from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
 from fasttfm.functional.attention.call import Sequences
+from fasttfm.functional.record import WHOLE
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 _OWN = {"query": "q", "key": "k", "value": "v", "window": "window_size", "scale": "softmax_scale"}
-"""By what functional calls an argument, what flash_attn calls it."""
+"""flash_attn's argument names by functional's."""
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
@@ -41,7 +41,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """softmax(Q K^T * softmax_scale) V: (B, L, H, D). Raises ValueError for what is not computed."""
+    """softmax(Q K^T * softmax_scale) V: (B, L, H, D). Raises ValueError for unsupported arguments."""
     name = "flash_attn_func"
     is_flag("deterministic", deterministic)
     is_flag("return_attn_probs", return_attn_probs)
@@ -49,7 +49,7 @@ def flash_attn_func(
     check_heads(name, q=q, k=k, v=v)
     lengths = q.shape[1], k.shape[1]
     options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap}
-    options |= places(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0])
+    options |= scoring(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0])
     seed = _seed(q, dropout_p)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     output = attention(q, k, v, dropout_p=dropout_p, seed=seed, deterministic=deterministic, **options).transpose(1, 2)
@@ -69,7 +69,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """The same for qkv (B, L, 3, H, D)."""
+    """flash_attn_func() on qkv (B, L, 3, H, D)."""
     check_rank("flash_attn_qkvpacked_func", 5, 3, qkv=qkv)
     q, k, v = qkv.unbind(2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -90,7 +90,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """The same for kv (B, S, 2, Hk, D)."""
+    """flash_attn_func() on kv (B, S, 2, Hk, D)."""
     check_rank("flash_attn_kvpacked_func", 5, 2, kv=kv)
     k, v = kv.unbind(2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -117,10 +117,10 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Result:
-    """The same over packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), starts (B + 1,) int32; gives (Tq, H, D).
+    """flash_attn_func() on packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), cu_seqlens (B + 1,) int32; (Tq, H, D).
 
-    block_table (B, pages of a sequence): k and v are pages (P, page, Hk, D), of any size. Their rows are copied to be
-    packed, and gradients pass; flash_attn_with_kvcache() reads pages where they are.
+    block_table (B, pages per sequence): k and v are pages (P, page, Hk, D), of any size. Their rows are packed by a
+    copy, and gradients pass; flash_attn_with_kvcache() reads pages in place.
     """
     name = "flash_attn_varlen_func"
     is_flag("deterministic", deterministic)
@@ -134,7 +134,7 @@ def flash_attn_varlen_func(
         k, v, cu_seqlens_k = used_rows(name, k, v, len(cu_seqlens_q) - 1, cu_seqlens_k, None, block_table, max_seqlen_k)
     lengths, surplus = (max_seqlen_q, max_seqlen_k), surplus_of(cu_seqlens_q, cu_seqlens_k)
     options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap}
-    options |= places(name, causal, window_size, lengths, alibi_slopes, surplus)
+    options |= scoring(name, causal, window_size, lengths, alibi_slopes, surplus)
     seed = _seed(q, dropout_p)
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, *lengths)
     output = varlen_attention(q, k, v, *sequences, dropout_p=dropout_p, seed=seed, **options)
@@ -163,7 +163,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """The same for qkv (T, 3, H, D)."""
+    """flash_attn_varlen_func() on qkv (T, 3, H, D)."""
     check_rank("flash_attn_varlen_qkvpacked_func", 4, 3, qkv=qkv)
     q, k, v = qkv.unbind(1)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -188,7 +188,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """The same for q (Tq, H, D) and kv (Tk, 2, Hk, D)."""
+    """flash_attn_varlen_func() on q (Tq, H, D) and kv (Tk, 2, Hk, D)."""
     check_rank("flash_attn_varlen_kvpacked_func", 4, 2, kv=kv)
     k, v = kv.unbind(1)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -222,22 +222,21 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of q (B, L, H, D) over k_cache and v_cache (B, S, Hk, D), to which k and v (B, N, Hk, D) are appended
-    at cache_seqlens first, in place; gives (B, L, H, D), without a gradient.
+    """Attention of q (B, L, H, D) over k_cache and v_cache (B, S, Hk, D); (B, L, H, D), without gradients.
 
-    block_table (B, pages of a sequence): the caches are pages (P, page, Hk, D), of any size; cache_batch_idx (B,): the
-    row of the caches that a sequence has. The last query sees the last key, in a window and with ALiBi too. num_splits
-    changes nothing. With return_softmax_lse also the log-sum-exp (B, H, L) float32 of each row's scores, -inf without a
-    key. Raises ValueError for what does not agree, and for lengths and pages that the cache does not have.
+    k and v (B, N, Hk, D) are first appended in place at cache_seqlens. block_table (B, pages per sequence): the caches
+    are pages (P, page, Hk, D), of any size; cache_batch_idx (B,): each sequence's row of the caches. The last query is
+    aligned with the last key, also for windows and ALiBi. num_splits is ignored. With return_softmax_lse also returns
+    the log-sum-exp (B, H, L) float32 of each row's scores, -inf without a key. Raises ValueError for arguments that do
+    not agree, and for lengths and pages outside the cache.
     """
     name = "flash_attn_with_kvcache"
     new = {} if k is None or v is None else {"k": k, "v": v}
     check_rank(name, 4, None, q=q, k_cache=k_cache, v_cache=v_cache, **new)
     check_heads(name, q=q, k_cache=k_cache, v_cache=v_cache, **new)
     if cache_batch_idx is not None:
-        whole = cache_batch_idx.dtype in (torch.int32, torch.int64)
-        there = cache_batch_idx.shape == q.shape[:1] and cache_batch_idx.device == q.device
-        if block_table is not None or not whole or not there:
+        fits = cache_batch_idx.shape == q.shape[:1] and cache_batch_idx.device == q.device
+        if block_table is not None or cache_batch_idx.dtype not in WHOLE or not fits:
             raise ValueError(
                 f"{name}: cache_batch_idx is {cache_batch_idx.dtype} {tuple(cache_batch_idx.shape)} on "
                 f"{cache_batch_idx.device}: int32 or int64 ({len(q)},) on {q.device} is needed, and no block_table"

@@ -1,4 +1,4 @@
-"""torch.nn.functional's cross_entropy and linear_cross_entropy (torch 2.13 and newer) on fasttfm's kernels."""
+"""Drop-ins for torch.nn.functional's cross_entropy and linear_cross_entropy (torch 2.13 and newer)."""
 
 from typing import Any
 
@@ -24,12 +24,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute torch.nn.functional.cross_entropy: input (V), (N, V) or (N, V, d1, ...), weight (V,), target (), (N,) or
-    (N, d1, ...) int64 or int32.
+    """torch.nn.functional.cross_entropy on fasttfm's kernels.
 
-    Returns the loss in input's dtype (float32 under autocast): 0-d, or like target with reduction none. Probabilities
-    as the target, and the deprecated size_average and reduce, are passed to PyTorch's own. Raises ArgumentError for
-    what does not agree.
+    input (V), (N, V) or (N, V, d1, ...), weight (V,), target (), (N,) or (N, d1, ...) int64 or int32. Returns the loss
+    in input's dtype (float32 under autocast): 0-d, or like target with reduction none. Targets that are probabilities,
+    and the deprecated size_average and reduce, fall back to PyTorch. Raises ArgumentError for shapes that do not agree.
     """
     if size_average is not None or reduce is not None:
         return nn.functional.cross_entropy(
@@ -56,7 +55,7 @@ def _cross_entropy(
 
 
 def _in_dtype(loss: Tensor, x: Tensor) -> Tensor:
-    """loss in x's dtype, and as torch's in float32 under autocast."""
+    """loss in x's dtype; in float32 under autocast, as in torch."""
     return loss if casts(x) else loss.to(x.dtype)
 
 
@@ -74,13 +73,13 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Tensor:
-    """Compute torch.nn.functional.linear_cross_entropy: input (E) or (N, E), linear_weight (V, E), linear_bias (V,),
-    weight (V,) of the classes, target () or (N,) int64 or int32.
+    """torch.nn.functional.linear_cross_entropy on fasttfm's kernels.
 
-    options (LinearCrossEntropyOptions): whatever they say, the logits exist for some rows at a time. The logits are
-    kept with a bias, with reduction none, with weight beside label_smoothing, and for probabilities and a
-    linear_weight (V, d1, ..., E), which PyTorch computes. Returns the loss in input's dtype, 0-d, or like target with
-    reduction none. Raises ArgumentError for what does not agree.
+    input (E) or (N, E), linear_weight (V, E), linear_bias (V,), weight (V,) of the classes, target () or (N,) int64 or
+    int32. options (LinearCrossEntropyOptions): any value processes the rows in chunks. The logits are kept with a bias,
+    with reduction none, with weight and label_smoothing, and for probabilities or a linear_weight (V, d1, ..., E),
+    which PyTorch computes. Returns the loss in input's dtype, 0-d, or like target with reduction none. Raises
+    ArgumentError for shapes that do not agree.
     """
     if input.dim() not in (1, 2) or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
         raise ArgumentError(
@@ -96,7 +95,7 @@ def linear_cross_entropy(
         )
     probabilities = target.is_floating_point() and target.shape != input.shape[:-1]
     if probabilities and ignore_index is not None:
-        raise ArgumentError(f"ignore_index is {ignore_index}: probabilities as the target have none, leave it out")
+        raise ArgumentError(f"ignore_index is {ignore_index}: leave it out if the target is probabilities")
     shared: dict[str, Any] = {
         "reduction": reduction,
         "label_smoothing": label_smoothing,

@@ -1,4 +1,4 @@
-"""Log-sum-exps, and the weights with their dropout: flash_attn returns them beside the output, for tests."""
+"""flash_attn's softmax_lse and S_dmask, which it returns for testing."""
 
 from typing import Any
 
@@ -19,11 +19,10 @@ from fasttfm.functional.plan import without_autocast
 def probabilities(
     query: Tensor, key: Tensor, lengths: Tensor | None, dropout_p: float, seed: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp (B, H, L) float32 of each row's scores, -inf without a key, and exp(scores - their maximum)
-    (B, H, L, S), negative where dropout fell; of no element without dropout. None has a gradient.
+    """The log-sum-exp (B, H, L) float32 of each row's scores, -inf without a key, and exp(scores - row maximum)
+    (B, H, L, S), negative where dropped; empty without dropout. Neither has a gradient.
 
-    query (B, H, L, D), key (B, Hk, S, D), lengths (B,); options of attention(), whose seed was seed. Q K^T is computed
-    once more for them.
+    query (B, H, L, D), key (B, Hk, S, D), lengths (B,); seed and options as in the attention() call. Recomputes Q K^T.
     """
     check_heads(query, key, lengths, None)
     shape, dtype = (*query.shape[:3], key.shape[2]), query.dtype
@@ -45,10 +44,8 @@ def probabilities(
 def packed_probabilities(
     query: Tensor, key: Tensor, sequences: Sequences, dropout_p: float, seed: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The same of packed query (Tq, H, D) and key (Tk, Hk, D): log-sum-exps (H, Tq), and the padded batch's weights."""
-    q, k = (
-        padded(query, sequences.cu_seqlens_q, sequences.max_seqlen_q),
-        padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k),
-    )
+    """probabilities() of packed query (Tq, H, D) and key (Tk, Hk, D): log-sum-exps (H, Tq), and padded weights."""
+    q = padded(query, sequences.cu_seqlens_q, sequences.max_seqlen_q)
+    k = padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k)
     lse, weights = probabilities(q, k, sequences.cu_seqlens_k.diff(), dropout_p, seed, options)
     return packed_again(lse[..., None], sequences.cu_seqlens_q, len(query))[..., 0].T, weights

@@ -1,10 +1,12 @@
-"""Rows of keys and values that packed sequences use, where these lie in pages or are shorter than their room."""
+"""Gathers the used rows of keys and values in pages, or in buffers longer than their sequences."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fasttfm.functional.attention.paged import check_pages
 from fasttfm.functional.backends import values_are_checked
+from fasttfm.functional.record import WHOLE
 
 
 def used_rows(
@@ -17,19 +19,19 @@ def used_rows(
     block_table: Tensor | None,
     longest: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values (T, Hk, .) of the sequences one after the other, and their starts (B + 1,).
+    """Keys and values (T, Hk, .) of the sequences packed, and their cu_seqlens (B + 1,).
 
-    starts (B + 1,): of sequences in key and value (T, Hk, .), or with block_table (B, pages of a sequence), whose pages
-    are key and value (P, page, Hk, .), the lengths by their differences; used (B,): the lengths where they are others.
-    longest: no sequence is longer. The rows are copied, at most B * longest, and the host waits for nothing; gradients
-    pass. Raises ValueError for what does not agree; numbers are checked where values_are_checked().
+    starts (B + 1,): cu_seqlens of key and value (T, Hk, .); with block_table (B, pages per sequence), whose pages are
+    key and value (P, page, Hk, .), only their differences, the lengths, are read. used (B,): shorter lengths. longest:
+    upper bound of the lengths. Copies at most B * longest rows without waiting for the device; gradients pass. Raises
+    ValueError for arguments that do not agree, values included where values_are_checked().
     """
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(f"{function}: k {tuple(key.shape)} and v {tuple(value.shape)} must agree in rows and heads")
     pages = block_table.shape[-1] if block_table is not None else 1
     shapes = {"cu_seqlens_k": (batch + 1,), "seqused_k": (batch,), "block_table": (batch, pages)}
     for (name, shape), x in zip(shapes.items(), (starts, used, block_table)):
-        if x is not None and (x.dtype not in (torch.int32, torch.int64) or x.shape != shape or x.device != key.device):
+        if x is not None and (x.dtype not in WHOLE or x.shape != shape or x.device != key.device):
             raise ValueError(
                 f"{function}: {name} is {x.dtype} {tuple(x.shape)} on {x.device}: int32 or int64 {shape} on "
                 f"{key.device} is needed"
@@ -51,14 +53,14 @@ def used_rows(
             row = row + starts[sequence]
     if block_table is not None:
         key, value = key.flatten(0, 1), value.flatten(0, 1)
-    row = row.clamp(0, max(len(key) - 1, 0))  # past the last sequence
+    row = row.clamp(0, max(len(key) - 1, 0))  # for rows past the last sequence
     return key.index_select(0, row), value.index_select(0, row), ends
 
 
 def _check(
     function: str, key: Tensor, starts: Tensor | None, used: Tensor, block_table: Tensor | None, longest: int
 ) -> None:
-    """Raises ValueError for lengths and pages that there are not, where values_are_checked()."""
+    """Raise ValueError for lengths and pages that do not exist, where values_are_checked()."""
     if not len(used) or not values_are_checked(used):
         return
     least, most = (int(x) for x in used.aminmax())
@@ -72,7 +74,4 @@ def _check(
     count, page = key.shape[:2]
     if most > block_table.shape[1] * page:
         raise ValueError(f"{what}: there is room for {block_table.shape[1]} pages of {page} in block_table")
-    held = torch.arange(block_table.shape[1], device=used.device) * page < used[:, None]
-    wrong = held & ((block_table < 0) | (block_table >= count))
-    if bool(wrong.any()):
-        raise ValueError(f"{function}: block_table has page {int(block_table[wrong][0])}: there are 0 to {count - 1}")
+    check_pages(block_table, used, page, count)

@@ -1,13 +1,13 @@
-"""Our kernels under torch.nn.functional.scaled_dot_product_attention, where FlashAttention-3 and -4 plug in.
+"""Our kernels as the flash backend of scaled_dot_product_attention, where FlashAttention-3 and -4 plug in.
 
     from fasttfm.compat import sdpa
 
-    sdpa.register()                                                      # known to torch, nothing changed
-    torch.nn.attention.activate_flash_attention_impl("fasttfm")          # every SDPA call that takes the flash backend
+    sdpa.register()                                                      # registers with torch, changes nothing
+    torch.nn.attention.activate_flash_attention_impl("fasttfm")          # all SDPA calls that take the flash backend
     torch.nn.attention.restore_flash_attention_impl()                    # torch's own again
 
-What torch gives its flash backend: CUDA tensors of half precision without a mask, with dropout, causal, shared heads.
-Not run on a GPU: tests/compat/test_sdpa.py goes through the same operators and their gradients on a CPU.
+torch's flash backend takes CUDA tensors of half precision without a mask, with dropout, causal, and shared heads.
+Not run on a GPU: tests/compat/test_sdpa.py runs the same operators and their gradients on a CPU.
 """
 
 import math
@@ -28,7 +28,7 @@ _Forward = tuple[Tensor, Tensor, None, None, int, int, Tensor, Tensor, Tensor]
 
 
 class _Handle(NamedTuple):
-    """Keeps the kernels in torch's dispatcher until torch removes it."""
+    """Keeps the kernels registered in torch's dispatcher until torch calls remove()."""
 
     library: torch.library.Library
 
@@ -37,8 +37,7 @@ class _Handle(NamedTuple):
 
 
 def register() -> None:
-    """Make `fasttfm` known to torch.nn.attention.activate_flash_attention_impl(). Raises UserError for a torch without
-    it."""
+    """Register fasttfm for torch.nn.attention.activate_flash_attention_impl(). Raises UserError if torch is too old."""
     if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
         raise UserError(
             f"torch {torch.__version__} has no register_flash_attention_impl: upgrade it, or use replace_modules()"
@@ -47,7 +46,7 @@ def register() -> None:
 
 
 def activate(key: str = "CUDA") -> _Handle:
-    """Put the forward and the backward pass in the place of torch's under a key of its dispatcher; torch calls this."""
+    """Override torch's forward and backward operators for a dispatch key; called by torch."""
     library = torch.library.Library("aten", "IMPL", key)
     library.impl("_scaled_dot_product_flash_attention", forward, key)
     library.impl("_scaled_dot_product_flash_attention_backward", backward, key)
@@ -64,27 +63,27 @@ def forward(
     *,
     scale: float | None = None,
 ) -> _Forward:
-    """query (B, H, L, D), key and value (B, Hk, S, D) as aten's _scaled_dot_product_flash_attention takes them.
+    """aten's _scaled_dot_product_flash_attention on query (B, H, L, D), key and value (B, Hk, S, D).
 
-    Returns the output, like query, its log-sum-exp (B, H, L) float32, two None, L, S, the seed of the dropout (2,)
-    uint64, an empty tensor in the place of its offset, and an empty mask. Raises ValueError for what is not taken.
+    Returns the output, like query, its log-sum-exp (B, H, L) float32, two None, L, S, the dropout seed (2,) uint64, an
+    unused offset, and an empty mask. Raises ValueError for unsupported arguments.
     """
     if return_debug_mask:
-        raise ValueError("return_debug_mask is True: the kernels make no mask, leave it False")
+        raise ValueError("return_debug_mask is True: the kernels return no mask, leave it False")
     check_heads(query, key, None, None)
     check_value(query, key, value)
     options = _options(query, dropout_p, is_causal, scale, None)
-    memory = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    buffers = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
     from fasttfm.kernels.attention import once
 
     kernel = _kernel(query, key, value, options)
-    output, lse = once.forward(kernel, query, key, value, out=memory, **options._asdict())
+    output, lse = once.forward(kernel, query, key, value, out=buffers, **options._asdict())
     seed = query.new_zeros(2, dtype=torch.int64)
     if options.seed is not None:
         seed[:1] = options.seed
-    nothing = query.new_empty(0)
-    none = torch.zeros((), dtype=torch.uint64, device=query.device)
-    return output, lse / _LOG2E, None, None, query.shape[2], key.shape[2], seed.view(torch.uint64), none, nothing
+    offset = torch.zeros((), dtype=torch.uint64, device=query.device)
+    sizes, mask = (query.shape[2], key.shape[2]), query.new_empty(0)
+    return output, lse / _LOG2E, None, None, *sizes, seed.view(torch.uint64), offset, mask
 
 
 def backward(
@@ -105,7 +104,7 @@ def backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value from what forward() returned, as aten's backward operator gives them."""
+    """aten's backward operator: gradients of query, key and value, from the outputs of forward()."""
     options = _options(query, dropout_p, is_causal, scale, philox_seed.view(torch.int64)[:1])
     from fasttfm.kernels.attention import once
 
@@ -121,7 +120,7 @@ def _options(query: Tensor, dropout_p: float, causal: bool, scale: float | None,
 
 
 def _kernel(query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
-    """A kernel that keeps no weights. Raises ValueError where there is none."""
+    """The fused kernel for these tensors. Raises ValueError if there is none."""
     backend = backend_of("triton", query, value, key.shape[2], options)
     if backend == "softmax":
         backend = "flash"

@@ -1,10 +1,10 @@
-"""torch.nn.attention.varlen's signature, on every device, with the dropout that it lacks (pytorch#179390)."""
+"""Drop-in for torch.nn.attention.varlen, on every device, with dropout, which it lacks (pytorch#179390)."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, places, surplus_of
+from fasttfm.compat.arguments import Window, check_heads, check_rank, scoring, surplus_of
 from fasttfm.compat.probabilities import packed_probabilities
 from fasttfm.compat.rows import used_rows
 from fasttfm.functional import varlen_attention
@@ -35,14 +35,14 @@ def varlen_attn(
     num_splits: int | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over packed sequences: query (Tq, H, D), key and value (Tk, Hk, D), starts (B + 1,) int32.
+    """Attention over packed sequences: query (Tq, H, D), key and value (Tk, Hk, D), cu_seq_q, cu_seq_k (B + 1,) int32.
 
-    window_size (left, right): keys that a query sees before and past its own, the last query at the last key; -1 is no
-    bound, and (-1, 0) causal. seqused_k (B,): keys of each sequence, the first of its own. block_table (B, pages of a
-    sequence): key and value are pages (P, page, Hk, D), seqused_k of each sequence, and cu_seq_k is not read. For both
-    rows are copied, and gradients pass. cu_seq_k None: those of the queries. num_splits changes nothing: results never
-    depend on a split. dropout_p in [0, 1] is an addition. Returns (Tq, H, D), and with return_aux.lse also the
-    log-sum-exp (H, Tq) float32 of the scores. Raises ValueError for what does not agree.
+    window_size (left, right): keys before and past the diagonal that a query sees, the last query at the last key; -1
+    is no bound, (-1, 0) causal. seqused_k (B,): use only so many keys of each sequence. block_table (B, pages per
+    sequence): key and value are pages (P, page, Hk, D), seqused_k gives the lengths, and cu_seq_k is ignored. Both copy
+    rows, and gradients pass. cu_seq_k None: cu_seq_q. num_splits is ignored: results never depend on a split. dropout_p
+    in [0, 1] is an extension. Returns (Tq, H, D), and with return_aux.lse also the log-sum-exp (H, Tq) float32 of the
+    scores. Raises ValueError for arguments that do not agree.
     """
     name = "varlen_attn"
     is_flag("enable_gqa", enable_gqa)
@@ -63,7 +63,7 @@ def varlen_attn(
         batch, held = len(cu_seq_q) - 1, cu_seq_k if block_table is None else None
         key, value, cu_seq_k = used_rows(name, key, value, batch, held, seqused_k, block_table, max_k)
     sequences = Sequences(cu_seq_q, cu_seq_k, max_q, max_k)
-    options = places(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k))
+    options = scoring(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k))
     output = varlen_attention(query, key, value, *sequences, dropout_p=dropout_p, scale=scale, **options)
     if return_aux is None or not return_aux.lse:
         return output

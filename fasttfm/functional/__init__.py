@@ -1,4 +1,4 @@
-"""Public functions: each chooses between a Triton kernel and plain PyTorch, and both compute what reference.py says."""
+"""Public operators, each with a Triton and a PyTorch backend that are tested against reference.py."""
 
 import zlib
 
@@ -52,6 +52,6 @@ __all__ = [
     "varlen_packed_qkv_attention",
 ]
 
-# torch.compile keeps graphs on disk, which call operators by their schemas: those of another version are made anew.
+# torch.compile caches graphs on disk, which hold operator schemas: other schemas need another cache key.
 _schemas = "".join(str(packet.default._schema) for packet in formulas)
 torch.compiler.config.cache_key_tag += f" fasttfm {zlib.crc32(_schemas.encode())}"

@@ -1,4 +1,4 @@
-"""The activations of feed-forward networks by name."""
+"""Activations of feed-forward networks, by name."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), GPT-2's approximation of GELU; any shape and dtype."""
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), GPT-2's GELU approximation; any shape and dtype."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
 }
-"""gelu is x * Phi(x), with the error function (Hendrycks and Gimpel 2016); BERT's."""
+"""gelu is the exact x * Phi(x) (Hendrycks and Gimpel 2016), as in BERT."""
 
 FUSED = ("relu", "gelu", "gelu_tanh")
 """Activations that functional.feed_forward() fuses into its products."""

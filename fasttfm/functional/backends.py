@@ -1,4 +1,4 @@
-"""Choice of how an operator is computed: Triton kernels or plain PyTorch."""
+"""Backend selection: Triton kernels or plain PyTorch."""
 
 import contextlib
 import functools
@@ -33,12 +33,12 @@ checks_on_gpu = os.environ.get("FASTTFM_CHECK", "0") == "1"
 
 @contextlib.contextmanager
 def backend(choice: str) -> Iterator[None]:
-    """Computes fasttfm's operators one way inside the block: auto (the default), triton or torch.
+    """Context that selects the backend of fasttfm's operators: auto (the default), triton or torch.
 
-    auto takes Triton on CUDA and ROCm tensors wherever a table says that it is not slower than PyTorch alone. triton on
-    CPU tensors needs TRITON_INTERPRET=1 in the environment before the kernels are first imported. The choice holds for
-    the whole process, other threads included. Raises ValueError for another name; an operator that cannot take the way
-    chosen raises fasttfm.errors.UserError.
+    auto takes Triton on CUDA and ROCm tensors, except where its tables list PyTorch as faster. triton on CPU tensors
+    needs TRITON_INTERPRET=1 in the environment before the kernels are first imported. The choice is process-wide, other
+    threads included. Raises ValueError for another name; an operator that does not support the backend raises
+    fasttfm.errors.UserError.
     """
     global current
     before, current = current, _checked(choice, "backend")
@@ -59,15 +59,17 @@ def warn_once(message: str) -> None:
 
 
 def values_are_checked(values: torch.Tensor) -> bool:
-    """Tell if an operator checks the numbers in starts and positions, and not their shapes alone: on a CPU; on a
-    GPU, where the host waits for them, with FASTTFM_CHECK=1 in the environment. Never while a graph is made."""
+    """Return whether an operator checks the values in cu_seqlens and positions, in addition to their shapes.
+
+    True on a CPU; on a GPU, where it waits for the device, with FASTTFM_CHECK=1; never while a graph is traced.
+    """
     if torch.compiler.is_compiling() or type(values) is not torch.Tensor or modes() or transformed():
         return False
     return values.is_cpu or (values.is_cuda and checks_on_gpu)
 
 
 def use_triton(device: torch.device, choice: str | None = None) -> bool:
-    """Return whether operators run their Triton kernels on this device; choice goes before what is set."""
+    """Return whether operators run Triton kernels on this device; choice overrides the current backend."""
     choice = current if choice is None else choice
     if choice == "torch":
         return False
@@ -80,14 +82,14 @@ def use_triton(device: torch.device, choice: str | None = None) -> bool:
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") == "1":
             return True
         raise UserError(
-            f"backend triton was asked for on a {device.type} tensor: it needs a CUDA or ROCm device, or "
+            f"backend triton was requested for a {device.type} tensor: it needs a CUDA or ROCm device, or "
             "TRITON_INTERPRET=1 in the environment (the interpreter, for tests)"
         )
     return False
 
 
 def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> bool:
-    """Return whether Triton kernels compute on tensors of these dtypes on this device; choice as current gives it."""
+    """Return whether Triton kernels take tensors of these dtypes on this device, under this choice of backend."""
     if choice == "torch" or device.type == "meta" or not use_triton(device, choice):
         return False
     for dtype in dtypes:
@@ -97,9 +99,9 @@ def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> boo
 
 
 def kernel_route(choice: str, *tensors: torch.Tensor) -> str:
-    """The route of an operator that has one kernel for these tensors: triton or torch.
+    """The route of an operator with one kernel for these tensors, triton or torch.
 
-    choice as current gives it, or this function's own answer, which stays.
+    choice: auto, triton or torch; idempotent.
     """
     if choice == "torch" or (choice == "auto" and tensors[0].is_cpu):  # is_cpu costs a tenth of device.type
         return "torch"

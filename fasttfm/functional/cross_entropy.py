@@ -1,7 +1,7 @@
 """Label-smoothed cross entropy of logits (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4).
 
-Two operators: one leaves the logits alone and computes its gradient when backward comes; the other, for inplace=True,
-leaves the gradient in their memory while it computes the loss, and backward only scales it.
+Two operators: one computes its gradient in the backward pass; the other, for inplace=True, overwrites the logits with
+their gradient while computing the loss, and the backward pass only scales it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def cross_entropy(
     row_weights: Tensor | None = None,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Label-smoothed cross entropy, as torch.nn.functional.cross_entropy defines it for class numbers.
+    """Label-smoothed cross entropy, as torch.nn.functional.cross_entropy defines it for class indices.
 
-    logits (M, V), target (M,) int64 or int32; rows whose target is ignore_index count nothing. reduction: mean over the
-    counted rows (not a number when there are none), sum, or none: a loss for each row, 0 where it is ignored.
-    Statistics are float32 for half precision, also under autocast.
+    logits (M, V), target (M,) int64 or int32; rows whose target is ignore_index are ignored. reduction: mean over the
+    counted rows (NaN if there are none), sum, or none: one loss per row, 0 for ignored ones. Statistics are float32 for
+    half precision, also under autocast.
     class_weights (V,), torch's `weight`, and row_weights (M,), without gradients, multiply the losses; the mean is
-    weighted. Class weights beside label smoothing are computed by PyTorch's own function, in float32 at least.
-    inplace=True gives up the logits: when they ask for a gradient their memory holds it afterwards, and no second
-    (M, V) tensor is made. Nothing else may read them then, and backward can be called once; not with reduction none.
-    Returns (loss, the loss without smoothing), 0-d or (M,); the second has no gradient.
+    weighted. Class weights with label smoothing are computed by PyTorch's own function, at least in float32.
+    inplace=True overwrites the logits with their gradient, if they require one, so that no second (M, V) tensor is
+    allocated: nothing else may read them, and backward can be called once. Not with reduction none.
+    Returns (loss, loss without smoothing), 0-d or (M,); the second has no gradient.
     Raises ValueError for shapes that do not agree, another reduction, or inplace on logits whose rows are not dense.
     """
     if target.dtype is torch.int32:
@@ -63,10 +63,10 @@ def cross_entropy(
     if class_weights is not None or row_weights is not None:
         _check(_Call(logits, target, None, label_smoothing, ignore_index, reduction, ""))
         weights = weights_of_rows(target, logits.shape[1], logits.dtype, ignore_index, class_weights, row_weights)
-        assert weights is not None  # one of them is given
+        assert weights is not None
         if class_weights is not None and label_smoothing:
-            given = {"ignore_index": ignore_index, "class_weights": class_weights, "row_weights": row_weights}
-            _, nll = cross_entropy(logits.detach(), target, reduction=reduction, **given)  # type: ignore[arg-type]
+            options = {"ignore_index": ignore_index, "class_weights": class_weights, "row_weights": row_weights}
+            _, nll = cross_entropy(logits.detach(), target, reduction=reduction, **options)  # type: ignore[arg-type]
             loss = differentiable_losses(logits, target, row_weights, label_smoothing, ignore_index, class_weights)
             if reduction != "none":
                 loss = loss.sum() / (weights.sum() if reduction == "mean" else 1.0)
@@ -80,9 +80,9 @@ def cross_entropy(
         loss = _consumed(logits, loss, backends.current)
     else:
         loss, nll = _cross_entropy(logits, *rest)
-    if total is not None:  # where there is no row, whose weight would say it, the mean is not a number either
-        nothing = torch.zeros_like(total) / total
-        loss, nll = loss + nothing, nll + nothing
+    if total is not None:  # a mean without weight is NaN, even if there is no row
+        zero_or_nan = torch.zeros_like(total) / total
+        loss, nll = loss + zero_or_nan, nll + zero_or_nan
     return loss, nll
 
 
@@ -100,7 +100,7 @@ class _Saved(NamedTuple):
     logits: Tensor
     target: Whole
     factor: Tensor | None
-    """Of the losses, () of a mean or (M,)."""
+    """Factor of the losses, () for a mean or (M,)."""
     statistics: Tensor
     """(2, M): each row's largest logit and its probability."""
     label_smoothing: float
@@ -131,7 +131,7 @@ def _decide(call: _Call | _Consumed) -> str:
 
 
 def _plan(call: _Call | _Consumed) -> Callable[[_Call | _Consumed], tuple[Tensor | None, ...]]:
-    """Loss and loss without smoothing; of logits that are left alone also statistics and the factor of a mean."""
+    """Compute loss and loss without smoothing; unless in place also statistics and the factor of a mean."""
     overwrite = isinstance(call, _Consumed)
     losses, count = losses_of(*call, overwrite=overwrite), 2 if overwrite else 4
     return lambda call: losses(*call[:3])[:count]
@@ -203,7 +203,7 @@ class _Consumed(NamedTuple):
 
 class _Loss(NamedTuple):
     logits: Tensor
-    """Whose memory holds the gradient."""
+    """Overwritten by their gradient."""
     loss: Tensor
     route: str
 
@@ -211,7 +211,7 @@ class _Loss(NamedTuple):
 class _Gradient(NamedTuple):
     logits: Tensor
     returned: list[bool]
-    """Not empty once it went out."""
+    """Not empty once the gradient was returned."""
     route: str
 
 
@@ -219,8 +219,8 @@ class _Scaling(NamedTuple):
     gradient: Tensor
     factor: Tensor
     logits: Tensor
-    """Through which what was differentiated can be reached: a second derivative, for which the logits are gone, ends in
-    a message, where the gradient would silently count as a constant."""
+    """Links the graph to the logits: a second derivative, which would need them, raises, in place of silently treating
+    the gradient as a constant."""
 
 
 class _Scale(NamedTuple):
@@ -230,18 +230,18 @@ class _Scale(NamedTuple):
 
 
 def _save_gradient(call: _Loss, output: Tensor) -> tuple:
-    torch.autograd.graph.increment_version(call.logits)  # whoever else saved the logits must hear that they are gone
+    torch.autograd.graph.increment_version(call.logits)  # other nodes that saved the logits must raise
     return call.logits, [], call.route
 
 
-def _return_gradient(_: None, saved: _Gradient, wanted: _Loss, grad: Tensor) -> tuple[Tensor | None, None]:
+def _return_gradient(_: None, saved: _Gradient, needs_grad: _Loss, grad: Tensor) -> tuple[Tensor | None, None]:
     if saved.returned:
         raise RuntimeError(
-            "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
-            "first time; call it with inplace=False"
+            "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, was returned "
+            "the first time; call it with inplace=False"
         )
     saved.returned.append(True)
-    gradient = saved.logits.data  # not detach(): scaling must not count as a change of the saved logits
+    gradient = saved.logits.data  # not detach(): scaling must not bump the version of the saved logits
     if torch.is_grad_enabled():
         gradient = _scale_gradient(gradient, grad, saved.logits)
     else:

@@ -1,10 +1,9 @@
-"""The derivative of an operator as torch.autograd.Function takes it, for each way to the operator."""
+"""Backward passes of operators as torch.autograd.Functions: eager, through the dispatcher, and under torch.func."""
 
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import itemgetter, or_
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +19,11 @@ from fasttfm.functional.record import Layout, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 Gradients = Sequence[Tensor | None]
-"""Of the tensors of a call, in their order."""
+"""Gradients of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
-"""Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
+"""Backward plans that a forward plan keeps: gradients that are slices of ever wider buffers have ever new strides."""
 transformed_calls: list[Callable[..., Any]] = []
-"""Of each operator with a derivative, how it is called under torch.func."""
+"""The torch.func entry point of each differentiable operator."""
 _new: Any = tuple.__new__
 _address = Tensor.data_ptr
 _grad_enabled = torch.is_grad_enabled
@@ -34,46 +33,50 @@ _NONE = type(None)
 def pulled_back(
     function: Callable[[Any], Any], record: Any, names: Sequence[str], *gradients: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of these tensors of a record, from those of function(record), None where there is none, such that
-    they can be differentiated again; an empty one of what is not there or not of floats."""
+    """Differentiable vector-Jacobian product of function(record) with respect to the tensors with these names.
+
+    gradients: of function's outputs, None where there is none. The result of an absent or integer tensor is empty.
+    """
     layout = layout_of(record.__class__)
     tensors, others = layout.tensors(record), layout.others(record)
     given = [gradient for gradient in gradients if gradient is not None]
     results = dict.fromkeys(names, given[0].new_empty(0))
-    chosen = {n: x for n, x in zip(layout.names, tensors) if n in results and x is not None and x.is_floating_point()}
+    inputs = {n: x for n, x in zip(layout.names, tensors) if n in results and x is not None and x.is_floating_point()}
 
     def differentiated(*values: Tensor) -> tuple[Tensor, ...]:
-        by_name = dict(zip(chosen, values))
+        by_name = dict(zip(inputs, values))
         outputs = function(layout.merge(tuple(map(by_name.get, layout.names, tensors)), others))
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
         return tuple(x for x, gradient in zip(outputs, gradients) if gradient is not None)
 
-    pull: Any = torch.func.vjp(differentiated, *chosen.values())[1]
-    return list((results | dict(zip(chosen, pull(tuple(given))))).values())
+    pull: Any = torch.func.vjp(differentiated, *inputs.values())[1]
+    return list((results | dict(zip(inputs, pull(tuple(given))))).values())
 
 
 def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | None) -> Callable[..., Gradients]:
-    """The backward, with the call itself saved, of an operator whose outputs reference(call) gives in operations that
-    PyTorch differentiates: a second derivative, of what a backward pass calls. Without it that is refused."""
+    """Return the backward of an operator without a derivative: autograd through reference(call), or an error.
 
-    def backward(_: None, call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
+    This is how a second derivative is computed: of the operator of a backward pass.
+    """
+
+    def backward(_: None, call: Any, needs_grad: Sequence[bool], *gradients: Tensor | None) -> Gradients:
         if reference is None:
             raise RuntimeError(f"{NAMESPACE}::{name} cannot be differentiated; use fasttfm.reference")
         warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
-        names = [name for name, is_wanted in zip(layout.names, wanted) if is_wanted]
-        found = dict(zip(names, pulled_back(reference, call, names, *gradients)))
-        return [found.get(name) for name in layout.names]
+        names = [name for name, is_needed in zip(layout.names, needs_grad) if is_needed]
+        results = dict(zip(names, pulled_back(reference, call, names, *gradients)))
+        return [results.get(name) for name in layout.names]
 
     return backward
 
 
-def _wanted(layout: Layout) -> Callable[[Any], Any]:
-    """A function of a bool for each tensor to wanted, as an operator's backward() takes it."""
-    return functools.partial(_new, NamedTuple("Wanted", [(name, bool) for name in layout.names]))
+def _needs_of(layout: Layout) -> Callable[[Any], Any]:
+    """Return the constructor of the NamedTuple of bools that an operator's backward() takes as needs_grad."""
+    return functools.partial(_new, NamedTuple("NeedsGrad", [(name, bool) for name in layout.names]))
 
 
 def direct(operator: Any) -> Any:
-    """The apply of a Function of the plan and the call, and the tensors in it, which are what autograd sees."""
+    """Return the Function.apply of eager calls: of a plan, a call, and the call's tensors, which autograd tracks."""
     save, differentiable, differentiate = operator.save, operator.differentiable, operator.backward
     none = (None,) * (2 + operator.layout.count)
     kind, visible = operator.saved, operator.visible
@@ -81,18 +84,18 @@ def direct(operator: Any) -> Any:
     layout = layout_of(kind)
     build, in_order = layout.build, layout.in_order  # merge(), a call less
     first = _first_step(operator)
-    products = operator.derivative is not None and operator.derivative.cast is not None  # as finder() takes it
+    products = operator.derivative is not None and operator.derivative.cast is not None  # as in finder()
 
-    def forward(ctx: Any, plan: Plan, call: Any, *given: Any) -> Any:
+    def forward(ctx: Any, plan: Plan, call: Any, *tensors: Any) -> Any:
         outputs = plan.compute(call)
         ctx.materialize_grads, ctx.plan = False, plan
         saved = save(call, outputs)
         if layout.nested:
             saved = _new(kind, saved)
-        ctx.to_save, ctx.others = tensors, _ = layout.tensors(saved), layout.others(saved)
+        ctx.to_save, ctx.others = saved_tensors, _ = layout.tensors(saved), layout.others(saved)
         if plan.reader is None:
-            present = [place for place, x in enumerate(tensors) if x is not None]
-            plan.dense, plan.reader = dense(tensors), functools.cache(functools.partial(_reader, present))
+            present = [place for place, x in enumerate(saved_tensors) if x is not None]
+            plan.dense, plan.reader = dense(saved_tensors), functools.cache(functools.partial(_reader, present))
         shown = outputs if visible is None else outputs[:visible]
         if hidden and type(shown) is tuple:
             ctx.non_differentiable = shown[differentiable:]
@@ -109,44 +112,47 @@ def direct(operator: Any) -> Any:
         watched = (
             compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
             or (modes() and not see_through())
-        )  # fmt: skip  # as looked_at(); alike() sees what is not asked here
+        )  # fmt: skip  # looked_at(), less what alike() compares
         read = None if watched else plan.reader(types)
         if read is not None:
             try:
-                tensors = read((*gradients, *saved))
-                rest = reduce(or_, map(_address, tensors)) % 16
-                key = types, needed, rest and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
+                tensors, bits = read((*gradients, *saved)), 0
+                for address in map(_address, tensors):
+                    bits |= address
+                key = types, needed, bits % 16 and tuple([x.data_ptr() % 16 for x in tensors]), _grad_enabled()
                 if products and tensors[0].dtype is torch.float32 and not tensors[0].is_cpu:
                     key = (*key, torch.backends.cuda.matmul.fp32_precision)
-                for matches, kept in plan.backwards[key]:
+                for matches, cached in plan.backwards[key]:
                     if matches(*tensors):
-                        step = kept
+                        step = cached
                         break
-            except RuntimeError:  # without memory: all gradients at once
+            except RuntimeError:  # a tensor has no memory: gradients batched by vmap
                 key = None
         if step is None:
             step, saved = first(plan, saved, needed, tensors, key)
-        derive, wants, chosen = step
+        derive, needs_grad, chosen = step
         record = build(in_order((*saved, *ctx.others)))
-        return chosen((*differentiate(derive, record, wants, *gradients), None))
+        return chosen((*differentiate(derive, record, needs_grad, *gradients), None))
 
     return apply_of(operator.name, {"forward": forward, "backward": backward})
 
 
 def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
-    """A function of a backward pass for which nothing is kept to what computes it, and what was saved as it was:
-    derive and wanted, as backward() takes them, and what chooses the gradients that are wanted from all of them
-    and a None, two for the plan and the call first."""
-    wanted, derivative = _wanted(operator.layout), operator.derivative
+    """Return a function that plans a backward pass whose step is not cached: its step, and its saved tensors.
+
+    A step is derive and needs_grad, as backward() takes them, and an itemgetter that puts the needed gradients into the
+    order of the inputs: two None first, for the plan and the call.
+    """
+    needs_of, derivative = _needs_of(operator.layout), operator.derivative
     general = None if derivative is None else derivative.call
 
     def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[tuple, tuple]:
-        wants, was = needed[2:], plan.dense or []
-        chosen = itemgetter(-1, -1, *[place if is_wanted else -1 for place, is_wanted in enumerate(wants)])
+        needs, was = needed[2:], plan.dense or []
+        chosen = itemgetter(-1, -1, *[place if is_needed else -1 for place, is_needed in enumerate(needs)])
         if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
-            return (general, wanted(wants), chosen), as_saved(saved, was)
+            return (general, needs_of(needs), chosen), as_saved(saved, was)
         derive = general if general is None or _grad_enabled() else derivative.planned()
-        step = derive, wanted(wants), chosen
+        step = derive, needs_of(needs), chosen
         plan.backwards.add(key, (alike(tensors), step), MOST_LAYOUTS)
         return step, saved
 
@@ -154,8 +160,8 @@ def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
 
 
 def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
-    """setup_context and backward of what the schema lists, as torch.library.register_autograd() takes them."""
-    layout, kept, wanted = operator.layout, layout_of(operator.saved), _wanted(operator.layout)
+    """Return setup_context and backward for torch.library.register_autograd()."""
+    layout, saved_layout, needs_of = operator.layout, layout_of(operator.saved), _needs_of(operator.layout)
     derive = None if operator.derivative is None else operator.derivative.call
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -163,7 +169,7 @@ def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
             ctx.mark_non_differentiable(*output[operator.differentiable :])
         ctx.set_materialize_grads(False)
         saved = _new(operator.saved, operator.save(operator.settled(layout.build(inputs)), output))
-        tensors, ctx.others = kept.tensors(saved), kept.others(saved)
+        tensors, ctx.others = saved_layout.tensors(saved), saved_layout.others(saved)
         ctx.dense = dense(tensors)
         ctx.save_for_backward(*tensors)
 
@@ -171,9 +177,9 @@ def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
         needed = ctx.needs_input_grad
         result: list[Tensor | None] = [None] * len(needed)
         if any(gradient is not None for gradient in gradients):
-            saved = kept.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
-            found = operator.backward(derive, saved, wanted([needed[i] for i in layout.positions]), *gradients)
-            for i, gradient in zip(layout.positions, found, strict=True):
+            saved = saved_layout.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
+            computed = operator.backward(derive, saved, needs_of([needed[i] for i in layout.positions]), *gradients)
+            for i, gradient in zip(layout.positions, computed, strict=True):
                 result[i] = gradient if needed[i] else None
         return tuple(result)
 
@@ -181,7 +187,7 @@ def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
 
 
 def transformable(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any) -> Any:
-    """A call of the operator under torch.func, by a Function of these methods."""
+    """Return the call of the operator under torch.func, through a Function with these methods."""
 
     def jvp(ctx: Any, *tangents: Any) -> None:
         raise RuntimeError(
@@ -197,18 +203,18 @@ def transformable(name: str, forward: Any, setup_context: Any, backward: Any, vm
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
-    """Tell of each tensor if it is contiguous: hooks on saved tensors may give them back with other strides."""
+    """Return for each tensor whether it is contiguous; saved-tensor hooks may give them back with other strides."""
     return [x is not None and x.is_contiguous() for x in tensors]
 
 
 def as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Tensor | None, ...]:
-    """Contiguous where they were: a backward pass reads a kernel's outputs as the kernel wrote them."""
+    """The tensors, contiguous again where they were: backward kernels assume the forward kernel's layout."""
     return tuple(x.contiguous() if is_dense else x for x, is_dense in zip(tensors, dense))  # type: ignore[union-attr]
 
 
 def _reader(present: Sequence[int], types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
-    """A function that reads, of gradients of these types and of what was saved, the tensors that are there; None where
-    a gradient is of a class with a meaning of its own. present: where there are tensors among what was saved."""
+    """Return a getter of the tensors in (*gradients, *saved), by the types of the gradients and the places of the saved
+    tensors that are not None; None if a gradient is of a tensor subclass."""
     if not PLAIN_TENSORS.issuperset({*types} - {_NONE}):
         return None
     given = [place for place, kind in enumerate(types) if kind is not _NONE]
@@ -220,7 +226,7 @@ def _function(name: str, methods: dict[str, Callable[..., Any]]) -> Any:
 
 
 def apply_of(name: str, methods: dict[str, Any]) -> Any:
-    """The apply of a torch.autograd.Function, that of C++: nothing of torch.func is on where it is called."""
+    """Return the C++ apply of a torch.autograd.Function, which skips Python's check for torch.func transforms."""
     function = _function(name, methods)
-    function._backward_cls.apply = methods["backward"]  # what autograd calls; torch's own looks for it at each call
+    function._backward_cls.apply = methods["backward"]  # called by autograd directly; torch's own looks it up each time
     return super(torch.autograd.Function, function).apply

@@ -1,4 +1,4 @@
-"""Token embedding: scale, position and dropout in one pass (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
+"""Token embedding, fused with scale, positions and dropout (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ def embed(
 
     tokens (B, L) int64 in [0, V), weight (V, N), positions (at least first_position + L, N) or None, of any floating
     dtype; row first_position belongs to the first token. Tokens equal to pad_id take no gradient either. seed (1,)
-    int64 and site, below 2^31, as in reference.keep_mask; a seed is drawn when dropout_p > 0 and none is given.
-    Returns (B, L, N) in weight's dtype, also under autocast. The backward pass is deterministic.
+    int64 and site, below 2^31, as in reference.keep_mask; the seed is drawn if needed and not given. Returns (B, L, N)
+    in weight's dtype, also under autocast. The backward pass is deterministic.
     Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     seed = None if dropout_p <= LEAST_P else draw_seed(weight.device) if seed is None else seed
@@ -58,7 +58,7 @@ class _Call(NamedTuple):
 class _Saved(NamedTuple):
     tokens: Tensor
     keep: Tensor | None
-    """(B * L, N) bool, or empty; not of a kernel."""
+    """(B * L, N) bool, or empty; None from a kernel."""
     seed: Whole | None
     scale: float
     pad_id: int | None
@@ -68,14 +68,14 @@ class _Saved(NamedTuple):
     route: str
     vocabulary: Size
     positions: Size
-    """Rows of the table."""
+    """Rows of the position table."""
     positions_dtype: torch.dtype | None
 
 
 class _Backward(NamedTuple):
     grad: Tensor
     of_weight: bool
-    """Whether its gradient is asked for."""
+    """Whether weight's gradient is needed."""
     of_positions: bool
     saved: _Saved
 
@@ -87,7 +87,7 @@ def _checks(call: _Call) -> None:
     if tokens.dtype not in WHOLE:
         raise ValueError(f"tokens are {tokens.dtype}: they must be int64")
     if weight.shape[0] == 0 and tokens.numel():
-        raise ValueError(f"weight {tuple(weight.shape)} has no rows: tokens {tuple(tokens.shape)} need theirs")
+        raise ValueError(f"weight {tuple(weight.shape)} has no rows for tokens {tuple(tokens.shape)}")
     if positions is not None:
         last = first_position + tokens.shape[1]
         wrong = positions.dim() != 2 or positions.shape[1] != weight.shape[1]
@@ -100,7 +100,7 @@ def _checks(call: _Call) -> None:
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
-    """The output, and what dropout kept (B * L, N) bool, or empty; None of a kernel."""
+    """Compute the output, and the keep mask (B * L, N) bool, or empty; None from a kernel."""
     if call.route == "torch":
         return without_views(_compute_by_torch, internal=1)
     from fasttfm.kernels import embedding as kernel
@@ -121,7 +121,7 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor]:
 
 
 def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
-    """weight[tokens]. Raises ValueError for a token that does not exist, where PyTorch notices."""
+    """weight[tokens]. Raises ValueError for a token out of range, if PyTorch detects it."""
     try:
         return torch.nn.functional.embedding(tokens, weight)
     except IndexError:
@@ -131,13 +131,13 @@ def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
         ) from None
 
 
-def _masked(x: Tensor, tokens: Tensor, keep: Tensor, rules: "_Call | _Saved") -> Tensor:
-    """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
+def _masked(x: Tensor, tokens: Tensor, keep: Tensor, call: "_Call | _Saved") -> Tensor:
+    """Apply dropout, and zero the rows of pad_id, to x (B, L, N) in place."""
     if keep.numel():
         x *= as_factor(keep, x.dtype).view(x.shape)
-        x *= dropout_scale(rules.dropout_p)
-    if rules.pad_id is not None:
-        x.masked_fill_((tokens == rules.pad_id)[..., None], 0.0)
+        x *= dropout_scale(call.dropout_p)
+    if call.pad_id is not None:
+        x.masked_fill_((tokens == call.pad_id)[..., None], 0.0)
     return x
 
 
@@ -149,24 +149,24 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _save(call: _Call, outputs: tuple[Tensor, Tensor | None]) -> tuple:
-    tokens, weight, positions, *rules = call
+    tokens, weight, positions, *others = call
     table = (0, None) if positions is None else (positions.shape[0], positions.dtype)
-    return tokens, outputs[1], *rules, weight.shape[0], *table
+    return tokens, outputs[1], *others, weight.shape[0], *table
 
 
 def _differentiate(
-    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, grad: Tensor, *_: None
+    backward: Callable[..., tuple], saved: _Saved, needs_grad: _Call, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
-    d_weight, d_positions = backward(grad, wanted.weight, wanted.positions, saved)
+    d_weight, d_positions = backward(grad, needs_grad.weight, needs_grad.positions, saved)
     return None, d_weight, d_positions, None
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None, Tensor | None]]:
-    """Gradients of weight in grad's dtype and of positions in theirs, None where it is not asked for."""
+    """Compute the gradients of weight in grad's dtype and of positions in theirs; None if not needed."""
     grad, of_weight, of_positions, saved = call
     if saved.route == "torch":
-        passed = of_weight and not of_positions and training_passes.takes(grad)
-        return _pass_backward if passed else without_views(_compute_backward_by_torch)
+        by_loop = of_weight and not of_positions and training_passes.takes(grad)
+        return _compute_backward_by_loop if by_loop else without_views(_compute_backward_by_torch)
     from fasttfm.kernels import embedding as kernel
 
     tokens, _, _, scale, pad_id, _, dropout_p, *_ = saved
@@ -176,21 +176,21 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None
 
     def compute(call: _Backward) -> tuple[Tensor | None, Tensor | None]:
         grad, _, _, saved = call
-        given = grad, saved.tokens.contiguous() if copied else saved.tokens, saved.seed, saved.site
-        d_weight = weight_gradient(*given) if of_weight else None
-        return d_weight, _in_table(position_gradient(*given), saved) if of_positions else None
+        args = grad, saved.tokens.contiguous() if copied else saved.tokens, saved.seed, saved.site
+        d_weight = weight_gradient(*args) if of_weight else None
+        return d_weight, _in_table(position_gradient(*args), saved) if of_positions else None
 
     return dense(compute, call, 1)
 
 
 def _in_table(gradient: Tensor, saved: _Saved) -> Tensor:
-    """The gradient of the table of positions from that of the rows that were read."""
+    """The gradient of the position table, from the gradient of the rows that were read."""
     table = gradient.new_zeros(saved.positions, gradient.shape[1], dtype=saved.positions_dtype)
     table[saved.first_position : saved.first_position + len(gradient)] = gradient
     return table
 
 
-def _pass_backward(call: _Backward) -> tuple[Tensor, None]:
+def _compute_backward_by_loop(call: _Backward) -> tuple[Tensor, None]:
     grad, saved = call.grad.contiguous(), call.saved
     return training_passes.embedding_gradient(
         grad, saved.tokens.contiguous(), saved.vocabulary, saved.pad_id, saved.keep,  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, Tensor |
     if not of_weight:
         return None, d_positions
     x *= saved.scale
-    # Each thread sums the rows of its own part of the vocabulary in the order of the tokens: deterministic.
+    # Deterministic: each thread sums its own part of the vocabulary, in the order of the tokens.
     padding = -1 if saved.pad_id is None else saved.pad_id
     d_weight = torch.ops.aten.embedding_dense_backward(x, saved.tokens, saved.vocabulary, padding, False)
     return d_weight.to(grad.dtype), d_positions
@@ -214,8 +214,8 @@ def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, Tensor |
 def _fake_backward(call: _Backward) -> tuple[Tensor | None, Tensor | None]:
     grad, of_weight, of_positions, saved = call
     d_weight = grad.new_empty(saved.vocabulary, grad.shape[-1]) if of_weight else None
-    of_table = saved.positions, grad.shape[-1]
-    return d_weight, grad.new_empty(of_table, dtype=saved.positions_dtype) if of_positions else None
+    table = saved.positions, grad.shape[-1]
+    return d_weight, grad.new_empty(table, dtype=saved.positions_dtype) if of_positions else None
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,7 @@
-"""The position-wise feed-forward network (Vaswani et al. 2017, equation 2); bias, activation and dropout fused.
+"""Position-wise feed-forward network (Vaswani et al. 2017, equation 2), bias, activation and dropout fused.
 
-A ReLU's derivative is one bit, which its output tells, so its output is what is kept for the backward pass. GELU's is a
-function of the activation's input, so that input is kept, M * F elements as well; the hidden activation, which the
-gradient of weight2 needs, is computed from it again, in passing, where the derivative is. torch.nn keeps both.
+ReLU saves its output, whose sign gives the derivative. GELU saves its input, M * F elements too, and recomputes the
+activation, which the gradient of weight2 needs, along with the derivative. torch.nn saves both.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,9 @@ from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
 Derivatives = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
-"""dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is None."""
+"""dx, dweight1, dbias1, dweight2, dbias2; None for an absent bias."""
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-"""torch's names of the two GELUs."""
+"""torch's names for the two GELUs."""
 
 
 @names_arguments
@@ -45,16 +44,14 @@ def feed_forward(
     """dropout(max(0, x W1^T + b1)) W2^T + b2 (equation 2; dropout on the hidden activation as in tensor2tensor).
 
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's, all of one
-    floating dtype (autocast casts them to its own); a bias may be None. dropout_p in [0, 1], rounded to 1/256; seed
-    (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model
-    apart. activation: relu, gelu (x * Phi(x), BERT's) or gelu_tanh (its approximation by tanh, GPT-2's) in the place of
-    max(0, .). Returns (..., N').
+    floating dtype (or cast by autocast); biases may be None. dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on
+    x's device, drawn from torch's generator if None; site, below 2^31, tells the dropouts of one model apart.
+    activation: relu, gelu (x * Phi(x), BERT's) or gelu_tanh (its tanh approximation, GPT-2's). Returns (..., N').
 
-    Keeps x and, of the hidden layer, one thing for the backward pass: M * (N + F) elements. With ReLU that is the
-    activation (plus M * F / 8 bytes of mask where a Triton kernel wrote it), against M * (N + 2 F) elements and M * F
-    bytes of torch.nn. With GELU, whose derivative no bit tells, it is x W1^T + b1, from which the activation is
-    computed again; torch.nn keeps M * F elements more, with dropout twice that and M * F bytes. Raises ValueError for
-    shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
+    Saves M * (N + F) elements: x and one hidden tensor. With ReLU that is the activation (plus M * F / 8 bytes of mask
+    from a Triton kernel); torch.nn saves M * (N + 2 F) elements and M * F bytes. With GELU it is x W1^T + b1, from
+    which the activation is recomputed; torch.nn saves M * F elements more, with dropout twice that and M * F bytes.
+    Raises ValueError for shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
     seed = None if dropout_p <= LEAST_P else draw_seed(x.device) if seed is None else seed
     return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, site, activation, backends.current)[0]
@@ -72,16 +69,16 @@ class _Call(NamedTuple):
     site: int
     activation: str
     route: str
-    """As _decide() tells."""
+    """See _decide()."""
 
 
 class _Saved(NamedTuple):
     x: Tensor
     kept: Tensor
-    """(M, F): of ReLU the hidden activation, zero where dropped but not yet scaled; what GELU is applied to."""
+    """(M, F): ReLU: the hidden activation, zero if dropped, not scaled; GELU: its input."""
     mask: Tensor | None
-    """Of ReLU (M, ceil(F / 32)) int32, the bits of what is open; None where no kernel wrote them. Of GELU dropout's,
-    (M, F) bool; None without dropout, and where a kernel draws it again."""
+    """ReLU: (M, ceil(F / 32)) int32, bits of the active elements; None unless a kernel wrote them. GELU: the keep mask,
+    (M, F) bool; None without dropout, and if a kernel redraws it."""
     weight1: Tensor
     bias1: Tensor | None
     weight2: Tensor
@@ -106,15 +103,15 @@ def _checks(call: _Call) -> None:
             f"feed_forward takes x (..., N), weight1 (F, N) and weight2 (N', F): got {tuple(x.shape)}, "
             f"{tuple(w1)} and {tuple(w2)}"
         )
-    for name, given, wanted in (
+    for name, shape, expected in (
         ("x's last dimension", last, (w1[1],)),
         ("weight2's last dimension", (w2[1],), (w1[0],)),
         ("bias1", (w1[0],) if bias1 is None else bias1.shape, (w1[0],)),
         ("bias2", (w2[0],) if bias2 is None else bias2.shape, (w2[0],)),
     ):
-        if given != wanted:
+        if shape != expected:
             raise ValueError(
-                f"feed_forward: {name} is {tuple(given)} but must be {wanted} for weight1 {tuple(w1)} and weight2 "
+                f"feed_forward: {name} is {tuple(shape)} but must be {expected} for weight1 {tuple(w1)} and weight2 "
                 f"{tuple(w2)}"
             )
     dropout_for(x.device, call.dropout_p, call.seed, call.site)
@@ -123,7 +120,7 @@ def _checks(call: _Call) -> None:
 
 
 def _decide(call: _Call) -> str:
-    """torch; table: a kernel's choice between its ways; fused: its own products, where Triton was asked for by name."""
+    """torch; table: the kernel's table decides; fused: the kernel's own products, if backend triton is requested."""
     if call.route in ("torch", "fused", "table"):
         return call.route
     if kernel_route(call.route, call.x) == "torch":
@@ -132,14 +129,14 @@ def _decide(call: _Call) -> str:
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]]:
-    """The output (..., N'), and what is kept of the hidden layer, a tensor (M, F) and a mask, as they are saved.
+    """Compute the output (..., N'), and kept (M, F) and mask as in _Saved.
 
-    The scale of dropout rides in the second product: exact, and no pass of its own.
+    The scale of dropout is folded into the second product: exact, and without a pass of its own.
     """
-    given = [t.dtype for t in call[:5] if t is not None]
-    if len(set(given)) > 1:
+    dtypes = [t.dtype for t in call[:5] if t is not None]
+    if len(set(dtypes)) > 1:
         raise ValueError(
-            f"feed_forward takes tensors of one dtype: got x {', '.join(map(str, given))} (x, weights, biases); cast "
+            f"feed_forward takes tensors of one dtype: got x {', '.join(map(str, dtypes))} (x, weights, biases); cast "
             "them, or run under torch.autocast"
         )
     if call.route == "torch":
@@ -154,7 +151,7 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
     x, weight1, bias1, weight2, bias2, *_, activation, _ = call
     kept = torch.nn.functional.linear(as_rows(x), weight1, bias1)
-    keep, mask = keep_mask(kept, call), None  # of ReLU hidden > 0 says the same
+    keep, mask = keep_mask(kept, call), None  # for ReLU the sign of kept holds the mask
     if activation == "relu":
         hidden = _dropped(kept.relu_(), keep)
     else:
@@ -163,19 +160,19 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _dropped(x: Tensor, keep: Tensor) -> Tensor:
-    """x (M, F), zero where it is dropped, in its own memory."""
+    """x (M, F) times keep, in place."""
     return x.mul_(as_factor(keep, x.dtype)) if keep.numel() else x
 
 
 def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
-    """gelu(before), zero where it is dropped, not scaled."""
+    """gelu(before) times keep, not scaled."""
     if activation == "gelu_tanh" and training_passes.takes(before):
         return training_passes.gelu_tanh(before, keep)
     return _dropped(torch.nn.functional.gelu(before, approximate=_APPROXIMATE[activation]), keep)
 
 
 def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """The gradient of what GELU is applied to, in the memory of that of its result, and its result; (M, F)."""
+    """The gradient of GELU's input (may reuse dhidden's memory), and its output again; both (M, F)."""
     if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
         return training_passes.gelu_tanh_gradient(dhidden, before, keep)
     dhidden = _dropped(dhidden, keep)
@@ -204,7 +201,7 @@ def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
-    """The gradients of x, weight1, bias1, weight2 and bias2; None for a bias that is not there."""
+    """Compute the gradients of x, weight1, bias1, weight2 and bias2; None for an absent bias."""
     x, kept, mask, _, bias1, weight2, dropout_p, seed, _, activation, route, has_bias2 = call.saved
     if route == "torch":
         return without_views(_compute_backward_by_torch)
@@ -230,7 +227,7 @@ def _compute_backward_by_torch(call: _Backward) -> Derivatives:
     x, kept, mask, weight1, bias1, weight2, _, seed, _, activation, _, has_bias2 = call.saved
     dout, rows, scale = as_rows(call.dout), as_rows(x), scale_of(call.saved)
     dhidden = scaled_mm(dout, weight2, scale)
-    if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
+    if activation == "relu":  # kept > 0 exactly where ReLU and dropout passed: one comparison undoes both
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
     else:
         keep = kept.new_empty(0, dtype=torch.bool) if mask is None or seed is None else mask

@@ -1,6 +1,6 @@
-"""Importing this lets torch.compile take calls of operators under torch.func into its graphs as a whole.
+"""Import this module to let torch.compile capture operators under torch.func as single nodes.
 
-It imports torch._dynamo, which importing fasttfm must not: torch.compile does the import where it comes to such a call.
+It imports torch._dynamo, which importing fasttfm must not; torch.compile imports it when it traces such a call.
 """
 
 import torch

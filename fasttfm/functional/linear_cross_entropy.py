@@ -1,9 +1,8 @@
-"""Cross entropy of hidden states together with the product that makes their logits.
+"""Cross entropy fused with the output projection, which never keeps the logits.
 
-The gradient with respect to the logits needs nothing that the loss did not just read. So the forward pass computes it
-in the logits' memory, multiplies it out to the gradients of hidden and weight while it is there, and lets the logits
-go: what waits for backward is (M, N) and (V, N), with hidden and weight for a second derivative, and backward is a
-scaling.
+The forward pass overwrites the logits with their gradient, multiplies it out to the gradients of hidden and weight, and
+frees it. Saved are these, (M, N) and (V, N), with hidden and weight for a second derivative; the backward pass only
+scales them.
 """
 
 from collections.abc import Callable
@@ -40,16 +39,15 @@ def linear_cross_entropy(
     """cross_entropy(hidden weight^T, target) without keeping the logits.
 
     hidden (..., N), weight (V, N), target (...) int64 or int32; float32, float16, bfloat16 or float64. Under autocast
-    the products are computed in its precision from weights and hidden states as they are, and gradients come in their
-    dtype.
-    Rows whose target is ignore_index count nothing. The gradients are computed here, in the forward pass, when hidden
-    or weight asks for one; backward only scales them.
-    reduction, class_weights (V,) and row_weights (...): as cross_entropy() takes them. A loss for each row
-    (reduction none), and class weights beside label smoothing, keep the logits.
-    low_memory: the logits exist for some rows at a time, about as many as fill the memory of hidden, which costs more
-    and smaller matrix products; on the CPU it is always so, because there it is the faster way.
-    Returns (loss, the loss without smoothing), 0-d or with reduction none (...), float32 (float64 for float64); the
-    second has no gradient.
+    the products have its precision; gradients have the dtypes of hidden and weight.
+    Rows whose target is ignore_index are ignored. The gradients of hidden and weight are computed in the forward pass,
+    if required; backward only scales them.
+    reduction, class_weights (V,) and row_weights (...): as in cross_entropy(). Reduction none, and class weights with
+    label smoothing, keep the logits.
+    low_memory: process the rows in chunks whose logits take about as much memory as hidden, which costs more and
+    smaller matrix products; always on a CPU, where it is faster.
+    Returns (loss, loss without smoothing), 0-d or with reduction none (...), float32 (float64 for float64); the second
+    has no gradient.
     Raises ValueError for shapes that do not agree.
     """
     if target.dtype is torch.int32:
@@ -78,13 +76,13 @@ def linear_cross_entropy(
 
 
 def kept_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """hidden weight^T + bias (M, V), which wait for backward: hidden (M, N), weight (V, N), bias (V,)."""
+    """hidden weight^T + bias (M, V), kept for the backward pass: hidden (M, N), weight (V, N), bias (V,)."""
     if bias is not None and (bias.dtype, bias.device) != (weight.dtype, weight.device):
         raise ValueError(f"bias is {bias.dtype} on {bias.device}, weight {weight.dtype} on {weight.device}")
-    # Over no row, for the operator's own checks of dtypes and devices.
-    nothing = hidden.new_empty(0, dtype=torch.int64)
+    # An empty call runs the operator's checks of dtypes and devices.
+    target = hidden.new_empty(0, dtype=torch.int64)
     _linear_cross_entropy(
-        hidden[:0], weight, nothing, None, 0.0, -100, "sum", False, False, False, None, backends.current
+        hidden[:0], weight, target, None, 0.0, -100, "sum", False, False, False, None, backends.current
     )
     return torch.nn.functional.linear(hidden, weight, bias)
 
@@ -101,7 +99,7 @@ class _Call(NamedTuple):
     need_weight: bool
     low_memory: bool
     dtype: torch.dtype | None
-    """Of the products, under autocast."""
+    """Dtype of the products under autocast."""
     route: str
 
 
@@ -113,11 +111,11 @@ class _Saved(NamedTuple):
     d_hidden: Tensor
     d_weight: Tensor
     factor: Tensor | None
-    """Of a mean."""
+    """Factor of a mean."""
     label_smoothing: float
     ignore_index: int
     dtype: torch.dtype
-    """Of the products."""
+    """Dtype of the products."""
 
 
 class _Backward(NamedTuple):
@@ -126,7 +124,7 @@ class _Backward(NamedTuple):
 
 
 LOSS_CHUNK = 1 << 22
-"""Logits that exist at a time on a CPU: 8 MiB in half precision. Chosen, not measured."""
+"""Logits per chunk on a CPU: 8 MiB in half precision. Chosen, not measured."""
 
 
 def _check(call: _Call) -> None:
@@ -142,53 +140,53 @@ def _check(call: _Call) -> None:
 
 
 def _chunk(call: _Call) -> int:
-    """Rows whose logits exist at a time."""
+    """Rows per chunk."""
     rows, columns = max(1, call.target.numel()), call.weight.shape[0]
     if call.hidden.is_cpu:
         return max(1, min(rows, LOSS_CHUNK // columns))
     if not call.low_memory:
         return rows
-    # As many rows as make the logits about as large as hidden, in whole tiles of the matrix products.
+    # Logits about as large as hidden, in whole tiles of the matrix products.
     return min(rows, -(-rows * call.hidden.shape[-1] // columns // 256) * 256)
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
-    """Both losses, the gradients of hidden and weight, empty where they are not needed, and the factor of a mean."""
+    """Compute both losses, the gradients of hidden and weight, empty if not needed, and the factor of a mean."""
     dtype, ignore_index, products = call.dtype or call.hidden.dtype, call.ignore_index, _products(call)
-    # On another device the host would wait for how many rows count.
-    known = call.route == "torch" and call.hidden.is_cpu and not torch.compiler.is_compiling()
+    # Ignored rows are skipped on a CPU only: counting them on a device would make the host wait.
+    skips = call.route == "torch" and call.hidden.is_cpu and not torch.compiler.is_compiling()
 
     def compute(call: _Call) -> tuple[Tensor | None, ...]:
         hidden, weight, target, weights, *_ = call
-        x, w, t, of_rows, counted, factor = hidden, weight, target, weights, None, None
-        if known:
+        x, w, t, row_weights, counted, factor = hidden, weight, target, weights, None, None
+        if skips:
             counted = (target != ignore_index).nonzero()[:, 0]
             if counted.numel() < target.numel():
-                x, t, of_rows = hidden[counted], target[counted], None if weights is None else weights[counted]
+                x, t, row_weights = hidden[counted], target[counted], None if weights is None else weights[counted]
         x, w = x if x.dtype is dtype else x.to(dtype), w if w.dtype is dtype else w.to(dtype)
-        loss, nll, d_x, d_weight = products(x, w, t, of_rows)
+        loss, nll, d_x, d_weight = products(x, w, t, row_weights)
         d_hidden = d_x if d_x.dtype is hidden.dtype else d_x.to(hidden.dtype)
         if counted is not None and call.need_hidden and len(counted) < len(hidden):
             d_hidden = d_hidden.new_zeros(hidden.shape).index_copy_(0, counted, d_hidden)
         if call.reduction == "mean":
             factor = mean_factor(target, ignore_index, loss.dtype) if weights is None else weights.sum().reciprocal()
-            nothing = factor * 0.0  # not a number, where the gradients of the mean of nothing are 0, as in torch
+            zero_or_nan = factor * 0.0  # an empty mean is NaN, and its gradients are 0, as in torch
             factor = factor.nan_to_num(0.0, 0.0, 0.0)
-            loss, nll = loss * factor + nothing, nll * factor + nothing
+            loss, nll = loss * factor + zero_or_nan, nll * factor + zero_or_nan
         return loss, nll, d_hidden, d_weight if d_weight.dtype is weight.dtype else d_weight.to(weight.dtype), factor
 
     return compute
 
 
 def _products(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of x (M, N), weight, target and weights of the rows to both losses and both gradients, of as many rows
-    at a time as _chunk() says."""
+    """Return a function of x (M, N), weight, target and row weights that computes both losses and both gradients, in
+    chunks of _chunk() rows."""
     need_hidden, need_weight, columns = call.need_hidden, call.need_weight, call.weight.shape[0]
     rows, most = call.target.numel(), _chunk(call)
-    # On a GPU rows begin at multiples of 16 elements, as tensor cores and wide loads want it, whatever the vocabulary.
+    # On a GPU rows start at multiples of 16 elements, for tensor cores and wide loads, whatever the vocabulary.
     stride = columns if call.hidden.is_cpu else -(-columns // 16) * 16
 
-    of_chunk, of_last = (
+    chunk_losses, last_losses = (
         losses_of(
             torch.empty(n, stride, dtype=torch.float32, device="meta")[:, :columns], call.target, call.weights,
             call.label_smoothing, call.ignore_index, "sum", call.route, overwrite=need_hidden or need_weight,
@@ -199,7 +197,7 @@ def _products(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
     def at_once(x: Tensor, weight: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
         memory = None if stride == columns else x.new_empty(x.shape[0], stride)[:, :columns]
         logits = torch.mm(x, weight.t(), out=memory)
-        loss, nll, *_ = of_chunk(logits, target, weights)
+        loss, nll, *_ = chunk_losses(logits, target, weights)
         d_x = torch.mm(logits, weight) if need_hidden else x.new_empty(0)
         return loss, nll, d_x, torch.mm(logits.t(), x) if need_weight else x.new_empty(0)
 
@@ -208,13 +206,13 @@ def _products(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
             return at_once(x, weight, target, weights)
         d_x, d_weight = x.new_empty(x.shape if need_hidden else (0,)), x.new_empty(0)
         losses, memory, precise = [], x.new_empty(most, stride)[:, :columns], wide(x.dtype)
-        of_rows = repeat(None) if weights is None else weights.split(most)
-        for r, part, t, of_part in zip(range(0, x.shape[0], most), x.split(most), target.split(most), of_rows):
+        row_weights = repeat(None) if weights is None else weights.split(most)
+        for r, part, t, w in zip(range(0, x.shape[0], most), x.split(most), target.split(most), row_weights):
             logits = torch.mm(part, weight.t(), out=memory[: part.shape[0]])
-            losses.append((of_chunk if part.shape[0] == most else of_last)(logits, t, of_part)[:2])
+            losses.append((chunk_losses if part.shape[0] == most else last_losses)(logits, t, w)[:2])
             if need_hidden:
                 torch.mm(logits, weight, out=d_x[r : r + most])
-            # Half precision within a chunk, float32 between chunks.
+            # Summed in half precision within a chunk, in float32 across chunks.
             if need_weight and not r:
                 d_weight = torch.mm(logits.t(), part).to(precise)
             elif need_weight and x.dtype is precise:
@@ -249,12 +247,12 @@ def _reference_backward(call: _Backward) -> list[Tensor]:
         logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype))
         return differentiable_losses(logits, target, weights, label_smoothing, ignore_index).sum()
 
-    both = pulled_back(loss, saved, ("hidden", "weight"), grad if saved.factor is None else grad * saved.factor)
-    return [x if computed.numel() else computed for x, computed in zip(both, (saved.d_hidden, saved.d_weight))]
+    gradients = pulled_back(loss, saved, ("hidden", "weight"), grad if saved.factor is None else grad * saved.factor)
+    return [x if computed.numel() else computed for x, computed in zip(gradients, (saved.d_hidden, saved.d_weight))]
 
 
 def _flops(call: _Call) -> int:
-    """Operations of the products of both passes: the gradients are computed with the loss."""
+    """FLOPs of the products of both passes: the gradients are computed with the loss."""
     return (1 + call.need_hidden + call.need_weight) * 2 * call.hidden.numel() * call.weight.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy over rows of logits, by kernel or in plain PyTorch: what both loss operators compute with.
+"""Cross entropy over rows of logits, by kernel or in plain PyTorch, for both loss operators.
 
 loss = sum over counted rows of  lse - (1 - a) x[target] - a / V * sum over v of x[v]        lse = log sum exp x
 d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
@@ -16,14 +16,13 @@ from fasttfm.functional.dropout import wide
 from fasttfm.functional.record import WHOLE
 
 LOSS_BLOCK = 1 << 19
-"""Logits that a loss works on in float32 at a time on a CPU: 2 MiB, the second-level caches of two cores. Chosen, not
-measured."""
+"""Float32 logits per block on a CPU: 2 MiB, the L2 caches of two cores. Chosen, not measured."""
 
 
 def check(target: Tensor, label_smoothing: float, reduction: str) -> None:
-    """Raises ValueError for what no loss takes."""
+    """Check the arguments that all losses share. Raises ValueError."""
     if target.dtype not in WHOLE:
-        raise ValueError(f"target is {target.dtype}: it must hold int64 or int32 class numbers")
+        raise ValueError(f"target is {target.dtype}: it must hold int64 or int32 class indices")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
     if reduction not in ("mean", "sum", "none"):
@@ -34,35 +33,37 @@ def weights_of_rows(
     target: Tensor, classes: int, dtype: torch.dtype, ignore_index: int, class_weights: Tensor | None,
     row_weights: Tensor | None,
 ) -> Tensor | None:  # fmt: skip
-    """Factor of each row's loss, like target (M,), 0 where it is ignored; None for 1 everywhere.
+    """Factor of each row's loss, like target (M,), 0 for ignored rows; None without weights.
 
-    Raises ValueError for weights of another shape or that ask for a gradient.
+    Raises ValueError for weights of another shape, or that require a gradient.
     """
     result = None
-    given = ("class_weights", class_weights, (classes,)), ("row_weights", row_weights, target.shape)
-    for name, weights, shape in given:
+    named = ("class_weights", class_weights, (classes,)), ("row_weights", row_weights, target.shape)
+    for name, weights, shape in named:
         if weights is None:
             continue
         if weights.shape != shape or not weights.is_floating_point():
             raise ValueError(f"{name} is {tuple(weights.shape)} of {weights.dtype}: it must be {tuple(shape)} floats")
         if weights.requires_grad:
-            raise ValueError(f"{name} asks for a gradient, which it has not: weight what reduction='none' returns")
+            raise ValueError(f"{name} requires a gradient, but has none: multiply the losses of reduction='none'")
         if weights.device != target.device:
             raise ValueError(f"{name} is on {weights.device}, target on {target.device}: move one of them")
-        each = (weights if weights is row_weights else weights[target.clamp(0, classes - 1)]).to(wide(dtype))
-        result = each if result is None else result * each
+        factor = (weights if weights is row_weights else weights[target.clamp(0, classes - 1)]).to(wide(dtype))
+        result = factor if result is None else result * factor
     return None if result is None else result.masked_fill(target == ignore_index, 0.0)
 
 
 def check_classes(name: str, x: Tensor, dim: int = 1) -> None:
-    """Raises ValueError where there are rows and no class that could be theirs."""
+    """Raise ValueError if there are no classes."""
     if x.shape[dim] == 0:
         raise ValueError(f"{name} {tuple(x.shape)} has no classes: at least one is needed")
 
 
 def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor, Any]]:
-    """Rows that fit the CPU's cache (all of them elsewhere): where they lie, the logits in float32 at least, the target
-    as a column that may be gathered with, and which rows do not count, as a column (None where all do).
+    """Yield blocks of rows that fit the CPU's cache; one block elsewhere.
+
+    A block: its slice, its logits, at least float32, its target as a column of valid indices, and its ignored rows as a
+    column, None if there are none.
     """
     rows, columns = logits.shape
     dtype = wide(logits.dtype)
@@ -77,36 +78,36 @@ def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[
 
 
 def _picked(x: Tensor, t: Tensor) -> Tensor:
-    """x (R, V) at the classes t (R, 1). Raises ValueError for a class that does not exist, where PyTorch notices."""
+    """x (R, V) at the classes t (R, 1). Raises ValueError for a class out of range, if PyTorch detects it."""
     try:
         return x.gather(1, t)[:, 0]
     except RuntimeError:
-        _check_numbers(x, t)
+        _check_range(x, t)
         raise
 
 
-def _check_numbers(x: Tensor, t: Tensor) -> None:
-    """Raise ValueError for classes t of x (R, V) that do not exist."""
+def _check_range(x: Tensor, t: Tensor) -> None:
+    """Raise ValueError for classes t out of range for x (R, V)."""
     wrong = t[(t < 0) | (t >= x.shape[1])]
     if wrong.numel():
         raise ValueError(
             f"target holds {int(wrong[0])}: classes are numbered from 0 to {x.shape[1] - 1}, "
-            "and rows that do not count hold ignore_index"
+            "and ignored rows hold ignore_index"
         ) from None
 
 
-def _for_pass(logits: Tensor, target: Tensor, counted: Tensor | None, scale: Tensor | None) -> Tensor | None:
-    """The target as a pass takes it, where one is taken, with class 0 for rows that do not count."""
-    whole = scale is None or not scale.dim()
-    if not (training_passes.takes(logits) and type(target) is Tensor and logits.is_contiguous() and whole):
+def _loop_target(logits: Tensor, target: Tensor, counted: Tensor | None, scale: Tensor | None) -> Tensor | None:
+    """The target for the compiled CPU loop, with class 0 for ignored rows; None if the loop does not apply."""
+    scalar = scale is None or not scale.dim()
+    if not (training_passes.takes(logits) and type(target) is Tensor and logits.is_contiguous() and scalar):
         return None
     target = target if counted is None else target.masked_fill(~counted, 0)
-    _check_numbers(logits, target)
+    _check_range(logits, target)
     return target.contiguous()
 
 
 def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | None, left: Tensor | None) -> Tensor:
-    """scale * d loss / d logits from the softmax p of some rows, in p's memory."""
+    """scale * d loss / d logits from the softmax p of some rows, in place."""
     if label_smoothing:
         p -= label_smoothing / p.shape[1]
     p.scatter_add_(1, t, torch.full_like(t, label_smoothing - 1.0, dtype=p.dtype))
@@ -118,82 +119,81 @@ def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | Non
 def plain(
     logits: Tensor, target: Tensor, scale: Tensor | None, *, label_smoothing: float, ignore_index: int, overwrite: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (2, R) of logits (R, V), with smoothing and without, in float32 at least, and each row's largest logit and
-    its probability, (2, R).
+    """Losses (2, R) of logits (R, V), with and without smoothing, at least float32; and statistics (2, R): each row's
+    largest logit and its probability.
 
-    overwrite: the logits receive scale * d loss / d logits, scale () or (R,), and the second is None. On the CPU a
-    block of rows goes through every step while it lies in the cache.
+    overwrite: the logits become scale * d loss / d logits, scale () or (R,), and statistics are None. On the CPU each
+    block of rows goes through all steps while it is cached.
     """
     counted = counted_rows(target, ignore_index)
-    if (classes := _for_pass(logits, target, counted, scale)) is not None:
+    if (classes := _loop_target(logits, target, counted, scale)) is not None:
         gradient = logits if overwrite else None
-        losses, of_rows = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
-        return losses, None if overwrite else of_rows
+        losses, row_stats = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
+        return losses, None if overwrite else row_stats
     losses = logits.new_empty((2, len(logits)), dtype=wide(logits.dtype))
     statistics = None if overwrite else torch.empty_like(losses)
     weights: Tensor | None = None
     for part, x, t, left in _blocks(logits, target, counted):
         weights = torch.empty_like(x) if weights is None else weights
         p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
-        # top - log(share) is the logarithm of the sum of exponentials; formed, it would be rounded as the logits are.
+        # The log-sum-exp is top - log(share), kept as two terms: their sum would be rounded like the logits.
         top, share = x.amax(dim=1), p.amax(dim=1)
         logarithm = -share.log()
         row_nll = logarithm + (top - _picked(x, t))
         row_loss = row_nll
         if label_smoothing:
             spread = logarithm + (top - x.mean(dim=1))
-            row_loss = (1.0 - label_smoothing) * row_nll + label_smoothing * spread  # inf - inf is formed nowhere
+            row_loss = (1.0 - label_smoothing) * row_nll + label_smoothing * spread  # never inf - inf
         for result, each in zip(losses, (row_loss, row_nll)):
             result[part] = each if left is None else each.masked_fill(left[:, 0], 0.0)
         if statistics is None:
-            logits[part] = _gradient_(p, t, label_smoothing, _of_rows(scale, part), left)
+            logits[part] = _gradient_(p, t, label_smoothing, _part(scale, part), left)
         else:
             statistics[0, part], statistics[1, part] = top, share
     return losses, statistics
 
 
-def _of_rows(scale: Tensor | None, part: slice) -> Tensor | None:
-    """A scale () or (R,) beside the logits of some rows."""
+def _part(scale: Tensor | None, part: slice) -> Tensor | None:
+    """The part of a scale () or (R,) for some rows, broadcastable to their logits."""
     return scale if scale is None or not scale.dim() else scale[part, None]
 
 
 def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
-    """Return the rows that count, (R,) bool; None where all do and no device has to be waited for to know it."""
+    """Mask of the rows that count, (R,) bool; None if all do, which is only known on a CPU."""
     counted = target != ignore_index
-    known = target.device.type == "cpu" and not torch.compiler.is_compiling()
-    return None if known and bool(counted.all()) else counted
+    readable = target.device.type == "cpu" and not torch.compiler.is_compiling()
+    return None if readable and bool(counted.all()) else counted
 
 
 def plain_gradient(
     scale: Tensor, logits: Tensor, target: Tensor, statistics: Tensor, *, label_smoothing: float, ignore_index: int
 ) -> Tensor:
-    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. scale () or (R,);
-    statistics: as plain() gave them."""
+    """scale * d loss / d logits, like logits; scale () or (R,); statistics from plain()."""
     counted = counted_rows(target, ignore_index)
-    if (classes := _for_pass(logits, target, counted, scale)) is not None:
+    if (classes := _loop_target(logits, target, counted, scale)) is not None:
         return training_passes.cross_entropy_gradient(logits, classes, counted, label_smoothing, scale, statistics)
     gradient = logits.new_empty(logits.shape)
-    weights: Tensor | None = None  # in float32, where the gradient is not
+    weights: Tensor | None = None  # a float32 buffer for a half-precision gradient
     for part, x, t, left in _blocks(logits, target, counted):
         if x.dtype == gradient.dtype:
             memory = gradient[part]
         else:
             weights = torch.empty_like(x) if weights is None else weights
             memory = weights[: x.shape[0]]
-        p = _gradient_(torch.softmax(x, dim=1, out=memory), t, label_smoothing, _of_rows(scale, part), left)
+        p = _gradient_(torch.softmax(x, dim=1, out=memory), t, label_smoothing, _part(scale, part), left)
         if weights is not None:
             gradient[part] = p
     return gradient
 
 
 def mean_factor(target: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """One over the number of counted rows, 0-d; as in torch, the mean of nothing is not a number."""
+    """One over the number of counted rows, 0-d; NaN if there are none, as in torch."""
     rows = (target != ignore_index).sum(dtype=dtype)
     return torch.where(rows > 0, rows.reciprocal(), float("nan"))
 
 
 def side_by_side(logits: Tensor) -> bool:
-    """Return whether the logits of a row lie side by side."""
+    """Return whether the logits of a row are adjacent in memory."""
     return logits.stride(1) == 1 or logits.shape[1] <= 1
 
 
@@ -201,11 +201,11 @@ def losses_of(
     logits: Tensor, target: Tensor, weights: Tensor | None, label_smoothing: float, ignore_index: int, reduction: str,
     route: str, *, overwrite: bool,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:  # fmt: skip
-    """A function, for one signature, of logits (M, V), target (M,) and weights of the rows, (M,) or None.
+    """Plan losses of one signature, as a function of logits (M, V), target (M,) and row weights, (M,) or None.
 
-    It returns loss and loss without smoothing, 0-d or with reduction none (M,); each row's largest logit and its
-    probability, (2, M), None with overwrite, which leaves the gradient in the logits' memory; and a mean's factor, 0-d,
-    or None. Of the logits given here shape and strides alone are read. No mean has weights. route: triton or torch.
+    It returns loss and loss without smoothing, 0-d or with reduction none (M,); statistics (2, M) as in plain(), None
+    with overwrite, which leaves the gradient in the logits' memory; and the factor of a mean, 0-d, or None. Planning
+    reads only shape and strides of logits. A mean has no weights. route: triton or torch.
     """
     options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "overwrite": overwrite}
     forward: Callable[..., tuple[Tensor, Tensor | None]] = functools.partial(plain, **options)
@@ -236,7 +236,7 @@ def differentiable_losses(
     logits: Tensor, target: Tensor, factor: Tensor | None, label_smoothing: float, ignore_index: int,
     class_weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """factor times the loss of each row, in operations that PyTorch differentiates twice."""
+    """factor times the loss of each row, in twice differentiable PyTorch."""
     x = logits.to(wide(logits.dtype))
     losses = torch.nn.functional.cross_entropy(
         x, target, None if class_weights is None else class_weights.to(x.dtype), ignore_index=ignore_index,

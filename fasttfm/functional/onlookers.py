@@ -1,9 +1,9 @@
-"""Onlookers that must see operators: compilers, transforms, modes, profilers; and whether tensors are as others were.
+"""Detects what must see a call at the dispatcher: torch.compile, torch.func, dispatch modes, the profiler.
 
-Of torch's private names these are asked here, each because no public one tells: TensorGuards, torch.compile's own
-guards, which answer in one call of C what a dozen calls for each tensor would; how many dispatch modes are on, and
-which; whether torch.func maps or differentiates; whether the profiler records; at which level forward-mode derivatives
-are; whether autocast is on for any device, in one question; whether hooks on saved tensors may give other strides back.
+alike() guards the plan of a call. The private names of torch read here have no public equivalent: TensorGuards,
+torch.compile's guards, which check a whole call in C; the number of dispatch modes, and the modes; whether torch.func
+transforms are active; whether the profiler records; the level of forward-mode AD; whether autocast is on for any
+device; whether saved-tensor hooks, which may change strides, are set.
 """
 
 import sys
@@ -27,13 +27,14 @@ any_autocast = torch._C._is_any_autocast_enabled
 saved_hook = torch._C._autograd._top_saved_tensors_default_hooks
 
 formulas: dict[Any, Callable[..., int]] = {}
-"""By packet of torch.ops, of a call's arguments: floating-point operations, two for a multiplication and its sum."""
+"""FLOPs of a call by operator packet; a multiply-add counts two."""
 
 
 def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function that tells of as many tensors whether they are as these are now: of the same classes, dtypes, devices,
-    shapes and strides, wanting gradients or not, the same ones given twice, and seen by the dispatcher as these are,
-    which transforms, autocast for their device, inference mode and some dispatch modes change. It keeps none of them.
+    """Return a guard: do as many tensors look like these, to a plan and to the dispatcher?
+
+    Compares class, dtype, device, shape, strides, requires_grad, repeated tensors, and the dispatch keys, which
+    transforms, autocast for their device, inference mode and most dispatch modes change. Keeps no reference to them.
     """
     places = {id(x): place for place, x in reversed([*enumerate(tensors)])}
     once = [tensors[place] for place in sorted(places.values())]
@@ -44,12 +45,12 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     check: Callable[..., bool] = TensorGuards(*once, **layouts).check
     if len(once) == len(tensors):
         return check
-    first, chosen = items([places[id(x)] for x in tensors]), items(sorted(places.values()))
-    return lambda *given: all(map(is_, given, first(given))) and check(*chosen(given))  # guards take no tensor twice
+    first, unique = items([places[id(x)] for x in tensors]), items(sorted(places.values()))
+    return lambda *args: all(map(is_, args, first(args))) and check(*unique(args))  # guards refuse repeated tensors
 
 
 def looked_at() -> bool:
-    """Return whether anything looks on that the dispatcher must ask."""
+    """Return whether a call must go through the dispatcher."""
     return (
         compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
         or (modes() > 0 and not see_through())
@@ -57,10 +58,10 @@ def looked_at() -> bool:
 
 
 def see_through() -> bool:
-    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are.
+    """Return whether every active dispatch mode wants direct calls, as a launch counter does.
 
-    Here torch.utils.flop_counter is told of our formulas, and its counters among the modes, which have copied what was
-    known before: importing it imports Triton, which importing fasttfm must not.
+    Also registers our FLOP formulas with torch.utils.flop_counter and with active counters, which copied its registry.
+    It cannot be done earlier: importing flop_counter imports Triton, which importing fasttfm must not.
     """
     stack = _get_current_dispatch_mode_stack()
     if counter := sys.modules.get("torch.utils.flop_counter"):

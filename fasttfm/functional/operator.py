@@ -1,16 +1,14 @@
 """Registration of torch operators: schema, computation, fake, autograd and autocast in one place.
 
-Each kernel family defines one operator for its forward and one for its backward pass. What a call is given is a
-NamedTuple, from whose fields the schema is made; records may hold others, such as the options of attention, whose
-fields then stand in the schema in their place.
+Each kernel family defines one operator for its forward and one for its backward pass. The arguments of a call are a
+NamedTuple, whose fields give the schema; nested records are flattened into it.
 
-Host time decides how it is called: a training step makes hundreds of calls. An eager call on plain tensors does not
-need the dispatcher, which would run the same Python functions after its detours; it goes to them directly, by way of a
-plan, and through torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch
-modes, the profiler. torch.func has a torch.autograd.Function around torch.ops, because it refuses what
-torch.library.register_autograd() registers.
+A training step makes hundreds of calls, so host time decides how they are made. An eager call on plain tensors looks up
+a plan and bypasses the dispatcher. torch.compile, fake tensors, tensor subclasses, dispatch modes and the profiler go
+through torch.ops.fasttfm. torch.func refuses torch.library.register_autograd(), so it takes a torch.autograd.Function
+around torch.ops.
 
-Registration takes torch's public names; onlookers.py asks private ones for what no public name tells.
+Registration uses torch's public names; the private ones are in onlookers.py.
 """
 
 import contextlib
@@ -27,18 +25,17 @@ from torch.autograd import profiler as _profiler
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, by_reference, direct, traced, transformable
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import any_autocast, compiling, formulas, looked_at, modes, see_through, transformed
-from fasttfm.functional.plan import (
-    MOST_PLANS,
-    Plan,
-    Plans,
-    empties,
-    finder,
-    holds,
-    unshared,
-    without_autocast,
-    without_views,
+from fasttfm.functional.onlookers import (
+    alike,
+    any_autocast,
+    compiling,
+    formulas,
+    looked_at,
+    modes,
+    see_through,
+    transformed,
 )
+from fasttfm.functional.plan import MOST_PLANS, Plan, Plans, empties, finder, unshared, without_autocast, without_views
 from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
@@ -48,14 +45,13 @@ __all__ = [
 
 _library, _operators = torch.library.Library(NAMESPACE, "DEF"), getattr(torch.ops, NAMESPACE)
 MARK = "import_fasttfm_functional_before_torch_export_load"
-"""An operator that does nothing: a file of torch.export that needs the others begins with it, because a process that
-has not imported them is told this name."""
+"""A no-op operator that an exported file calls first: a process without our operators fails with this name."""
 _library.define(f"{MARK}() -> ()")
 _library.impl(MARK, lambda: None, "CompositeExplicitAutograd")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
-# Looked up once: each is asked in every call.
+# Read in every call, so looked up once.
 _autocast_enabled = torch.is_autocast_enabled
 _set_autocast = torch.set_autocast_enabled
 _current_gpu = torch.cuda.current_device
@@ -67,35 +63,33 @@ Fields = ParamSpec("Fields")
 class Operator(Generic[Fields]):
     """One torch operator, torch.ops.fasttfm.<name>; `call` takes the fields of its call, a NamedTuple.
 
-    plan(call): a function from calls of call's signature to the outputs: whatever depends on the signature is decided
-        when it is made. Autograd and autocast are off while it runs. Its outputs are no views, internal ones apart; one
-        that is None is (0,) to the dispatcher, of the first tensor's dtype.
-    fake(call): empty outputs of the right shapes, dtypes and strides, None as from plan.
-    checks(call): raises for arguments that do not agree; asked when a signature is new.
-    prefers(call): the route that a call asks decide() for, of what the caller named; not asked by the dispatcher.
-    native(call, direct): a function of such calls to the outputs by operators that PyTorch differentiates, where they
-        are the only way, or, of direct calls, the faster one; else None.
-    decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
-        its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
-    varies(call): where a plan depends on more than the signature, a function of the tensors that are there: the plan
+    plan(call): returns the function that computes calls of this signature; decisions are made here. It runs without
+        autograd and autocast. Its outputs are no views, except internal ones; None is allowed, and becomes an empty
+        tensor of the first tensor's dtype at the dispatcher.
+    fake(call): empty outputs of the right shapes, dtypes and strides, None as in plan.
+    checks(call): raises for arguments that do not agree; asked before a signature is planned.
+    prefers(call): the route to request in place of the caller's; not asked at the dispatcher.
+    native(call, direct): a function that computes the call by operators that PyTorch differentiates, if they are the
+        only way, or (direct) the faster one; else None.
+    decide(call): resolves call.route, the last field, before planning and saving, so that both passes take one route;
+        must be idempotent.
+    varies(call): state that a plan depends on beside the signature, as a function of the tensors present; the plan
         holds while its value stays.
-    save(call, outputs): a tuple of the fields of saved, a NamedTuple of tensors and anything else, for the backward
-        pass; without it the call itself.
-    derivative: the operator of the backward pass, which takes the gradients of the differentiable outputs and what is
-        saved, and returns those of the call's first tensors, None for one that is not there. Where nothing looks on,
-        that is a plan that the forward pass's plan leads to, by which gradients of outputs there are and their
-        layouts. All else must follow from the signature of the forward call and from which gradients are wanted.
-    backward(derive, saved, wanted, *gradients): where that is not all: the gradients of the call's tensors, in their
-        order, from those of the outputs, one at least; derive(*fields) calls the derivative, wanted.<name> tells which
-        tensors want one, of others they are left out.
-    reference(call): the outputs in operations that PyTorch differentiates, in place of a derivative: for what a
-        backward pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
-    flops(call): floating-point operations of the products, for torch.utils.flop_counter.
-    differentiable: how many outputs have a gradient, the first ones.
-    autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
-    visible: how many outputs a caller sees, the first ones; all unless given.
-    rows: the tensors that torch.vmap may fold its samples into, as batching_rule() takes them.
-    free: fields of ints from 0 to 2^31 - 1 that no plan depends on.
+    save(call, outputs): the fields of saved, a NamedTuple; by default the call itself.
+    derivative: the operator of the backward pass. It takes the gradients of the differentiable outputs and the saved
+        record, and returns the gradients of the call's first tensors, None for absent ones. Eager backward passes plan
+        it by the layout of the gradients; all else must follow from the forward signature and needs_grad.
+    backward(derive, saved, needs_grad, *gradients): for more than a call of the derivative: gradients of the call's
+        tensors, in order, from those of the outputs, at least one. derive(*fields) calls the derivative; gradients
+        with needs_grad.<name> False are dropped.
+    reference(call): the outputs in differentiable PyTorch, in place of a derivative, for operators of a backward pass:
+        second derivatives. An operator with neither raises if it is differentiated.
+    flops(call): floating-point operations of the matrix products, for torch.utils.flop_counter.
+    differentiable: the number of leading outputs with a gradient.
+    autocast(call, dtype): the call with its tensors cast for autocast to dtype; None: no cast.
+    visible: the number of leading outputs that a caller sees; all by default.
+    rows: tensors that torch.vmap may fold samples into, as in batching_rule().
+    free: int fields, 0 to 2^31 - 1, that no plan depends on.
     """
 
     def __init__(
@@ -125,6 +119,7 @@ class Operator(Generic[Fields]):
     ) -> None:
         self.name, self.count = name, returns.count("Tensor")
         self._kind = kind = cast(Any, call)
+        self.record = functools.partial(_new, kind)
         self.layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._varies, self.cast, self.visible = decide, varies, autocast, visible
@@ -145,7 +140,7 @@ class Operator(Generic[Fields]):
         self.call: Callable[Fields, Any] = self._call(direct(self))
 
     def _register(self, returns: str, fake: Callable[[Any], Any], rows: Sequence[str]) -> None:
-        """Tells the dispatcher what computes, what has no numbers, and what differentiates and maps over samples."""
+        """Register the computation, the fake, autograd and the vmap rule with the dispatcher."""
         name, layout, qualified = self.name, self.layout, f"{NAMESPACE}::{self.name}"
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = self._transformed = getattr(_operators, name).default
@@ -153,15 +148,15 @@ class Operator(Generic[Fields]):
             _library.impl(name, self._compute, key)
 
         def without_numbers(*args: Any) -> Any:
-            if self._check is not None:  # a meta tensor among others leads here, whoever calls
+            if self._check is not None:  # one meta tensor among others leads here
                 self._check(args)
             return unshared(fake(self.settled(layout.build(args))), args[layout.positions[0]])
 
-        def once_more(*args: Any) -> Any:
+        def redispatch(*args: Any) -> Any:
             return (self._transformed if transformed() else self.dispatched)(*args)
 
         torch.library.register_fake(qualified, without_numbers, lib=_library)
-        rule = batching_rule(qualified, once_more, layout, rows)
+        rule = batching_rule(qualified, redispatch, layout, rows)
         torch.library.register_vmap(qualified, rule, lib=_library)
         if not any(field.type == Overwritten for field in layout.fields):
             setup, backward = traced(self)
@@ -169,63 +164,60 @@ class Operator(Generic[Fields]):
             self._transformed = transformable(name, self.dispatched, setup, backward, rule)
 
     def _compute(self, *args: Any) -> Any:
-        """The outputs of a call that came by the dispatcher."""
+        """Compute a call that came through the dispatcher."""
         first = args[self.layout.positions[0]]
         elsewhere = first.is_cuda and first.get_device() != torch.cuda.current_device()
         with without_autocast(first.device.type), torch.cuda.device(first.get_device() if elsewhere else -1):
-            found, tensors, key = self._find(args, "dispatched")
-            if found is None:
-                self._check_all(args)  # torch.ops takes what it is given
-                found = self._make(self.layout.build(args), tensors, key, direct=False)
-            call = self.layout.build(args if found.route is None else (*args[:-1], found.route))
-            outputs = found.compute(call)
+            plan, tensors, key = self._find(args, "dispatched")
+            if plan is None:
+                self._check_all(args)  # torch.ops checks little
+                plan = self._make(self.layout.build(args), tensors, key, direct=False)
+            call = self.layout.build(args if plan.route is None else (*args[:-1], plan.route))
+            outputs = plan.compute(call)
         return unshared(outputs, first)
 
     def _make(self, call: Any, tensors: tuple = (), key: tuple | None = None, *, direct: bool) -> Plan:
-        """A new plan, which is kept under this key, if any, for calls of tensors like these."""
+        """Make a plan, and cache it under the key, if any, for tensors like these."""
         if direct and self._prefers is not None:
-            call = _new(self._kind, (*call[:-1], self._prefers(call)))
+            call = self.record((*call[:-1], self._prefers(call)))
         native = self._native(call, True) if key is not None and direct and self._native is not None else None
         first = self.layout.tensors(call)[0]
-        made = Plan(native=native)
+        plan = Plan(native=native)
         state = None if self._varies is None or native else self._varies(call)
-        made.gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
+        plan.gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
         if native is None:
             call = self.settled(call)
-            made.compute, made.route = self._plan(call), None if self._decide is None else call[-1]
-        made.wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        return self._kept(made, tensors, key, state)
+            plan.compute, plan.route = self._plan(call), None if self._decide is None else call[-1]
+        plan.needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return self._cached(plan, tensors, key, state)
 
-    def _kept(self, made: Plan, tensors: tuple, key: tuple | None, state: Callable[..., Any] | None = None) -> Plan:
-        """The plan, kept for calls of tensors like these while their state is the same, if it has a key."""
+    def _cached(self, plan: Plan, tensors: tuple, key: tuple | None, state: Callable[..., Any] | None = None) -> Plan:
+        """The plan, cached if there is a key, for tensors like these while their state is the same."""
         if key is not None:
-            made.matches = holds(tensors, state)
-            self.plans.add(key, made, MOST_PLANS)
-        return made
+            like, now = alike(tensors), None if state is None else state(*tensors)
+            plan.matches = like if state is None else lambda *args: like(*args) and state(*args) == now
+            self.plans.add(key, plan, MOST_PLANS)
+        return plan
 
     def planned(self) -> Callable[..., Any]:
-        """A function of the fields of calls of one signature, planned at the first one, of which nothing is checked:
-        who calls sees to it that autograd and autocast are off and that the tensors' GPU is the current one."""
-        kind, compute = self._kind, None
+        """Return a function of a call's fields that plans at its first call; all calls must have one signature.
+
+        Nothing is checked. The caller disables autograd and autocast and makes the tensors' GPU current.
+        """
+        record, compute = self.record, None
 
         def run(*fields: Any) -> Any:
             nonlocal compute
-            call = _new(kind, fields)
+            call = record(fields)
             if compute is None:
                 compute = self._plan(call)
             return compute(call)
 
         return run
 
-    def check(self, call: Any) -> None:
-        """Raise, as a call of the operator does, for the first field that is not as its type says: for what is computed
-        without it. Not while torch.compile traces."""
-        if self._check is not None and not compiling():
-            self._check(flat(call))
-
     def _call(self, differentiate: Callable[..., Any]) -> Any:
-        """The call of this operator; a closure, which costs half of what a method that asks self would."""
-        kind, seen, find, first, layout = self._kind, self._seen, self._find, self._first, self.layout
+        """Return the operator's call, as a closure: it costs half as much as a method that reads self."""
+        record, seen, find, first, layout = self.record, self._seen, self._find, self._first, self.layout
         fields_of = layout.flat if layout.nested else None
         tensors_of, visible = layout.tensors, self.visible
 
@@ -233,15 +225,15 @@ class Operator(Generic[Fields]):
             if (
                 _profiler._is_profiler_enabled or forward_ad._current_level >= 0
                 or (modes() and not see_through())
-            ):  # fmt: skip  # what find() does not see
+            ):  # fmt: skip  # looked_at(), less what find() compares
                 return seen(flat(fields))
-            plan, tensors, key = find(fields if fields_of is None else fields_of(_new(kind, fields)))
+            plan, tensors, key = find(fields if fields_of is None else fields_of(record(fields)))
             if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):
                 plan = first(fields, tensors, key)
             if plan.native is not None:
-                return plan.native(_new(kind, fields))
-            call = _new(kind, fields if plan.route is None else (*fields[:-1], plan.route))
-            if plan.wanted:
+                return plan.native(record(fields))
+            call = record(fields if plan.route is None else (*fields[:-1], plan.route))
+            if plan.needs_grad:
                 return differentiate(plan, call, *tensors_of(call))
             outputs = plan.compute(call)
             return outputs if visible is None else outputs[:visible]
@@ -250,15 +242,16 @@ class Operator(Generic[Fields]):
         return call_directly
 
     def _first(self, fields: tuple, tensors: tuple, key: tuple | None) -> Plan:
-        """The plan of a direct call that has none, or whose GPU is not the current one: a new one, or, kept nowhere,
-        one that goes by the dispatcher: something looks on, or no plan may hold what is given. Raises for wrong
-        arguments."""
+        """Plan a direct call that has no plan, or whose GPU is not the current one. Raises for wrong arguments.
+
+        If the dispatcher must see the call, or no plan may serve it, the plan calls the dispatcher and is not cached.
+        """
         by_dispatcher = Plan(native=lambda call: self._seen(flat(call)))
         if looked_at():
             return by_dispatcher
         if any_autocast():
-            of_device = key is not None and casts(tensors[0])  # else tensors are alike without autocast too
-            return self._kept(Plan(native=self._under_autocast), tensors, key if of_device else None)
+            cast_here = key is not None and casts(tensors[0])  # else alike() does not tell autocast apart
+            return self._cached(Plan(native=self._under_autocast), tensors, key if cast_here else None)
         if key is None or any(x.is_neg() for x in tensors):
             return by_dispatcher
         values = flat(fields)
@@ -266,14 +259,14 @@ class Operator(Generic[Fields]):
         first, device = tensors[0], tensors[0].device
         here = first.is_cpu or (first.is_cuda and first.get_device() == _current_gpu())
         if not here or any(x.device != device for x in tensors):
-            return by_dispatcher  # which makes the tensors' GPU current
+            return by_dispatcher  # it makes the tensors' GPU current
         return self._make(self.layout.build(values), tensors, key, direct=True)
 
     def _under_autocast(self, call: Any) -> Any:
-        """The outputs of the call with what autocast makes of its tensors, without autocast."""
+        """Cast the call as autocast would, and compute it with autocast off."""
         enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
         call = self._lowered(call)
-        for device in enabled:  # without_autocast() costs a dozen calls more
+        for device in enabled:  # without_autocast() would cost a dozen calls more
             _set_autocast(device, False)
         try:
             return self._seen(flat(call)) if any_autocast() else self.call(*call)  # type: ignore[call-arg]
@@ -282,7 +275,7 @@ class Operator(Generic[Fields]):
                 _set_autocast(device, True)
 
     def _lowered(self, call: Any) -> Any:
-        """The call as autocast passes it on, where that is on for the device of its first tensor."""
+        """The call with its tensors cast, if autocast is on for the device of the first one."""
         first = self.layout.tensors(call)[0]
         if self.cast is None or not casts(first):
             return call
@@ -295,7 +288,7 @@ class Operator(Generic[Fields]):
             self._check(values)
 
     def _seen(self, args: tuple) -> Any:
-        """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
+        """Make the call through the dispatcher. Raises, in one line, for arguments that it would not take."""
         self._check_all(args)
         if self._prefers is not None and (compiling() or not _decomposed.get()):
             args = (*args[:-1], self._prefers(self._kind(*args)))
@@ -314,49 +307,43 @@ class Operator(Generic[Fields]):
         return outputs if self.visible is None else outputs[: self.visible]
 
     def settled(self, call: Any) -> Any:
-        """The call with the route that it takes."""
-        return call if self._decide is None else _new(self._kind, (*call[:-1], self._decide(call)))
-
-    def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
-        """The same as call(), an attribute later."""
-        return self.call(*fields, **named)
+        """The call with its route resolved."""
+        return call if self._decide is None else self.record((*call[:-1], self._decide(call)))
 
 
-def _of_first_tensors(count: int, found: int) -> Callable[..., Any]:
-    """The backward of an operator of so many tensors, of which the derivative gives the gradients of the first."""
-    rest = (None,) * (count - found)
+def _of_first_tensors(tensors: int, gradients: int) -> Callable[..., Any]:
+    """Return the backward of an operator whose derivative computes the gradients of its first tensors."""
+    rest = (None,) * (tensors - gradients)
 
-    def backward(derive: Callable[..., Any], saved: Any, wanted: Any, grad: Tensor, *_: Any) -> Any:
-        gradients = derive(grad, saved)
-        return (gradients, *rest) if found == 1 else (*gradients, *rest)
+    def backward(derive: Callable[..., Any], saved: Any, needs_grad: Any, grad: Tensor, *_: Any) -> Any:
+        results = derive(grad, saved)
+        return (results, *rest) if gradients == 1 else (*results, *rest)
 
     return backward
 
 
 class Inner:
-    """An operator's calls of one signature inside a node of autograd that computes more: the node keeps what is saved.
+    """An operator inside a larger autograd node, which keeps the saved record itself; calls of one signature only.
 
-    Who calls sees to it that no call has another signature than the first, nor its gradients other layouts, that
-    autograd and autocast are off, and that the GPU of the tensors is the current one.
+    The caller guarantees one signature and one layout of gradients, disables autograd and autocast, and makes the
+    tensors' GPU current.
     """
 
-    __slots__ = ("_kind", "_operator", "_plan", "backward")
+    __slots__ = ("_operator", "_plan", "backward")
 
     def __init__(self, operator: Operator) -> None:
-        self._operator, self._kind = operator, operator._kind
-        self._plan: Any = None
+        self._operator, self._plan = operator, cast(Any, None)
         self.backward: Any = operator.derivative and operator.derivative.planned()
-        """The outputs of the operator's derivative for a call with these fields: gradients, then what was saved."""
+        """Calls the operator's derivative with these fields: gradients, then the saved record."""
 
     def __call__(self, *fields: Any) -> tuple[Any, Any]:
-        """All outputs of the operator's call with these fields, and the record that it saves for the backward pass.
-        Raises for wrong arguments, once."""
+        """Return all outputs of the operator, and its saved record. The first call raises for wrong arguments."""
         plan, operator = self._plan, self._operator
         if plan is None:
             operator._check_all(flat(fields))
             with torch.enable_grad():
-                plan = self._plan = operator._make(_new(self._kind, fields), direct=True)
-        call = _new(self._kind, fields if plan.route is None else (*fields[:-1], plan.route))
+                plan = self._plan = operator._make(operator.record(fields), direct=True)
+        call = operator.record(fields if plan.route is None else (*fields[:-1], plan.route))
         outputs = plan.compute(call)
         return outputs, _new(operator.saved, operator.save(call, outputs))
 
@@ -366,7 +353,7 @@ _others: list[Callable[[], None]] = []
 
 
 def forget_plans() -> None:
-    """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
+    """Drop all plans, after a change that no signature shows, such as a threshold in a test."""
     for operator in _every:
         operator.plans.clear()
     for forget in _others:
@@ -374,7 +361,7 @@ def forget_plans() -> None:
 
 
 def on_forget(forget: Callable[[], None]) -> None:
-    """Have forget_plans() call this too: it clears what was kept of plans elsewhere."""
+    """Register a callback of forget_plans() that clears another cache of plans."""
     _others.append(forget)
 
 
@@ -383,7 +370,7 @@ _decomposed = contextvars.ContextVar("decomposed", default=False)
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Inside, torch.export (strict=False) traces operators as what PyTorch's own compute, on the torch route."""
+    """Have torch.export (strict=False) trace operators as PyTorch's own, on the torch route."""
     token = _decomposed.set(True)
     try:
         yield
@@ -392,18 +379,18 @@ def decomposed() -> Iterator[None]:
 
 
 def casts(x: Tensor) -> bool:
-    """Return whether autocast is on for x's device, and will bring all operands to one dtype."""
+    """Return whether autocast is on for x's device, and so casts all operands to one dtype."""
     if not (any_autocast() and isinstance(x, Tensor)):
         return False
     return (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
 
 
 def lowered(*names: str) -> Callable[[Any, torch.dtype], Any]:
-    """An operator's autocast, which casts these tensors as what enters a matrix product: all floats but float64."""
+    """Return an autocast rule that casts these tensors like operands of a matrix product: all floats but float64."""
 
     def cast(call: Any, dtype: torch.dtype) -> Any:
-        given = [(name, x) for name in names if (x := getattr(call, name)) is not None and x.dtype is not dtype]
-        floats = [(name, x) for name, x in given if x.is_floating_point() and x.dtype != torch.float64]
+        tensors = [(name, x) for name in names if (x := getattr(call, name)) is not None and x.dtype is not dtype]
+        floats = [(name, x) for name, x in tensors if x.is_floating_point() and x.dtype != torch.float64]
         return call._replace(**{name: x.to(dtype) for name, x in floats})
 
     return cast

@@ -1,18 +1,16 @@
-"""A plan for each signature: what a call decides once, and later calls of its kind only look up.
+"""Plans: what a call decides once per signature, and later calls look up.
 
-A signature is all that a plan may depend on: which arguments are given, their shapes, strides, dtypes, device and
-alignment to 16 bytes, the numbers among them, and of the world around them the backend, what was tuned, whether
-gradients are kept, and on a CPU a search's weights. The numbers, the first shape and the alignment find a plan; one
-call of C, alike(), tells whether all tensors are as they were, under no other transform or autocast. What looks on
-sees the call by way of the dispatcher, as do classes of tensors with a meaning of their own.
+A signature is everything a plan may depend on: which arguments are given, their shapes, strides, dtypes, device and
+16-byte alignment, the numbers among them, the backend, tuned choices, grad mode, and on a CPU a search's weights. The
+numbers, the first shape and the alignment form the cache key; one call in C, alike(), compares all tensors, and rules
+out transforms and autocast. Calls that the dispatcher must see, and tensor subclasses, have no plan.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import attrgetter, or_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,14 +18,13 @@ from torch import Tensor
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
-from fasttfm.functional.onlookers import alike
 from fasttfm.functional.record import Layout, items
 from fasttfm.kernels import choices
 
 MOST_PLANS = 4096
-"""Of an operator: batches of ever new lengths have ever new signatures."""
+"""Keys of an operator's cache: batches of ever new lengths have ever new signatures."""
 MOST_ALIKE = 64
-"""Plans that share a key; the newest are found first."""
+"""Plans per key; the newest are tried first."""
 _LARGEST = (1 << 31) - 1
 
 _grad_enabled = torch.is_grad_enabled
@@ -35,13 +32,13 @@ _address, _nested = Tensor.data_ptr, attrgetter("is_nested")
 
 
 class Plans(dict[Any, tuple]):
-    """Plans by key, those of one key told apart by what they match; safe under threads, since a value is replaced."""
+    """Plans by key; those that share a key have guards. Thread-safe, since values are replaced as a whole."""
 
     def __missing__(self, key: Any) -> tuple:
         return ()
 
     def add(self, key: Any, plan: Any, most: int) -> None:
-        """Keep a plan; at so many keys all are dropped."""
+        """Cache a plan; drops all plans first if there are `most` keys."""
         if len(self) >= most:
             self.clear()
         self[key] = (plan, *self[key][: MOST_ALIKE - 1])
@@ -49,41 +46,32 @@ class Plans(dict[Any, tuple]):
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """Everything that was decided for calls of one signature."""
+    """All decisions for calls of one signature."""
 
     compute: Any = None
-    """The outputs of a call."""
+    """Computes the outputs of a call."""
     route: str | None = None
-    """Last field of a call, if it has one."""
+    """Replaces the last field of a call, if it is a route."""
     native: Callable[[Any], Any] | None = None
-    """The outputs by operators of PyTorch, which differentiates them itself, or by the dispatcher."""
+    """Computes a call by operators that autograd or the dispatcher sees, in place of compute."""
     gpu: int | None = None
-    """The one that must be current, where there are several."""
-    wanted: bool = False
-    """Whether a tensor wants a gradient."""
+    """Index of the GPU that must be current, if there are several."""
+    needs_grad: bool = False
+    """Whether a tensor of the call requires a gradient."""
     matches: Any = None
-    """Of the tensors of another call: whether the plan is for it, as alike() tells."""
+    """Guard on the tensors of a call: alike(), and the state that the operator names."""
     reader: Any = None
-    """Of the types of the gradients: a function that reads the tensors among them and what is saved."""
+    """Returns the getter of a backward pass's tensors, by the types of the gradients."""
     dense: list[bool] | None = None
-    """Of what is saved, which tensors were contiguous."""
+    """Which saved tensors were contiguous."""
     backwards: Plans = field(default_factory=Plans)
-    """What computes the backward pass, by which gradients there are and which are wanted."""
-
-
-def holds(tensors: tuple, state: Callable[..., Any] | None) -> Callable[..., bool]:
-    """alike(), while the state of such tensors is what it is now."""
-    like = alike(tensors)
-    if state is None:
-        return like
-    now = state(*tensors)
-    return lambda *given: like(*given) and state(*given) == now
+    """Steps of the backward pass, by which gradients are given and which are needed."""
 
 
 @contextlib.contextmanager
 def without_autocast(device: str) -> Iterator[None]:
-    """Inside, autocast is off for this type of device."""
-    if not (torch.is_autocast_enabled(device)):
+    """Disable autocast for this device type."""
+    if not torch.is_autocast_enabled(device):
         yield
         return
     torch.set_autocast_enabled(device, False)
@@ -94,8 +82,10 @@ def without_autocast(device: str) -> Iterator[None]:
 
 
 def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Any]:
-    """compute, with outputs that are not views, the last ones apart: what a Function gives as a view must not be
-    changed in place."""
+    """Return compute with its outputs detached from their bases, except for the last internal ones.
+
+    A view that a Function returns could not be changed in place.
+    """
 
     def run(call: Any) -> Any:
         outputs = compute(call)
@@ -110,39 +100,43 @@ def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[
 
 
 def unshared(outputs: Any, first: Tensor) -> Any:
-    """Outputs as the dispatcher takes them, each in memory of its own, where a direct call spares the copy, and (0,) of
-    the dtype of first, the first tensor of the call, in the place of None."""
+    """Outputs as the dispatcher needs them: no shared memory, and an empty tensor of first's dtype for None.
+
+    Direct calls spare the copies.
+    """
     if not isinstance(outputs, tuple):
         return outputs
     seen: set[int] = set()
     copies = []
     for output in outputs:
         output = first.new_empty(0) if output is None else output
-        memory = output.untyped_storage()._cdata  # also of what is empty and has no address
+        memory = output.untyped_storage()._cdata  # an empty tensor has no address
         copies.append(output.clone() if memory in seen else output)
         seen.add(memory)
     return tuple(copies)
 
 
 def empties(*like: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Empty tensors of the shapes and dtypes of these, for an operator's fake; None for None."""
+    """Empty tensors of these shapes and dtypes, for an operator's fake; None for None."""
     return tuple([None if x is None else x.new_empty(x.shape) for x in like])
 
 
 def finder(
     layout: Layout, plans: Plans, free: Sequence[str], *, checked: bool, products: bool
 ) -> Callable[..., tuple[Plan | None, tuple, tuple | None]]:
-    """A function of the fields, one after the other, to their plan, the tensors that are given, and the key for a plan
-    to be made; None for the key of what has no plan: classes that hide what their memory means, and tensors without
-    memory. checked: whether numbers may be of other classes than their type's.
+    """Return the look-up of an operator: from a call's flat fields to its plan, its tensors and the key of a new plan.
+
+    The key is None if the call can have no plan: a tensor is a subclass, nested, or has no memory. free: int fields
+    that no plan depends on. checked: numbers of other classes than the annotated one have no plan. products: the
+    operator has matrix products, whose TF32 setting is part of the key.
     """
     names = [each.name for each in layout.fields]
-    counted = [names.index(name) for name in free]
-    numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
+    free_places = [names.index(name) for name in free]
+    numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in free_places])
 
     @functools.cache
     def reader(types: tuple[type, ...]) -> Callable[[tuple], tuple] | None:
-        """A function that reads the tensors of such fields; None where one is not of a class to be read as it is."""
+        """Return the getter of the tensors in fields of these types; None if there can be no plan."""
         asked = [t for t in zip(types, layout.types) if checked or t[1].dtypes is not None]
         if any(type_.plain is not None and kind not in type_.plain for kind, type_ in asked):
             return None
@@ -153,17 +147,18 @@ def finder(
         tensors_of = reader(types)
         if tensors_of is None:
             return None, (), None
-        for place in counted:
+        for place in free_places:
             if not 0 <= values[place] <= _LARGEST:
                 return None, (), None
         tensors = tensors_of(values)
-        if any(map(_nested, tensors)):  # torch's guards end the process where a tensor has no strides
+        if True in map(_nested, tensors):  # torch's guards crash on a tensor without strides
             return None, (), None
         try:
-            first = tensors[0]
-            rest = reduce(or_, map(_address, tensors)) % 16  # which raises where there is no memory
+            first, bits = tensors[0], 0
+            for address in map(_address, tensors):
+                bits |= address
             key: tuple = (
-                way, types, numbers_of(values), first.shape, rest and tuple([x.data_ptr() % 16 for x in tensors]),
+                way, types, numbers_of(values), first.shape, bits % 16 and tuple([x.data_ptr() % 16 for x in tensors]),
                 _grad_enabled(), backends.current, choices.version, on_this_thread.kept is None,
                 on_this_thread.batch_invariant,
             )  # fmt: skip
@@ -172,7 +167,7 @@ def finder(
             for plan in plans[key]:
                 if plan.matches(*tensors):
                     return plan, tensors, key
-        except RuntimeError:  # no memory, or no strides
+        except RuntimeError:  # a tensor has no memory, or no strides
             return None, (), None
         return None, tensors, key
 

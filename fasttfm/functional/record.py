@@ -1,6 +1,7 @@
-"""Records, which are NamedTuples of tensors, numbers and other records, as the flat arguments of a torch operator.
+"""Operator arguments as NamedTuples: their schema, their flat form and the checks of their types.
 
-What takes records apart runs in every call of an operator, so it is done by attrgetter and itemgetter, in C.
+A record holds tensors, numbers and other records. Records are taken apart in every call of an operator, so attrgetter
+and itemgetter do it, in C.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from fasttfm.functional.subclasses import PLAIN_TENSORS, unread
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Size = Annotated[int, "may be symbolic"]
-"""A number that torch.compile may leave open."""
+"""An int that may be dynamic under torch.compile."""
 Overwritten = Annotated[Tensor, "written to"]
-"""A tensor that the operator writes to."""
+"""A tensor that the operator mutates."""
 Whole = Annotated[Tensor, "whole numbers"]
 Mask = Annotated[Tensor, "bool, or floats to add"]
 
 REAL = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-"""The dtypes of a tensor of which nothing else is said."""
+"""Dtypes of a field annotated as a plain Tensor."""
 WHOLE = frozenset({torch.int32, torch.int64})
 MASK = REAL | {torch.bool}
 _NONE = type(None)
 
 
 class _Type(NamedTuple):
-    """Values that a field of this type may hold."""
+    """Values allowed in a field of one annotated type."""
 
     schema: str
     words: str
-    """For errors."""
+    """Description for error messages."""
     classes: tuple[type, ...]
     plain: frozenset[type] | None = None
-    """Classes whose values a plan may read as they are, None for all; of others check() tells."""
+    """Exact classes that need no check before planning; None for any class."""
     dtypes: frozenset[torch.dtype] | None = None
-    """Of a tensor; None for a number."""
+    """Allowed dtypes of a tensor; None for a number."""
 
 
 def _tensor(schema: str, dtypes: frozenset[torch.dtype] = REAL) -> _Type:
@@ -68,52 +69,52 @@ TYPES: dict[Any, _Type] = {
     torch.dtype: _Type("ScalarType", "dtype", (torch.dtype,)),
     torch.dtype | None: _Type("ScalarType?", "dtype or None", (torch.dtype, _NONE)),
 }
-
-
 _OTHER = _Type("", "", (object,))
-"""Of what is only saved, and in no schema."""
+"""A field that is saved for the backward pass but is in no schema."""
 
 
 class Layout:
-    """Order of the fields of a NamedTuple, and of those that it holds, one after the other."""
+    """Flat layout of a record type: its fields in order, nested records expanded in place."""
 
     def __init__(self, kind: type) -> None:
         self.fields = fields = list(_fields(kind))
         self.types = [TYPES.get(field.type, _OTHER) for field in fields]
         self.schema = ", ".join(f"{type_.schema} {field.name}" for type_, field in zip(self.types, fields))
-        """As torch writes it."""
+        """Argument list in torch's schema language."""
         self.positions = [i for i, type_ in enumerate(self.types) if type_.dtypes is not None]
-        """Of the tensors among all fields."""
+        """Indices of the tensor fields."""
         self.names = [fields[i].name for i in self.positions]
-        """Of the tensors."""
+        """Names of the tensor fields."""
         self.count = len(self.names)
         others = [i for i in range(len(fields)) if i not in self.positions]
         self.nested = any("." in field.path for field in fields)
-        """Whether the record holds records; where it does not, a plain tuple of its fields reads like it."""
+        """Whether the record holds records; if not, a plain tuple of its fields reads like it."""
         self.flat: Callable[[Any], tuple] = self.reader(range(len(fields))) if self.nested else tuple
-        """All fields of a record, one after the other."""
+        """Flattens a record."""
         self.tensors = self.reader(self.positions)
-        """The tensors of a record."""
+        """Reads the tensor fields of a record."""
         self.others = self.reader(others)
-        """What else a record holds."""
+        """Reads all other fields of a record."""
         self.build = build = _builder(kind)
-        """The record from all its fields, one after the other."""
+        """Builds a record from its flat fields."""
         parts = [*self.positions, *others]
         self.in_order = in_order = items([parts.index(i) for i in range(len(fields))])
-        """All fields from the tensors and what else a record holds."""
+        """Puts (*tensors, *others) into the order of the flat fields."""
         self.merge: Callable[[tuple, tuple], Any] = lambda tensors, others: build(in_order((*tensors, *others)))
-        """The record from its tensors and what else it holds."""
+        """Builds a record from its tensors and its other fields."""
 
     def reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
-        """A function that reads these of all fields from a record, as a tuple."""
+        """Return a function that reads the flat fields at these places from a record, as a tuple."""
         if not self.nested:
             return items(places)
         paths = [self.fields[i].path for i in places]
         return attrgetter(*paths) if len(paths) > 1 else lambda record: tuple([attrgetter(p)(record) for p in paths])
 
     def check(self, operator: str, values: tuple) -> None:
-        """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
-        means, or on another device than the first tensor: TypeError or ValueError."""
+        """Check the type, dtype and device of each flat field; the first tensor's device is the reference.
+
+        Raises TypeError or ValueError, in one line that names the first wrong field.
+        """
         first = values[self.positions[0]]
         for value, field, (_, words, classes, plain, dtypes) in zip(values, self.fields, self.types):
             what, kind = f"{operator}: {field.name}", type(value)
@@ -138,11 +139,11 @@ class Layout:
 
 
 layout_of = functools.cache(Layout)
-"""Made once for every kind of record."""
+"""Cached layout of a record type."""
 
 
 def shown(value: Any) -> str:
-    """A wrong value in an error, in one line."""
+    """A wrong value as an error message shows it, in one line."""
     if isinstance(value, Tensor):
         return f"a tensor {value.dtype} {tuple(value.shape)}"
     text = repr(value) if isinstance(value, str | int | float | complex | bool | None) else f"a {type(value).__name__}"
@@ -157,11 +158,10 @@ class _Field(NamedTuple):
     name: str
     type: Any
     path: str
-    """dropout.seed: where in the record it is."""
+    """Attribute path in the record, such as dropout.seed."""
 
 
 def _fields(kind: type, path: str = "") -> Iterator[_Field]:
-    """Every field, those of nested records in their place."""
     for name, type_ in get_type_hints(kind, include_extras=True).items():
         if _is_record(type_):
             yield from _fields(type_, f"{path}{name}.")
@@ -170,13 +170,13 @@ def _fields(kind: type, path: str = "") -> Iterator[_Field]:
 
 
 def items(places: Sequence[int]) -> Callable[[Any], tuple]:
-    """A function that reads these items of a tuple, as a tuple."""
+    """itemgetter() that always returns a tuple, for no place or one as well."""
     first = places[0] if places else 0
     return itemgetter(*places) if len(places) > 1 else itemgetter(slice(first, first + len(places)))
 
 
 def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:
-    """A function that makes the record of all its fields, those of records that it holds in their place."""
+    """Return a function that builds a record from its flat fields."""
     types = enumerate(get_type_hints(kind, include_extras=True).values())
     inner = [(n, n + sum(1 for _ in _fields(type_)), _builder(type_)) for n, type_ in types if _is_record(type_)]
     if not inner:
@@ -184,7 +184,7 @@ def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:
 
     def build(values: Sequence[Any]) -> Any:
         values = list(values)
-        for start, stop, built in inner:  # from the first: what stands behind it moves to the place in its record
+        for start, stop, built in inner:  # in order: each replacement moves the fields behind it to their places
             values[start:stop] = (built(values[start:stop]),)
         return _new(kind, values)
 
@@ -192,7 +192,7 @@ def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def flat(call: tuple) -> tuple:
-    """The fields of a record and of those that it holds; torch.compile reads this, so it is plain."""
+    """Flatten a record; plain Python, because torch.compile traces it."""
     values: list[Any] = []
     for value in call:
         values += flat(value) if isinstance(value, tuple) else [value]

@@ -1,4 +1,4 @@
-"""The residual connection on its own (Vaswani et al. 2017, section 5.4), where no LayerNorm follows it."""
+"""Residual connection with dropout, without a norm (Vaswani et al. 2017, section 5.4)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,10 +19,10 @@ from fasttfm.functional.signature import names_arguments
 def residual_add(
     x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
 ) -> Tensor:
-    """residual + dropout(x), in residual's dtype: a residual connection that no LayerNorm follows.
+    """residual + dropout(x), in residual's dtype: a residual connection without a norm.
 
-    x, residual (..., N), their dtypes may differ. dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on x's
-    device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model apart. Raises
+    x, residual (..., N), whose dtypes may differ. dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on x's
+    device, drawn from torch's generator if None; site, below 2^31, tells the dropouts of one model apart. Raises
     ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     if dropout_p <= LEAST_P:
@@ -50,7 +50,7 @@ class _Saved(NamedTuple):
     seed: Whole | None
     site: int
     dtype: torch.dtype
-    """Of x."""
+    """x's."""
     route: str
 
 
@@ -67,7 +67,7 @@ def _checks(call: _Call) -> None:
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
-    """residual + dropout(x), and dropout's mask, None but on PyTorch's route."""
+    """Compute residual + dropout(x), and the keep mask, None from a kernel."""
     if call.route == "torch":
         return without_views(_compute_by_torch, internal=1)
     from fasttfm.kernels.residual_add import Add
@@ -93,7 +93,7 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:
-    """The gradient of x: dropout of the sum's."""
+    """Compute the gradient of x, dropout applied to ds."""
     if call.saved.route == "torch":
         return without_views(_compute_backward_by_torch)
     from fasttfm.kernels.residual_add import Add

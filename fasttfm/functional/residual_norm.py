@@ -1,8 +1,8 @@
-"""The residual connection, its dropout and the norm that reads their sum, in one pass; and LayerNorm and RMSNorm alone.
+"""LayerNorm and RMSNorm, alone or fused with the residual connection and its dropout.
 
-They are one operator, as they are one kernel: RMSNorm leaves out the mean and the bias.
-Source: Ba et al. 2016; Zhang and Sennrich 2019, section 4, as T5 and Llama normalise; placement of dropout, Vaswani et
-al. 2017 section 5.4.
+All are one operator and one kernel: RMSNorm leaves out the mean and the bias.
+Source: Ba et al. 2016; Zhang and Sennrich 2019, section 4, as in T5 and Llama; placement of dropout, Vaswani et al.
+2017 section 5.4.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ from fasttfm.functional.torch_norms import Backward, Call, Saved
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 ADDED_NORM = 1 << 20
-"""Numbers from which on a residual without dropout and its LayerNorm are one operator in float32 on a CPU while
-gradients are kept: below, torch's own two take less. On two cores of an AMD EPYC with AVX2
-alone forward and backward 2.1 against 2.6 ms with (1024, 512), 18.9 against 16.6 with (8192, 512)."""
+"""Elements from which residual and LayerNorm are fused in float32 on a CPU, without dropout and with gradients; below,
+torch's own two operators are faster. On two cores of an AMD EPYC with AVX2, forward and backward: torch 2.1 and fused
+2.6 ms at (1024, 512), 18.9 and 16.6 at (8192, 512)."""
 
 
 @names_arguments
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (Ba et al. 2016).
 
-    x (..., N) of any floating dtype and strides; weight and bias (N,) of any floating dtype, or None. Everything is
-    computed in float32 for half precision. Returns (..., N) in x's dtype, under autocast too, so that the residual
-    stream keeps its dtype. Raises ValueError for shapes that do not agree.
+    x (..., N) of any floating dtype and strides; weight and bias (N,) of any floating dtype, or None. Half precision is
+    computed in float32. Returns (..., N) in x's dtype, also under autocast, so that the residual stream keeps its
+    dtype. Raises ValueError for shapes that do not agree.
     """
     return _residual_norm(x, None, None, weight, bias, None, eps, 0.0, 0, False, backends.current)[0]
 
@@ -53,12 +53,11 @@ def residual_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """s = residual + dropout(x + x_bias) and y = layer_norm(s) in one pass; returns (y, s).
 
-    x, residual (..., N), their dtypes may differ (a bfloat16 branch on a float32 residual stream); y comes in x's
-    dtype, s in residual's. x_bias (N,): the bias of the product that made x, if that left it out; a kernel adds it, and
-    sums its gradient, without reading anything more. The residual stream goes on with s in a pre-norm model, with y in
-    the paper's order (post-norm). dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on x's device, drawn from
-    torch's generator when None; site, below 2^31, tells the dropouts of one model apart. Raises ValueError for shapes
-    that do not agree or a dropout_p outside [0, 1].
+    x, residual (..., N), whose dtypes may differ (a bfloat16 branch on a float32 residual stream); y has x's dtype, s
+    residual's. x_bias (N,): bias of the product that computed x, fused here at no extra memory traffic, gradient
+    included. A pre-norm model carries s on, a post-norm one (the paper's) y. dropout_p in [0, 1], rounded to 1/256;
+    seed (1,) int64 on x's device, drawn from torch's generator if None; site, below 2^31, tells the dropouts of one
+    model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     if residual is None:
         raise TypeError("residual is None: a tensor is needed")
@@ -70,9 +69,9 @@ def residual_layer_norm(
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019, equation 4).
 
-    x (..., N) of any floating dtype and strides; weight (N,) of any floating dtype, or None. Everything is computed in
-    float32 for half precision and rounded once. Returns (..., N) in x's dtype, under autocast too. Raises ValueError
-    for shapes that do not agree.
+    x (..., N) of any floating dtype and strides; weight (N,) of any floating dtype, or None. Half precision is computed
+    in float32 and rounded once. Returns (..., N) in x's dtype, also under autocast. Raises ValueError for shapes that
+    do not agree.
     """
     return _residual_norm(x, None, None, weight, None, None, eps, 0.0, 0, True, backends.current)[0]
 
@@ -90,9 +89,9 @@ def residual_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """s = residual + dropout(x) and y = rms_norm(s) in one pass; returns (y, s).
 
-    x, residual (..., N), their dtypes may differ; y comes in x's dtype, s in residual's. dropout_p in [0, 1], rounded
-    to 1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the
-    dropouts of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
+    x, residual (..., N), whose dtypes may differ; y has x's dtype, s residual's. dropout_p in [0, 1], rounded to 1/256;
+    seed (1,) int64 on x's device, drawn from torch's generator if None; site, below 2^31, tells the dropouts of one
+    model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     if residual is None:
         raise TypeError("residual is None: a tensor is needed")
@@ -121,7 +120,7 @@ def _decide(call: Call) -> str:
 
 
 def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor, ...]] | None:
-    """PyTorch's own norm, gradients too, in float32 on a CPU: it has the kernels of our route, and the same bits."""
+    """PyTorch's own norm with its gradients, in float32 on a CPU: the kernels of our torch route, and the same bits."""
     x, _, residual, weight, bias = call[:5]
     if not direct or weight is None or bias is None or call.rms or backends.current != "auto" or not x.is_cpu:
         return None
@@ -145,10 +144,7 @@ def _added_layer_norm(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _plan(call: Call) -> Callable[[Call], tuple[Tensor | None, ...]]:
-    """y, s (None without a residual), mean and rstd (M,), and dropout's mask, None but on PyTorch's route.
-
-    RMSNorm gives rstd in the place of a mean.
-    """
+    """Compute y, s (None without a residual), mean (RMSNorm: rstd), rstd (M,), and the keep mask (torch route only)."""
     if call.route == "torch":
         return without_views(torch_norms.plan(call), internal=3)
     from fasttfm.kernels import layer_norm as kernel
@@ -182,17 +178,19 @@ def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
 
 
 def _differentiate(
-    backward: Callable[..., tuple], saved: Saved, wanted: Call, dy: Tensor | None, ds: Tensor | None, *_: None
+    backward: Callable[..., tuple], saved: Saved, needs_grad: Call, dy: Tensor | None, ds: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
-    if dy is None:  # y went unused
+    if dy is None:  # y was not used
         dy = saved.s.new_zeros(saved.s.shape, dtype=saved.dtype)
     dx, dresidual, dx_bias, dweight, dbias = backward(dy, None, ds if saved.joined else None, saved)
     return dresidual if saved.one_gradient else dx, dx_bias, dresidual if saved.joined else None, dweight, dbias, None
 
 
 def _plan_backward(call: Backward) -> Callable[[Backward], tuple[Tensor | None, ...]]:
-    """Gradients of x (in its dtype), residual, x_bias, weight and bias; x's is None where it equals residual's, and so
-    is that of what is not there."""
+    """Compute the gradients of x, residual, x_bias, weight and bias; None for an absent input.
+
+    The gradient of x has x's dtype; it is None if it equals residual's.
+    """
     saved = call.saved
     if saved.route == "torch":
         return without_views(torch_norms.plan_backward(call))

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021): queries and keys turned by their positions before their product."""
+"""Rotary position embedding (Su et al. 2021), applied to queries and keys."""
 
 import functools
 import math
@@ -16,24 +16,24 @@ from fasttfm.functional.operator import WHOLE, Operator, Whole, without_views
 from fasttfm.functional.signature import checks_arguments, names_arguments
 
 _MAX_PAIRS = 128
-"""kernels/rotary.py's; wider heads go PyTorch's way."""
+"""The kernel's limit, from kernels/rotary.py; wider rotations are computed by PyTorch."""
 
 
 @names_arguments
 def rotary(
     x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, interleaved: bool = False
 ) -> Tensor:
-    """x with each pair of a head's elements turned by its position's angle (Su et al. 2021, equation 34).
+    """Rotate pairs of each head's elements by the angles of their position (Su et al. 2021, equation 34).
 
     x (B, H, L, D), queries or keys, or packed (T, H, D); float32, float16 or bfloat16, any strides.
-    cos, sin (P, R / 2), of one dtype: of the angles of every position, as rotary_tables() makes them; computed with in
-    float32. Elements from R on, R at most D, stay as they are. positions, int32 or int64 below P: (L,) or (B, L), or
-    (T,), which packed x needs; None: 0, 1, ... to L - 1. They are checked on a CPU, and trusted on a GPU, where the
-    host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment; one that the tables do not have
-    gives zeros there.
+    cos, sin (P, R / 2), one dtype: tables of rotary_tables(), applied in float32. Elements from R on, R at most D, are
+    copied. positions, int32 or int64 below P: (L,) or (B, L), or (T,), required for packed x; None: 0 to L - 1. They
+    are checked on a CPU; on a GPU, where the check would wait for the device, only with FASTTFM_CHECK=1: a position
+    out of range gives zeros there.
     Pairs are elements (i, i + R / 2), as in LLaMA and Hugging Face's models; interleaved: (2i, 2i + 1), as in the paper
-    and GPT-J. Returns a new tensor of x's shape and dtype, heads last in memory, as attention() gives. Its gradient is
-    turned back, so that nothing of x is kept; cos and sin take none. Raises ValueError for what does not agree.
+    and GPT-J. Returns a new tensor of x's shape and dtype, heads last in memory, as attention() does. The backward pass
+    rotates back, and saves nothing of x; cos and sin take no gradient. Raises ValueError for arguments that do not
+    agree.
     """
     if cos.requires_grad or sin.requires_grad:
         raise ValueError("cos and sin take no gradient: give them detached")
@@ -55,25 +55,25 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, (length, size / 2) each, of the angles position * base^(-2i / size) (Su et al. 2021, equation 15).
 
-    size: elements of a head that are turned. factor: what the angles are divided by, for texts so many times as long as
-    those of training (Chen et al. 2023). bands: (length, low, high): pairs that turn more than high times in length
-    positions keep their angles, those that turn less than low times are slowed, and between them a share of each
-    (Llama 3.1). Computed in float64. Raises ValueError for a size that is odd or below 2, and a factor below 1.
+    size: elements of a head that are rotated. factor: divides the angles, to extend the context by it (Chen et al.
+    2023). bands (length, low, high): pairs that rotate more than high times in length positions keep their angles,
+    those below low times are divided, and those between are interpolated (Llama 3.1). Computed in float64. Raises
+    ValueError for a size that is odd or below 2, and a factor below 1.
     """
     if length < 0:
         raise ValueError(f"length={length} must not be negative: it counts positions")
     if size < 2 or size % 2:
-        raise ValueError(f"size={size} must be even and at least 2: elements are turned in pairs")
+        raise ValueError(f"size={size} must be even and at least 2: elements are rotated in pairs")
     if not 1 <= factor < math.inf:
         raise ValueError(f"factor={factor} must be finite and at least 1: angles are divided by it")
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
-    kept = torch.zeros_like(frequencies)
+    share = torch.zeros_like(frequencies)
     if bands is not None:
         trained, low, high = bands
         if not high > low:
             raise ValueError(f"bands={bands} must be (length, low, high), high above low")
-        kept = ((trained * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-    frequencies = kept * frequencies + (1 - kept) * frequencies / factor
+        share = ((trained * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    frequencies = share * frequencies + (1 - share) * frequencies / factor
     angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -83,7 +83,7 @@ class _Call(NamedTuple):
     cos: Tensor
     sin: Tensor
     positions: Whole | None
-    """(B or 1, L), of packed x (T,)."""
+    """(B or 1, L), or for packed x (T,)."""
     interleaved: bool
     route: str
 
@@ -110,11 +110,9 @@ def _checks(call: _Call) -> None:
     length = x.shape[-2] if x.dim() == 4 else x.shape[0]
     if positions is None:
         if x.dim() == 3:
-            raise ValueError(
-                f"packed x {tuple(x.shape)} needs positions ({length},), which begin anew in each sequence"
-            )
+            raise ValueError(f"packed x {tuple(x.shape)} needs positions ({length},), which restart in each sequence")
         if length > cos.shape[0]:
-            raise ValueError(f"x has {length} positions and the tables {cos.shape[0]}: make them longer")
+            raise ValueError(f"x has {length} positions and the tables {cos.shape[0]}: make longer tables")
         return
     allowed = [(length,)] if x.dim() == 3 else [(length,), (1, length), (x.shape[0], length)]
     if tuple(positions.shape) not in allowed or positions.dtype not in WHOLE:
@@ -130,9 +128,9 @@ def _decide(call: _Call) -> str:
 
 
 def _plan(call: _Call) -> Callable[[_Call], Tensor]:
-    turn = _turn(call, inverse=False)
+    rotate = _plan_rotation(call, inverse=False)
     if call.positions is None:
-        return turn
+        return rotate
 
     def compute(call: _Call) -> Tensor:
         positions, rows = call.positions, len(call.cos)
@@ -140,31 +138,31 @@ def _plan(call: _Call) -> Callable[[_Call], Tensor]:
             least, most = map(int, positions.aminmax())  # type: ignore[union-attr]
             if least < 0 or most >= rows:
                 raise ValueError(f"positions reach from {least} to {most}: the tables have rows 0 to {rows - 1}")
-        return turn(call)
+        return rotate(call)
 
     return compute
 
 
-def _turn(call: _Call, inverse: bool) -> Callable[[_Call], Tensor]:
+def _plan_rotation(call: _Call, inverse: bool) -> Callable[[_Call], Tensor]:
     if call.route == "torch":
-        return without_views(functools.partial(_turn_by_torch, inverse=inverse))
+        return without_views(functools.partial(_rotate_by_torch, inverse=inverse))
     from fasttfm.kernels import rotary as kernel
 
-    x, cos, _, positions = given = _dense(*call[:4])
+    x, cos, _, positions = tensors = _dense(*call[:4])
     rotate = kernel.Rotation(x, cos, positions, interleaved=call.interleaved, inverse=inverse)
-    copied = any(a is not b for a, b in zip(given, call))
+    copied = any(a is not b for a, b in zip(tensors, call))
     return lambda call: rotate(*(_dense(*call[:4]) if copied else call[:4]))
 
 
 def _dense(
     x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the tensors as a kernel reads them."""
+    """The tensors with the strides and dtypes that the kernel reads."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return x, cos.contiguous(), sin.contiguous(), None if positions is None else positions.long()
 
 
-def _turn_by_torch(call: _Call, inverse: bool) -> Tensor:
+def _rotate_by_torch(call: _Call, inverse: bool) -> Tensor:
     x, cos, sin, positions, interleaved, _ = call
     by_head = x if x.dim() == 4 else x.transpose(0, 1)[None]
     positions = None if positions is None else positions.long()
@@ -176,14 +174,14 @@ def _fake(call: _Call) -> Tensor:
     return empty_heads_last(call.x, call.x.shape[-1]) if call.x.dim() == 4 else call.x.new_empty(call.x.shape)
 
 
-_either: dict[str, Any] = {
+_shared: dict[str, Any] = {
     "decide": _decide, "save": lambda call, output: call[1:], "saved": _Saved, "rows": ("x", "positions")
 }  # fmt: skip
 _back = Operator(
-    "rotary_backward", _Call, "Tensor", functools.partial(_turn, inverse=True), _fake,
-    backward=lambda _, saved, wanted, grad: (_rotary(grad, *saved), None, None, None), **_either,
+    "rotary_backward", _Call, "Tensor", functools.partial(_plan_rotation, inverse=True), _fake,
+    backward=lambda _, saved, needs_grad, grad: (_rotary(grad, *saved), None, None, None), **_shared,
 )  # fmt: skip
 _rotary: Any = Operator(
     "rotary", _Call, "Tensor", _plan, _fake, checks=_checks, derivative=_back,
-    backward=lambda back, saved, wanted, grad: (back(grad, *saved), None, None, None), **_either,
+    backward=lambda back, saved, needs_grad, grad: (back(grad, *saved), None, None, None), **_shared,
 ).call  # fmt: skip

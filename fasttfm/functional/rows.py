@@ -1,4 +1,4 @@
-"""Tensors as rows, and the residual connection on rows in plain PyTorch."""
+"""Tensors as contiguous rows, and the residual connection on rows in plain PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +22,12 @@ def shaped(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), at a tenth of the host time where there is nothing to do."""
+    """x.to(dtype), at a tenth of the host time if x has it."""
     return x if x.dtype is dtype else x.to(dtype)
 
 
 def dense(compute: Callable[[Any], Any], call: Any, count: int) -> Callable[[Any], Any]:
-    """compute, for calls with the strides of this one, whose first tensors, so many, it is given contiguous."""
+    """Return compute, wrapped to make the first count tensors contiguous if those of this call are not."""
     if all(x is None or x.is_contiguous() for x in call[:count]):
         return compute
     kind = type(call)
@@ -35,9 +35,9 @@ def dense(compute: Callable[[Any], Any], call: Any, count: int) -> Callable[[Any
 
 
 def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
-    """residual + x * keep / (1 - p), in residual's dtype, in float32 inside; all (M, N), or keep empty."""
+    """residual + x * keep / (1 - p), in residual's dtype, computed in float32; all (M, N), or keep empty."""
     base = residual
-    if x.dtype is not residual.dtype:  # torch mixes dtypes many times slower than it converts them
+    if x.dtype is not residual.dtype:  # torch's mixed-dtype kernels are many times slower than a conversion
         dtype = torch.promote_types(x.dtype, residual.dtype)
         x, base = cast(x, dtype), cast(residual, dtype)
     if keep.numel():
@@ -48,8 +48,10 @@ def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Ten
 
 
 def branch_gradient(ds: Tensor, keep: Tensor, dropout: Any, dtype: torch.dtype) -> Tensor:
-    """The gradient of x, in dtype, from that of s = residual + dropout(x); both (M, N). keep is empty where nothing was
-    dropped; dropout as keep_mask() takes it."""
+    """The gradient of x, in dtype, from that of s = residual + dropout(x); both (M, N).
+
+    keep: empty without dropout; dropout: as in keep_mask().
+    """
     if not keep.numel():
         return ds.to(dtype, copy=True)
     dx = ds * as_factor(keep, ds.dtype)

@@ -1,7 +1,8 @@
-"""Messages of a call that failed: a wrong type is named by its argument, from the annotations of the function.
+"""Error messages for wrong argument types, from a function's annotations.
 
-A call that succeeds pays for one more call of a function, and nothing is looked at. What would succeed with a wrong
-type has its check where it is read: numbers and tensors in the operators (record.py), switches by is_flag().
+Arguments are checked only after a call has failed, so a successful call pays for one more Python frame. Arguments
+whose wrong type would go unnoticed are checked where they are read: numbers and tensors in the operators (record.py),
+flags by is_flag().
 """
 
 import functools
@@ -25,9 +26,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """function, whose failing calls with an argument of a wrong type end in ArgumentTypeError, a line that names it.
+    """Decorator: a call that fails because of an argument's type raises an ArgumentTypeError that names the argument.
 
-    Other errors are left as they are, and so are calls that torch.compile traces.
+    Other errors, and errors while torch.compile traces, pass unchanged.
     """
 
     @functools.wraps(function)
@@ -44,7 +45,7 @@ def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 
 def checks_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """function, which looks at the types of its arguments first: for what is called seldom, such as constructors."""
+    """Decorator that checks the types of the arguments before each call; for constructors and other rare calls."""
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -56,9 +57,9 @@ def checks_arguments(function: Callable[Arguments, Result]) -> Callable[Argument
 
 
 def own_names(**names: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """A decorator of a function that passes its arguments on under other names: its errors speak of its own.
+    """Decorator of a function that forwards its arguments under other names: its errors use its own names.
 
-    names: by what the argument is called further in, what the function calls it.
+    names: the function's name of each argument, by the name that the inner function uses.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -77,13 +78,13 @@ def own_names(**names: str) -> Callable[[Callable[Arguments, Result]], Callable[
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:
-    """The error of a function, in the words of its caller's arguments: names has one for each of the function's."""
+    """A copy of the error with the argument names of the outer function; names: outer by inner."""
     words = re.compile(r"\b(" + "|".join(names) + r")\b")
     return type(error)(words.sub(lambda word: names[word[0]], str(error)))
 
 
 def is_flag(name: str, value: Any) -> None:
-    """Raises ArgumentTypeError unless value is True or False."""
+    """Raise ArgumentTypeError unless value is True or False."""
     if value is not True and value is not False:
         raise ArgumentTypeError(f"{name} is {shown(value)}: True or False is needed")
 
@@ -91,17 +92,19 @@ def is_flag(name: str, value: Any) -> None:
 def wrong_argument(
     function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], refused: bool = False
 ) -> Exception | None:
-    """The error for the first argument that is not of the type that function's annotations ask for; None where all
-    are, and where the call does not fit the signature, of which Python tells. refused: a class of tensors did not
-    compute what it was asked to. Modules leave classes that operators do not read to torch.nn."""
-    signature, kinds = _known(function)
+    """The error for the first argument whose type contradicts the annotation; None if there is none.
+
+    None also for a call that does not fit the signature: Python raises its own error. refused: a tensor subclass did
+    not compute the operator. Modules leave subclasses that operators cannot read to torch.nn.
+    """
+    signature, kinds = _annotations(function)
     is_method = "self" in signature.parameters
     try:
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return None
-    for name in [name for name in given if name in kinds]:
-        value, what = given[name], f"{type(args[0]).__name__ if is_method else function.__name__}: {name}"
+    for name in [name for name in bound if name in kinds]:
+        value, what = bound[name], f"{type(args[0]).__name__ if is_method else function.__name__}: {name}"
         if not any(_is_one(value, kind) for kind in kinds[name]):
             words = " or ".join(_words(kind) for kind in sorted(kinds[name], key=lambda kind: kind is type(None)))
             return ArgumentTypeError(f"{what} is {shown(value)}: {instead(value) or f'{words} is needed'}")
@@ -112,8 +115,8 @@ def wrong_argument(
 
 
 @functools.cache
-def _known(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, tuple[Any, ...]]]:
-    """The signature, and the types that each annotated argument may have."""
+def _annotations(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, tuple[Any, ...]]]:
+    """The signature, and the types allowed for each annotated argument."""
     hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
     unions = (Union, types.UnionType)
     kinds = {name: get_args(hint) if get_origin(hint) in unions else (hint,) for name, hint in hints.items()}
@@ -123,7 +126,7 @@ def _known(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, t
 def _is_one(value: Any, kind: Any) -> bool:
     if kind in TYPES:
         return isinstance(value, TYPES[kind].classes)
-    if kind is torch.device:  # an index of a GPU, too
+    if kind is torch.device:  # or the index of a GPU
         return isinstance(value, torch.device | int)
     origin = get_origin(kind) or kind
     return kind is Any or not isinstance(origin, type) or isinstance(value, origin)

@@ -1,8 +1,8 @@
-"""The gate for classes derived from Tensor: which of them operators and modules read.
+"""The tensor subclasses that operators and modules accept.
 
-A derived class may give its memory another meaning. One that torch's functions ask (__torch_function__) is not asked by
-a kernel, which would read the memory for what it is not: it is refused. One that the dispatcher asks
-(__torch_dispatch__) is asked about operators too, and computes or refuses them itself.
+A subclass may reinterpret its memory. One with its own __torch_function__ is refused: a kernel would read the raw
+memory without asking it. One with its own __torch_dispatch__ is asked by the dispatcher, and computes or refuses the
+operator itself.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 PLAIN_TENSORS = frozenset({Tensor, Parameter})
-"""Classes of tensors that hide nothing."""
+"""Exact classes whose memory is what it seems."""
 _TRACED = "torch._subclasses."
-"""Module of torch's fake and functional tensors, with which graphs are traced."""
+"""Module prefix of torch's fake and functional tensors."""
 _INSTEAD = {
     "BlockMask": "give what its mask_mod says as causal or window, or create_mask() of it as mask",
     "CausalBias": "it must be of (L, S) and without causal; a module takes is_causal=True in its place",
@@ -22,12 +22,12 @@ _INSTEAD = {
     "MaskedTensor": "give get_data() of it, and mask for what it hides",
     "NestedTensor": "give values() of it, for attention to varlen_attention() with its offsets()",
 }
-"""By the names of classes, what an operator takes in their place."""
+"""Advice by class name: what to pass instead."""
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Return whether all are tensors that operators read: no DTensor, quantised, masked or nested tensor, and none of a
-    class with a meaning of its own."""
+    """Return whether operators can read all of these: no DTensor, quantised, masked or nested tensor, and no subclass
+    that reinterprets its memory."""
     for x in tensors:
         kind = type(x)
         if x is not None and (x.is_nested or not (kind is Tensor or kind is Parameter or _is_read(kind))):
@@ -36,7 +36,7 @@ def ordinary(*tensors: Tensor | None) -> bool:
 
 
 def _is_read(kind: type) -> bool:
-    """Return whether the memory of a derived class is all that there is to it, or it is made to trace operators."""
+    """Return whether a subclass overrides neither protocol, or is one of torch's tracing tensors."""
     return kind.__module__.startswith(_TRACED) or not (_asks_dispatcher(kind) or _asks_functions(kind))
 
 
@@ -50,14 +50,16 @@ def _asks_functions(kind: Any) -> bool:
 
 
 def instead(x: Any) -> str:
-    """Say what to give in place of an argument of this class; '' where nothing is known."""
+    """Advice on what to pass instead of this argument, by its class; '' if there is none."""
     name = type(x).__name__ if not getattr(x, "is_nested", False) else "NestedTensor"
     return _INSTEAD.get(name, "")
 
 
 def unread(x: Tensor, failed: bool = False) -> str:
-    """Say why an operator does not read a tensor, and what to do; '' where it does, or the tensor's class computes
-    operators itself. failed: it did not."""
+    """The reason operators cannot read this tensor, with advice; '' if they can, or its class handles operators.
+
+    failed: its class was asked, and did not compute the operator.
+    """
     kind = type(x)
     if kind in PLAIN_TENSORS and not x.is_nested:
         return "" if x.layout is torch.strided else f"has layout {x.layout}: a strided tensor is needed"

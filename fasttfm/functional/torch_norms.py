@@ -1,4 +1,4 @@
-"""A call of a norm, what its backward pass is given, and both passes by PyTorch, LayerNorm's and RMSNorm's."""
+"""The norm operator's records, and LayerNorm and RMSNorm by PyTorch or the compiled CPU loops."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Call(NamedTuple):
     x: Tensor
     x_bias: Tensor | None
     residual: Tensor | None
-    """None for a norm alone, without dropout."""
+    """None: a norm alone, without dropout."""
     weight: Tensor | None
     bias: Tensor | None
     seed: Whole | None
@@ -35,7 +35,7 @@ class Saved(NamedTuple):
     s: Tensor
     """The sum, or x without a residual."""
     mean: Tensor
-    """Of an RMSNorm not read."""
+    """Not read by RMSNorm."""
     rstd: Tensor
     x_bias: Tensor | None
     weight: Tensor | None
@@ -45,7 +45,7 @@ class Saved(NamedTuple):
     dropout_p: float
     site: int
     dtype: torch.dtype
-    """Of x."""
+    """x's."""
     eps: float
     joined: bool
     """Whether there was a residual."""
@@ -61,30 +61,30 @@ class Saved(NamedTuple):
 class Backward(NamedTuple):
     dy: Tensor
     dy2: Tensor | None
-    """To be added to dy: of another use of y."""
+    """Gradient of a second use of y, added to dy."""
     ds: Tensor | None
     saved: Saved
 
 
 def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x (M, N) -> y in x's dtype or wider, mean (M,), rstd (M,), by torch's own kernel, in float32 at least."""
+    """x (M, N) -> y in x's dtype or wider, mean (M,), rstd (M,), by torch's own kernel, at least in float32."""
     dtype = wide(x.dtype)
     if x.is_cpu and weight is None and x.dtype != dtype:
         weight = x.new_ones(x.shape[-1], dtype=dtype)
-    # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
-    taken = x if x.is_cpu else cast(x, dtype)
-    y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], *_cast(weight, bias, dtype), eps)
+    # Half-precision x with float32 parameters: torch supports the pair on the CPU only, with float32 statistics.
+    rows = x if x.is_cpu else cast(x, dtype)
+    y, mean, rstd = torch.native_layer_norm(rows, [x.shape[-1]], *_cast(weight, bias, dtype), eps)
     return y, mean.view(-1), rstd.view(-1)
 
 
 def normalise_backward(dy: Tensor, saved: Saved) -> list[Any]:
-    """ds, dweight, dbias of rows (M, N); the latter two None where there is no such parameter."""
-    # All in float32: on half precision torch's CPU kernel is slower, and its dweight is off by a sixth at 4,096 rows
-    # in bfloat16, because it sums in half precision.
+    """ds, dweight, dbias of rows (M, N); None for an absent parameter."""
+    # All in float32: in half precision torch's CPU kernel is slower, and its dweight, summed in half precision, is off
+    # by a sixth at 4,096 rows in bfloat16.
     x, mean, rstd, _, weight, bias, *_ = saved
     dtype = wide(x.dtype)
     x, mean = as_rows(x), mean.view(-1, 1)
-    if x.dtype is not dtype:  # torch forms x * rstd - mean * rstd, whose difference a mean of 1e4 leaves no digit of
+    if x.dtype is not dtype:  # torch computes x * rstd - mean * rstd, which cancels completely at a mean of 1e4
         x = x.to(dtype).sub_(mean)
         mean = torch.zeros_like(mean)
     gradients = torch.ops.aten.native_layer_norm_backward(
@@ -100,7 +100,7 @@ def _cast(weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tup
 
 
 def normalise_rms(s: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """s (M, N) -> y in float32 at least, rstd (M,) in the place of a mean, and rstd."""
+    """s (M, N) -> y, at least float32, rstd (M,) in place of a mean, and rstd."""
     precise = cast(s, wide(s.dtype))
     rstd = torch.rsqrt(precise.square().mean(-1) + eps)
     y = precise * rstd[:, None]
@@ -110,7 +110,7 @@ def normalise_rms(s: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor,
 def normalise_rms_backward(
     dy: Tensor, ds: Tensor | None, rows: Tensor, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None, None]:
-    """The gradients of rows (M, N), ds added, and of weight, None where there is none; no bias has one."""
+    """The gradients of rows (M, N), ds added, and of weight, if any; None for the bias."""
     dtype, rstd = wide(rows.dtype), rstd[:, None]
     gradient, normal = cast(dy, dtype), cast(rows, dtype) * rstd
     dweight = None if weight is None else cast((gradient * normal).sum(0), weight.dtype)
@@ -123,7 +123,7 @@ def normalise_rms_backward(
 
 
 def plan(call: Call) -> Callable[[Call], Outputs]:
-    """Plan a norm by PyTorch, or by a pass of fasttfm.cpu where that is the faster way; outputs as residual_norm's."""
+    """Plan a norm by PyTorch, or by a loop of fasttfm.cpu if that is faster; outputs as in residual_norm."""
     weight, bias = call.weight, call.bias
     if call.residual is None or call.rms:
         return _compute
@@ -135,17 +135,16 @@ def plan(call: Call) -> Callable[[Call], Outputs]:
 
 
 def _rows(call: Call) -> tuple[Tensor, Any]:
-    """x, with its bias, and the residual stream, as rows (M, N)."""
-    rows, bias = as_rows(call.x), call.x_bias
-    return rows if bias is None else rows + cast(bias, rows.dtype), None if call.residual is None else as_rows(
-        call.residual
-    )
+    """x with its bias, and the residual stream, as rows (M, N)."""
+    rows, bias, residual = as_rows(call.x), call.x_bias, call.residual
+    rows = rows if bias is None else rows + cast(bias, rows.dtype)
+    return rows, None if residual is None else as_rows(residual)
 
 
 def _compute(call: Call) -> Outputs:
     x, weight = call.x, call.weight
     rows, stream = _rows(call)
-    # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
+    # On the CPU the mask costs more to draw than to save: a byte per element until the backward pass.
     keep = keep_mask(rows, call)
     s = rows if stream is None else add_kept(rows, stream, keep, call.dropout_p)
     y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, call.bias, call.eps)
@@ -159,18 +158,18 @@ def _compute_a_step(call: Call) -> Outputs:
 
 
 def _compute_in_training(call: Call) -> Outputs:
-    given: Any = *_rows(call), call.weight, call.bias, call.eps, call.dropout_p, call.seed, call.site
-    y, s, mean, rstd, keep = training_passes.residual_layer_norm(*given)
+    args: Any = *_rows(call), call.weight, call.bias, call.eps, call.dropout_p, call.seed, call.site
+    y, s, mean, rstd, keep = training_passes.residual_layer_norm(*args)
     return shaped(y, call.x), shaped(s, call.x), mean, rstd, None if call.seed is None else keep
 
 
 def plan_backward(call: Backward) -> Callable[[Backward], Outputs]:
-    """The same of gradients."""
+    """Plan the backward pass, as plan() the forward pass."""
     dy, _, ds, saved = call
     alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == saved.s.dtype)
-    taken = not saved.rms and saved.weight is not None and alike
-    taken = taken and training_passes.takes_norm(as_rows(dy), as_rows(saved.s), saved.weight, saved.bias)
-    gradients = _gradients_by_pass if taken else _gradients
+    by_loop = not saved.rms and saved.weight is not None and alike
+    by_loop = by_loop and training_passes.takes_norm(as_rows(dy), as_rows(saved.s), saved.weight, saved.bias)
+    gradients = _gradients_by_loop if by_loop else _gradients
 
     def compute(call: Backward) -> Outputs:
         dy, dy2, ds, saved = call
@@ -184,24 +183,24 @@ def plan_backward(call: Backward) -> Callable[[Backward], Outputs]:
     return compute
 
 
-def _kept(saved: Saved) -> Tensor:
-    """The keep mask, empty where nothing is dropped."""
+def _keep(saved: Saved) -> Tensor:
+    """The keep mask; empty without dropout."""
     absent = saved.seed is None or saved.keep is None
     return saved.s.new_empty(0, dtype=torch.bool) if absent else saved.keep  # type: ignore[return-value]
 
 
 def _gradients(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:
-    """The gradients of x, None where it is residual's, of residual, weight and bias."""
+    """The gradients of x (None if it equals residual's), residual, weight and bias."""
     if saved.rms:
         dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, saved.rstd, saved.weight)
     else:
         dresidual, dweight, dbias = normalise_backward(dy, saved)
         if ds is not None:
             dresidual += ds
-    dx = None if saved.one_gradient else branch_gradient(dresidual, _kept(saved), saved, saved.dtype)
+    dx = None if saved.one_gradient else branch_gradient(dresidual, _keep(saved), saved, saved.dtype)
     return dx, dresidual, dweight, dbias
 
 
-def _gradients_by_pass(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:
-    given: Any = dy, ds, rows, (saved.mean, saved.rstd), saved.weight, _kept(saved), scale_of(saved), saved.one_gradient
-    return training_passes.residual_layer_norm_gradient(*given)
+def _gradients_by_loop(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:
+    args: Any = dy, ds, rows, (saved.mean, saved.rstd), saved.weight, _keep(saved), scale_of(saved), saved.one_gradient
+    return training_passes.residual_layer_norm_gradient(*args)

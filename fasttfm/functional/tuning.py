@@ -1,8 +1,8 @@
-"""Measures on this GPU which tile or route each kernel should take (`fasttfm tune`).
+"""Autotuning of tiles and routes on this GPU (`fasttfm tune`).
 
-Every decision is a Choice (kernels/choices.py). Pieces of real work, forward and backward at the sizes that models
-have, are run once to see which decisions they ask for; then each decision is measured with every answer that it can
-give, on all the work that asked for it, while the other decisions stay as they are.
+Every decision is a Choice (kernels/choices.py). The operators run once, forward and backward at model sizes, to collect
+the decisions that they ask for. Then each decision is timed with every possible answer, on all the work that asked for
+it, with the other decisions unchanged.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,18 +20,18 @@ from fasttfm.kernels.choice_cache import Measured
 from fasttfm.system.timing import measure
 
 LARGEST_ERROR = 0.02
-"""Of an answer's outputs against the shipped answer's, as a share of the largest: bfloat16 errs by half of it."""
+"""Allowed difference from the shipped answer's outputs, relative to the largest value; bfloat16 errs by half of it."""
 LEAST_GAIN = 0.03
-"""An answer goes before the shipped one only when it takes at least so much less time: timings repeat to a percent."""
+"""Time saved, as a share, before an answer replaces the shipped one; timings repeat to a percent."""
 
 Work = Callable[[], tuple[Tensor, ...]]
 
 
 def decisions_of(work: list[Work], chip: Chip) -> dict[choices.Decision, list[Work]]:
-    """Return the decisions with several answers that the pieces of work ask for on this chip, and who asks for each."""
+    """Return the decisions with several answers that the work asks for on this chip, each with the work that asks."""
     result: dict[choices.Decision, list[Work]] = {}
     for run in work:
-        choices.keep(chip, choices.kept(chip))  # forgets what was asked before
+        choices.keep(chip, choices.kept(chip))  # clears the record of what was asked
         run()
         for name, size_class in choices.asked(chip):
             if len(choices.CHOICES[name].answers(chip, *size_class)) > 1:
@@ -42,10 +42,10 @@ def decisions_of(work: list[Work], chip: Chip) -> dict[choices.Decision, list[Wo
 def tune(
     decision: choices.Decision, work: list[Work], chip: Chip, clock: Callable[[Callable], float], *, seconds: float
 ) -> tuple[Measured, str]:
-    """Measure a decision, leave the fastest answer in force, and return it with the line that a person wants to read.
+    """Time a decision's answers, keep the fastest, and return it with a line for the log.
 
-    Answers that cannot run here (too little shared memory, too many registers) or compute something else than the
-    shipped one are passed over. Raises UserError where one ends in an error that the device does not recover from.
+    Answers that cannot run here (too little shared memory, too many registers) or whose outputs differ from the shipped
+    one's are skipped. Raises UserError if one causes an error that the device does not recover from.
     """
     name, size_class = decision
     in_force = choices.kept(chip)
@@ -61,8 +61,8 @@ def tune(
             return
         torch.manual_seed(0)  # the same dropout for every answer
         for number, piece in enumerate(work):
-            found = piece()
-            _check(found, expected.setdefault(number, found))
+            outputs = piece()
+            _check(outputs, expected.setdefault(number, outputs))
         checked.add(answer)
 
     times = measure({each: partial(run, each) for each in (shipped, *others)}, clock, seconds=seconds)
@@ -88,13 +88,13 @@ def tune(
     return Measured(best, after, before), line
 
 
-def _check(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Raises ValueError where an answer's outputs differ from the shipped one's by more than LARGEST_ERROR."""
-    for x, wanted in zip(found, expected, strict=True):
-        largest = wanted.abs().max().item()
-        error = (x.float() - wanted.float()).abs().max().item()
+def _check(outputs: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    """Raise ValueError if an answer's outputs differ from the shipped one's by more than LARGEST_ERROR."""
+    for x, y in zip(outputs, expected, strict=True):
+        largest = y.abs().max().item()
+        error = (x.float() - y.float()).abs().max().item()
         if not error <= LARGEST_ERROR * largest:
-            raise ValueError(f"its numbers are not the shipped one's: they differ by {error:.1e} of {largest:.1e}")
+            raise ValueError(f"its outputs differ from the shipped one's, by {error:.1e} of {largest:.1e}")
 
 
 _TOKENS = 16_384
@@ -102,9 +102,9 @@ _LENGTHS = (32, 128, 512, 2048)
 
 
 def model_work(device: torch.device, *, quick: bool) -> list[Work]:
-    """The operators of a model, forward and backward, at the sizes of training.
+    """The operators of a model, forward and backward, at training sizes.
 
-    quick: bfloat16 (float16 where there is none) and the base model; otherwise float32 and the big model as well.
+    quick: only the base model in bfloat16 (float16 without support); else also the big model, and float32.
     """
     half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     kinds = [(half, 512, 8)]
@@ -114,7 +114,7 @@ def model_work(device: torch.device, *, quick: bool) -> list[Work]:
 
 
 def operators(width: int, heads: int, dtype: torch.dtype, device: torch.device) -> Iterator[Work]:
-    """The operators of layers of this width."""
+    """Yield the operators of layers of this width."""
 
     def tensor(*shape: int) -> Tensor:
         return (torch.randn(*shape, dtype=torch.float32, device=device) * 0.1).to(dtype).requires_grad_()
@@ -135,8 +135,10 @@ def operators(width: int, heads: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _attention(length: int, width: int, heads: int, tensor: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
-    """Function, options and inputs: padded and masked, and packed as `train --packed` has them; a decoder's attention
-    has half as many queries."""
+    """Yield functions, options and inputs: padded, masked, and packed as in `train --packed`.
+
+    A decoder's cross-attention has half as many queries.
+    """
     batch, fewer = _TOKENS // length, max(1, length // 2)
     q, k, v = (tensor(batch, length, heads, width).transpose(1, 2) for _ in range(3))  # as projections lie
     less = tensor(batch, heads, fewer, width)
@@ -165,7 +167,7 @@ def _attention(length: int, width: int, heads: int, tensor: Callable[..., Tensor
 
 
 def _gradients(function: Callable[..., Any], options: dict[str, Any], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of what the function returns, or returns first."""
+    """The gradients of the function's output, or its first one."""
     outputs = function(*inputs, **options)
     first = outputs[0] if isinstance(outputs, tuple) else outputs
     return torch.autograd.grad(first.sum(), inputs)

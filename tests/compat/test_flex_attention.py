@@ -1,4 +1,4 @@
-"""The table "From torch's FlexAttention" of docs/replace-torch-nn.md: each argument beside its function."""
+"""The table "From torch's FlexAttention" of docs/replace-torch-nn.md: each argument against its mod function."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def operands(heads=H):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_mod_is_its_argument(name):
+def test_mask_mods(name):
     function, options = MASKS[name]
     mask = create_block_mask(function, B, H, L, S, device="cpu")
     tensors = operands()
@@ -43,7 +43,7 @@ def test_a_mask_mod_is_its_argument(name):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_mod_is_its_argument(name):
+def test_score_mods(name):
     function, options = SCORES[name]
     tensors = operands(heads=2)
     expected = flex_attention(*tensors, score_mod=function, enable_gqa=True)

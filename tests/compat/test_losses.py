@@ -1,4 +1,4 @@
-"""torch's losses by our kernels: what PyTorch's own inputs (tests/peer_tests/pytorch.py) do not ask."""
+"""Drop-in losses: signatures, dtypes, and torch's module on them; numbers are in tests/peer_tests/pytorch.py."""
 
 import inspect
 
@@ -14,7 +14,7 @@ needs_torch_213 = pytest.mark.skipif(not CHUNKED, reason="torch 2.13 brought lin
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", pytest.param("linear_cross_entropy", marks=needs_torch_213)])
-def test_the_arguments_are_torchs(name):
+def test_the_signatures_equal_torchs(name):
     ours, theirs = (inspect.signature(getattr(library, name)).parameters for library in (losses, nn.functional))
     assert list(ours) == list(theirs)
     for parameter, own in ours.items():
@@ -24,7 +24,7 @@ def test_the_arguments_are_torchs(name):
 @needs_torch_213
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_the_module_of_torch_runs_on_ours(monkeypatch, route, reduction):
+def test_torchs_module_runs_on_our_loss(monkeypatch, route, reduction):
     weight = torch.rand(11)
     module = nn.LinearCrossEntropyLoss(6, 11, reduction=reduction, weight=weight, ignore_index=3)
     x, target = torch.randn(9, 6, requires_grad=True), torch.arange(9)

@@ -1,4 +1,4 @@
-"""Our kernels as torch's flash backend: registered, restored, and run through torch's own operators."""
+"""Our kernels as torch's flash backend: registration, and torch's own operators on them."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def on_the_cpu():
-    """The implementation under the CPU's key, where torch itself has none."""
+    """Registered for the CPU, where torch has no implementation."""
     handle = sdpa.activate("CPU")
     yield torch.ops.aten._scaled_dot_product_flash_attention
     handle.remove()
@@ -49,7 +49,7 @@ def test_it_is_registered_activated_and_restored(monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [5, 70])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_torchs_operator_and_its_gradient_are_sdpas(on_the_cpu, causal, length, key_heads):
+def test_torchs_operators_equal_sdpa(on_the_cpu, causal, length, key_heads):
     inputs = heads(key_heads, length, length)
     expected = nnF.scaled_dot_product_attention(*inputs, is_causal=causal, enable_gqa=key_heads != 4, scale=0.3)
     output, lse, *_ = on_the_cpu(*inputs, 0.0, causal, False, scale=0.3)
@@ -75,7 +75,7 @@ def test_dropout_is_the_same_in_both_passes(on_the_cpu):
 
 
 @pytest.mark.parametrize("heads_last", [False, True])
-def test_shapes_dtypes_and_strides_are_those_of_torchs_fake(on_the_cpu, heads_last):
+def test_outputs_match_torchs_fake(on_the_cpu, heads_last):
     inputs = [x.detach() for x in heads()]
     inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs] if heads_last else inputs
     meta = [x.to("meta") for x in inputs]
@@ -90,7 +90,7 @@ def test_shapes_dtypes_and_strides_are_those_of_torchs_fake(on_the_cpu, heads_la
         assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
 
 
-def test_what_is_not_taken_is_refused_in_a_line(on_the_cpu, monkeypatch):
+def test_unsupported_calls_are_refused_in_one_line(on_the_cpu, monkeypatch):
     query, key, value = heads()
     with pytest.raises(ValueError, match=r"^return_debug_mask is True: .*leave it False$"):
         on_the_cpu(query, key, value, 0.0, False, True)

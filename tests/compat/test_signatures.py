@@ -1,10 +1,11 @@
-"""Other packages' signatures: the numbers of a plain formula, refusals by name, and no drift from the originals."""
+"""Other packages' signatures: against the reference, wrong arguments by name, and equal to the originals."""
 
 import inspect
 
 import pytest
 import torch
 
+from fasttfm import reference
 from fasttfm.compat import flash_attn, varlen
 from fasttfm.functional import attention
 
@@ -13,17 +14,11 @@ NAMES = [name for name in vars(flash_attn) if name.startswith("flash_attn")]
 
 
 def plain(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0.0, slopes=None):
-    """(L, H, D), (S, Hk, D): one sequence by the formula, the last query at the last key."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("lhd,shd->hls", q, k) * (D**-0.5 if scale is None else scale)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    distance = torch.arange(k.shape[0]) - (torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])
-    if slopes is not None:
-        scores = scores - slopes.view(-1, 1, 1) * distance.abs()
-    left, right = (10**9 if side == -1 else side for side in window)
-    hidden = (distance > (0 if causal else right)) | (distance < -left)
-    return torch.einsum("hls,shd->lhd", scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0), v)
+    """reference.attention() of one sequence (L, H, D), (S, Hk, D), the last query at the last key."""
+    sides = tuple(None if side == -1 else side for side in window)
+    options = {"causal": causal, "causal_offset": len(k) - len(q), "window": sides, "alibi_slopes": slopes}
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return reference.attention(q, k, v, scale=scale, softcap=softcap, **options)[0][0].transpose(0, 1)
 
 
 OPTIONS = {
@@ -54,7 +49,7 @@ def assert_same(output, expected, inputs):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("queries", "keys", "key_heads"), [(5, 5, 4), (3, 7, 2), (7, 3, 1)])
-def test_flash_attn_func_is_the_formula(options, queries, keys, key_heads):
+def test_flash_attn_func_equals_the_reference(options, queries, keys, key_heads):
     q, k, v = tensors((B, queries, H, D), (B, keys, key_heads, D), (B, keys, key_heads, D))
     words = {WORDS.get(name, name): value for name, value in options.items()}
     output = flash_attn.flash_attn_func(q, k, v, softmax_scale=0.3, **words)
@@ -72,7 +67,7 @@ def test_each_batch_row_has_its_own_slopes():
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("surplus", [0, 2, torch.tensor([-3, 0, 4])], ids=["none", "one", "each its own"])
-def test_packed_sequences_are_the_formula_one_by_one(options, surplus):
+def test_packed_sequences_equal_the_reference(options, surplus):
     lengths = torch.tensor([4, 1, 6])
     key_lengths = lengths + surplus
     starts, cu_seqlens_k = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, key_lengths))
@@ -95,16 +90,20 @@ def test_packed_sequences_are_the_formula_one_by_one(options, surplus):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_one_tensor_of_queries_keys_and_values(causal):
+def test_packed_tensors(causal):
     (qkv,) = tensors((B, 5, 3, H, D))
     output = flash_attn.flash_attn_qkvpacked_func(qkv, causal=causal)
     assert torch.equal(output, flash_attn.flash_attn_func(*qkv.unbind(2), causal=causal))
     starts = torch.arange(0, 5 * B + 1, 5, dtype=torch.int32)
     packed = flash_attn.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), starts, 5, causal=causal)
     torch.testing.assert_close(packed, output.flatten(0, 1))
+    q, kv = qkv.flatten(0, 1).split([1, 2], dim=1)
+    assert torch.equal(
+        flash_attn.flash_attn_varlen_kvpacked_func(q[:, 0], kv, starts, starts, 5, 5, causal=causal), packed
+    )
 
 
-def test_dropout_is_that_of_attention_and_of_torchs_generator():
+def test_dropout_equals_attentions():
     q, k, v = tensors((B, 33, H, D), (B, 33, H, D), (B, 33, H, D), requires_grad=False)
     torch.manual_seed(5)
     dropped = flash_attn.flash_attn_func(q, k, v, dropout_p=0.4)
@@ -121,15 +120,15 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"softcap": -1.0}, "softcap=-1.0 must be 0, which is none, or a number from"),
+        ({"softcap": -1.0}, r"softcap=-1.0 must be 0 \(off\) or a number from"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf must be a number between"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes torch.float32 \(3,\) must be floats \(4,\)"),
-        ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: whole numbers from 0 up, or -1"),
+        ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: each side must be 0 or more, or -1"),
         ({"window_size": (0.5, 1)}, r"window_size=\(0.5, 1\) has 0.5"),
         ({"window_size": (True, "a")}, "has True"),
     ],
 )
-def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
+def test_wrong_arguments_are_named_in_one_line(options, message):
     q, k, v = tensors((B, 5, H, D), (B, 5, H, D), (B, 5, H, D))
     starts = torch.arange(0, 5 * B + 1, 5)
     packed = (*(x.flatten(0, 1) for x in (q, k, v)), starts, starts.clone(), 5, 5)
@@ -142,7 +141,7 @@ def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
 def test_heads_that_do_not_fit_are_refused():
     q, k, v = tensors((6, H, D), (8, 3, D), (8, 3, D))
     starts, cu_seqlens_k = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
-    with pytest.raises(ValueError, match="query has 4 heads and key 3: a divisor of them is needed"):
+    with pytest.raises(ValueError, match="key has 3 heads, which must divide the 4 of query"):
         varlen.varlen_attn(q, k, v, starts, cu_seqlens_k, 3, 5, enable_gqa=True)
     with pytest.raises(ValueError, match="give enable_gqa=True"):
         varlen.varlen_attn(q, k, v, starts, cu_seqlens_k, 3, 5)
@@ -175,20 +174,11 @@ def test_packed_tensors_of_other_shapes_are_refused_by_name():
         flash_attn.flash_attn_func(q, [1.0], q)
 
 
-def test_packed_keys_and_values_in_one_tensor():
-    q, k, v = tensors((6, H, D), (8, H, D), (8, H, D))
-    starts, cu_seqlens_k = torch.tensor([0, 3, 6]), torch.tensor([0, 4, 8])
-    expected = flash_attn.flash_attn_varlen_func(q, k, v, starts, cu_seqlens_k, 3, 4, causal=True)
-    kv = torch.stack((k, v), 1)
-    got = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, starts, cu_seqlens_k, 3, 4, causal=True)
-    assert torch.equal(got, expected)
-
-
 def parameters(function):
     return {name: (each.kind, each.default) for name, each in inspect.signature(function).parameters.items()}
 
 
-def test_varlen_attn_takes_what_torchs_takes():
+def test_varlen_attns_signature_includes_torchs():
     original = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no varlen_attn").varlen_attn
     ours = parameters(varlen.varlen_attn)
     assert ours.pop("dropout_p")
@@ -196,6 +186,6 @@ def test_varlen_attn_takes_what_torchs_takes():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_flash_attns_functions_take_what_the_originals_take(name):
+def test_flash_attns_signatures_equal_the_originals(name):
     original = pytest.importorskip("flash_attn", reason="needs the package flash_attn")
     assert parameters(getattr(flash_attn, name)) == parameters(getattr(original, name))

@@ -1,4 +1,4 @@
-"""Which way attention takes: decided once a call, from the tensors and settings that are then in force."""
+"""The choice of attention's backend: made once per call, from its tensors and the settings at that time."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ def heads(*shape, **options):
 
 @pytest.fixture
 def on_sm_80(monkeypatch):
-    """The route is chosen as for that chip; tiles stay the interpreter's."""
+    """Routes of that chip, with the interpreter's tiles."""
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_80"])
     before = torch.backends.cuda.matmul.fp32_precision
     yield
@@ -47,59 +47,40 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), [("none", "tf32"), ("tf32", "none")])
+def switch_tf32(monkeypatch, precision):
+    torch.backends.cuda.matmul.fp32_precision = precision
+
+
+def switch_table(monkeypatch, route):
+    monkeypatch.setattr(attention_launch, "route", lambda *size: route)
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_tf32_is_switched_between(
-    name, first, second, on_sm_80
-):
+@pytest.mark.parametrize(
+    ("switch", "first", "second"),
+    [(switch_tf32, "none", "tf32"), (switch_tf32, "tf32", "none")]
+    + [(switch_table, *each) for each in (("softmax", "flash"), ("flash", "softmax"), ("short", "softmax"))],
+)
+def test_the_backward_pass_takes_the_backend_of_its_forward_pass(name, switch, first, second, on_sm_80, monkeypatch):
+    """Even if TF32 or the table changes in between."""
     x = heads(1, 2, 20, 8, requires_grad=True)
     with F.backend("torch"):
         (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
     chosen = []
-    for precision in (first, second):
-        torch.backends.cuda.matmul.fp32_precision = precision
+    for setting in (first, second):
+        switch(monkeypatch, setting)
         chosen.append(backend_of("triton", x, x, 100))
     assert chosen[0] != chosen[1]
-    torch.backends.cuda.matmul.fp32_precision = first
+    switch(monkeypatch, first)
     with F.backend("triton"):
         total = CALLS[name](x).square().sum()
-        torch.backends.cuda.matmul.fp32_precision = second
+        switch(monkeypatch, second)
         (output,) = torch.autograd.grad(total, x)
     torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize(("first", "second"), [("softmax", "flash"), ("flash", "softmax"), ("short", "softmax")])
-def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_the_table_changes(name, first, second, monkeypatch):
-    x = heads(1, 2, 20, 8, requires_grad=True)
-    with F.backend("torch"):
-        (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
-    with F.backend("triton"):
-        monkeypatch.setattr(attention_launch, "route", lambda *size: first)
-        total = CALLS[name](x).square().sum()
-        monkeypatch.setattr(attention_launch, "route", lambda *size: second)
-        (output,) = torch.autograd.grad(total, x)
-    torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("scale", [-1.0, 0.0, -0.3, 1.0])
-@pytest.mark.parametrize(
-    "masking",
-    [{}, {"causal": True}, {"causal": True, "causal_offset": -2}, {"key_lengths": torch.tensor([20, 3])}],
-    ids=["none", "causal", "offset", "lengths"],
-)
-def test_a_scale_that_is_not_positive_is_a_number_on_a_cpu(scale, masking):
-    """The trap: torch's fused kernel adds -inf for a hidden key before it multiplies by the scale."""
-    leaf_tensors = [heads(2, 2, 20, 8, requires_grad=True) for _ in range(3)]
-    expected, _ = reference.attention(*leaf_tensors, scale=scale, **masking)
-    output = F.attention(*leaf_tensors, scale=scale, **masking)
-    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
-    wanted = torch.autograd.grad(expected.square().sum(), leaf_tensors)
-    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), leaf_tensors), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("site", [1 << 31, -1, 1 << 40])
-def test_a_site_that_kernels_cannot_take_is_an_error_at_every_public_function(site):
+def test_a_site_out_of_range_is_refused_by_every_public_function(site):
     x, rows, seed = heads(1, 2, 3, 8), heads(4, 8), torch.tensor([1])
     dropped = {"dropout_p": 0.5, "seed": seed, "site": site}
     starts, square = torch.tensor([0, 4]), heads(8, 8)
@@ -120,7 +101,7 @@ def test_a_site_that_kernels_cannot_take_is_an_error_at_every_public_function(si
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("offset", [1 << 31, -(1 << 31)])
-def test_an_offset_of_any_size_is_taken_at_its_word(offset, backend):
+def test_offsets_beyond_32_bits(offset, backend):
     x, packed, starts = heads(1, 2, 3, 8), heads(4, 2, 8), torch.tensor([0, 4])
     everything = offset > 0
     with F.backend(backend):
@@ -134,7 +115,7 @@ def test_an_offset_of_any_size_is_taken_at_its_word(offset, backend):
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("offset", [-2, 0, 3])
-def test_packed_sequences_take_an_offset_each(backend, offset):
+def test_packed_sequences_with_offsets(backend, offset):
     starts = torch.tensor([0, 4, 4, 11]), torch.tensor([0, 6, 8, 15])
     leaf_tensors = [heads(n, 2, 8, requires_grad=True) for n in (12, 15, 15)]
     options = {"causal": True, "causal_offset": offset, "dropout_p": 0.2, "seed": torch.tensor([5])}
@@ -151,8 +132,8 @@ def test_packed_sequences_take_an_offset_each(backend, offset):
             torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_query_walks_through_at_most_six_files_to_its_launch():
-    """Files that hold the tensor on the way from F.attention to the kernel's launch, once there is a plan."""
+def test_a_planned_query_passes_at_most_six_files_to_its_launch():
+    """Files whose frames hold the query between F.attention and the launch."""
     query = heads(1, 2, 3, 8)
     files, folder = [], Path(fasttfm.__file__).parent
     rooms = tuple(f"{each}{os.sep}" for each in {folder, folder.resolve(), (folder / "kernels").resolve()})
@@ -177,10 +158,8 @@ def test_a_query_walks_through_at_most_six_files_to_its_launch():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["sm_60", "sm_70", "sm_75"])
-def test_chips_without_fast_matrix_units_take_cublas_but_for_windows_that_leave_a_quarter_of_the_keys(
-    name, dtype, monkeypatch
-):
-    """There a kernel for long rows, which multiplies no more than the window, has as much to do as cuBLAS."""
+def test_chips_without_fast_matrix_units_take_cublas_except_for_narrow_windows(name, dtype, monkeypatch):
+    """At a quarter of the keys the flash kernel, which computes only the window, is no slower than cuBLAS."""
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS[name])
     taken = []
     for width, keys in itertools.product((64, 128, 256, 300), (20, 300, 1000, 3000)):

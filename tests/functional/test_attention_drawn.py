@@ -1,4 +1,4 @@
-"""Calls of attention() drawn at random, each beside reference.py in float64: every argument with every other."""
+"""Random calls of attention() against reference.py in float64, with every combination of arguments."""
 
 import math
 import random
@@ -15,7 +15,7 @@ LENGTHS = (0, 1, 2, 5, 17, 70, 130)
 
 
 class Drawn:
-    """A call: its tensors, laid out in any way, and its other arguments."""
+    """A random call: tensors of any layout, and options."""
 
     def __init__(self, seed, dtypes=tuple(CLOSE), lengths=LENGTHS):
         self.random = random.Random(seed)
@@ -101,7 +101,7 @@ class Drawn:
 
 
 def results(function, call, wide=False):
-    """The output, and gradients of all that may take one, in float64 if wide."""
+    """The output, and the gradients of all inputs that may take one, in float64 if wide."""
 
     def leaf(x):
         return (x.double() if wide else x).detach().requires_grad_()
@@ -156,7 +156,7 @@ def test_pytorch_computes_any_call(first):
 
 
 def in_a_map(call):
-    """vmap over queries, and over what else comes as a tensor of each row."""
+    """vmap over queries and values."""
     q, k, v = call.tensors
     output = torch.vmap(lambda q, v: F.attention(q, k, v, **call.options))(
         torch.stack((q, 2 * q)), torch.stack((v, -v))

@@ -1,6 +1,6 @@
-"""Attention by cuDNN: which calls a table sends there, what its operators are given, and who computes gradients when.
+"""Attention by cuDNN: which calls the table sends there, the arguments of its operators, and who computes gradients.
 
-No GPU takes part: operators of the same signature stand in for cuDNN's, and meta tensors go through PyTorch's own.
+No GPU is used: operators with the same signature replace cuDNN's, and meta tensors go through PyTorch's own.
 """
 
 import pytest
@@ -24,7 +24,7 @@ USABLE = library._usable
 
 
 def rows(*shape, dtype=torch.bfloat16, **options):
-    """(B, H, L, D), heads beside one another in memory."""
+    """(B, H, L, D), heads adjacent in memory."""
     batch, heads, length, width = shape
     return torch.randn(batch, length, heads, width, dtype=torch.float32).to(dtype, **options).transpose(1, 2)
 
@@ -42,7 +42,7 @@ def call_of(query, key=None, value=None, backend="auto", only_weights=False, sta
 
 @pytest.fixture
 def on_sm_90(monkeypatch):
-    """Calls are decided as on an H100 whose cuDNN takes everything. Gives its chip."""
+    """Decisions of an H100 whose cuDNN supports every call; yields its chip."""
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_90"])
     monkeypatch.setattr(backend, "kernels_take", lambda *given: True)
     monkeypatch.setattr(library, "_usable", lambda *given, **options: True)
@@ -64,7 +64,7 @@ TAKEN = {
 @pytest.mark.parametrize("case", TAKEN)
 def test_long_causal_rows_in_half_precision_go_to_cudnn_on_sm_90(case, on_sm_90):
     assert operator._decide(TAKEN[case]) == "cudnn"
-    assert operator._decide(TAKEN[case]._replace(backend="cudnn")) == "cudnn"  # settled once, it stays
+    assert operator._decide(TAKEN[case]._replace(backend="cudnn")) == "cudnn"  # idempotent
 
 
 X = rows(1, 2, LENGTH, 64)
@@ -98,7 +98,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("case", LEFT)
-def test_what_cudnn_does_not_compute_or_was_not_faster_at_stays_with_our_kernels(case, on_sm_90):
+def test_other_calls_stay_with_our_kernels(case, on_sm_90):
     assert operator._decide(LEFT[case]) in ("short", "flash", "softmax")
 
 
@@ -108,7 +108,7 @@ def test_other_chips_keep_their_kernels(on_sm_90, monkeypatch):
         assert operator._decide(call_of(X)) != "cudnn", name
 
 
-def test_what_was_tuned_goes_before_the_table_both_ways(on_sm_90):
+def test_tuned_choices_override_the_table(on_sm_90):
     size = "bf16", 64, "causal"
     tuned = {1024: "kernels", 512: "cudnn"}
     choices.keep(on_sm_90, {("attention.library", (*size, keys)): answer for keys, answer in tuned.items()})
@@ -117,13 +117,13 @@ def test_what_was_tuned_goes_before_the_table_both_ways(on_sm_90):
     assert set(LIBRARY.answers(on_sm_90, *size, 1024)) == {"cudnn", "kernels"}
 
 
-def test_a_cudnn_that_does_not_take_a_call_leaves_it(on_sm_90, monkeypatch):
-    monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch answers for itself, and here it has no cuDNN
+def test_an_unsupporting_cudnn_is_not_used(on_sm_90, monkeypatch):
+    monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch's own answer: no cuDNN here
     assert operator._decide(call_of(X)) == "flash"
 
 
-def test_cudnn_that_is_switched_off_and_on_is_noticed_by_the_next_call(on_sm_90, cudnn, monkeypatch):
-    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # of a CPU's own ways
+def test_the_next_call_notices_that_cudnn_is_switched_off_or_on(on_sm_90, cudnn, monkeypatch):
+    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # no CPU backends
     monkeypatch.setattr(library, "_usable", lambda *given, **options: torch.backends.cuda.cudnn_sdp_enabled())
     try:
         for on in (True, False, True, False):
@@ -138,7 +138,7 @@ def test_cudnn_that_is_switched_off_and_on_is_noticed_by_the_next_call(on_sm_90,
 
 @pytest.mark.parametrize("call", [F.attention, flash_attn_func])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_deterministic_call_asks_for_the_kernels_and_leaves_other_calls_alone(call, deterministic, monkeypatch):
+def test_a_deterministic_call_requests_the_kernels_for_itself_alone(call, deterministic, monkeypatch):
     asked = []
 
     def ask(query, *fields):
@@ -156,13 +156,13 @@ def test_a_deterministic_call_asks_for_the_kernels_and_leaves_other_calls_alone(
     assert asked == [("triton", "auto") if deterministic else usual[0], usual[1], *usual]
 
 
-def test_a_switch_that_is_no_bool_is_refused():
+def test_deterministic_must_be_a_bool():
     with pytest.raises(TypeError, match="deterministic is 1: True or False is needed"):
         F.attention(X, X, X, deterministic=1)
 
 
 class CuDNN:
-    """Operators with the signatures of cuDNN's, computed by PyTorch's own for a CPU."""
+    """Operators with cuDNN's signatures, computed by PyTorch's CPU kernels."""
 
     def __init__(self):
         self.calls = []
@@ -205,10 +205,8 @@ def deterministic():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("first", [True, False], ids=["asked from the first", "asked for between the passes"])
 @pytest.mark.parametrize("asked", [True, False], ids=["deterministic", "fastest"])
-def test_output_and_gradients_are_the_references_whoever_computes_the_backward_pass(
-    causal, first, asked, cudnn, deterministic
-):
-    """Our kernels take over from cuDNN's output where gradients must be the same bits every time."""
+def test_output_and_gradients_equal_the_reference(causal, first, asked, cudnn, deterministic):
+    """Our kernels compute the gradients from cuDNN's output if they must be deterministic."""
     leaves = [rows(2, 2, 128, 16).float().requires_grad_() for _ in range(3)]
     options = options_of(leaves[0], (2, 2, 128, 128), causal=causal, scale=0.25)
     expected = reference.attention(*leaves, causal=causal, scale=0.25)[0]
@@ -226,8 +224,8 @@ def test_output_and_gradients_are_the_references_whoever_computes_the_backward_p
 
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("layout", ["own", "joint"])
-def test_pytorchs_operators_take_the_arguments_and_give_what_the_fake_announces(layout, width):
-    """On meta tensors: shapes, strides and dtypes alone."""
+def test_pytorchs_operators_have_the_outputs_of_the_fake(layout, width):
+    """On meta tensors: shapes, strides and dtypes."""
     joint = torch.empty(2, 256, 3, 4, width, dtype=torch.bfloat16, device="meta")
     tensors = joint.permute(2, 0, 3, 1, 4).unbind(0)
     if layout == "own":
@@ -244,8 +242,8 @@ def test_pytorchs_operators_take_the_arguments_and_give_what_the_fake_announces(
             assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
 
 
-def test_the_public_function_takes_that_way_and_back(on_sm_90, cudnn, monkeypatch):
-    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # of a CPU's own ways
+def test_the_public_function_uses_cudnn_in_both_passes(on_sm_90, cudnn, monkeypatch):
+    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # no CPU backends
     x = rows(1, 2, LENGTH, 64).requires_grad_()
     output = F.attention(x, x, x, causal=True)
     (gradient,) = torch.autograd.grad(output.float().square().sum(), x)

@@ -1,4 +1,4 @@
-"""Attention on projections as they lie in memory: both routes against reference.py, and one gradient memory."""
+"""Attention on packed projections, padded and packed sequences: both routes against reference.py."""
 
 import pytest
 import torch
@@ -10,14 +10,16 @@ from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from .agreement import agree
 
-BACKENDS = ["torch", "triton"]
+on_each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
+self_and_cross = pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 CLOSE = {"atol": 2e-5, "rtol": 1e-4, "gradients": {"atol": 5e-5, "rtol": 1e-4}}
 B, H, L, S, D = 2, 3, 9, 14, 16
 
 
-def leaf_tensors(cross, dtype=torch.float32, keys=S):
+def leaf_tensors(cross, dtype=torch.float32, keys=S, shared=1):
+    """shared: query heads per key head."""
     if cross:
-        return [torch.randn(B, keys, 2, H, D, dtype=dtype), torch.randn(B, L, H, D, dtype=dtype)]
+        return [torch.randn(B, keys, 2, H, D, dtype=dtype), torch.randn(B, L, shared * H, D, dtype=dtype)]
     return [torch.randn(B, keys, 3, H, D, dtype=dtype)]
 
 
@@ -27,13 +29,13 @@ def specification(packed_qkv, query=None, **options):
     return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.sample(6)
+@on_each_backend
+@pytest.mark.parametrize(("cross", "shared"), [(False, 1), (True, 1), (True, 2)], ids=["self", "cross", "shared heads"])
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
-def test_it_equals_the_reference_forward_and_backward(backend, cross, keys, p):
-    inputs = [x.requires_grad_() for x in leaf_tensors(cross, keys=keys)]
+def test_it_equals_the_reference_forward_and_backward(backend, cross, shared, keys, p):
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross, keys=keys, shared=shared)]
     options = {"key_lengths": torch.tensor([keys - 3, 0]), "causal": not cross}
     if p:
         options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2}
@@ -41,8 +43,8 @@ def test_it_equals_the_reference_forward_and_backward(backend, cross, keys, p):
     agree(lambda *x: F.packed_qkv_attention(*x, **options), expected, inputs, backend, **CLOSE)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_half_precision_is_as_exact_as_apart(backend):
+@on_each_backend
+def test_half_precision_has_the_bits_of_separate_tensors(backend):
     packed_qkv = leaf_tensors(False, torch.bfloat16)[0].requires_grad_()
     with F.backend(backend):
         actual = F.packed_qkv_attention(packed_qkv, causal=True)
@@ -55,8 +57,8 @@ def test_half_precision_is_as_exact_as_apart(backend):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_a_kernel_sums_the_gradients_of_the_projections_biases(cross, packed):
+@self_and_cross
+def test_a_kernel_sums_the_bias_gradients(cross, packed):
     given = leaf_tensors(cross)[::-1]
     given = [x.flatten(0, 1) if packed else x for x in given]
     given = [x.requires_grad_() for x in given]
@@ -69,17 +71,8 @@ def test_a_kernel_sums_the_gradients_of_the_projections_biases(cross, packed):
         torch.testing.assert_close(d_bias, d.flatten(0, 1 - packed).sum(0).flatten(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
-def test_queries_of_more_heads_than_keys_have(backend, keys):
-    inputs = [torch.randn(B, keys, 2, 2, D).requires_grad_(), torch.randn(B, L, 4, D).requires_grad_()]
-    options = {"key_lengths": torch.tensor([keys - 3, 4]), "dropout_p": 0.3, "seed": torch.tensor([6])}
-    expected = specification(*inputs, **options)
-    agree(lambda *x: F.packed_qkv_attention(*x, **options), expected, inputs, backend, **CLOSE)
-
-
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_gradients_are_written_where_the_next_product_reads_them(cross):
+@self_and_cross
+def test_the_kernel_writes_contiguous_gradients_in_one_launch(cross):
     inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     with F.backend("triton"):
         out = F.packed_qkv_attention(*inputs)
@@ -90,11 +83,11 @@ def test_gradients_are_written_where_the_next_product_reads_them(cross):
     assert log.total - log.triton.total() <= 1  # ones_like
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@on_each_backend
+@self_and_cross
 @pytest.mark.parametrize("kind", ["bool", "floats"])
-def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
-    """torch.nn's layout: nothing is copied on the way out, nor of the gradients."""
+def test_sequence_first_memory_with_a_mask(backend, cross, kind):
+    """torch.nn's layout: neither output nor gradients are copied."""
     inputs = [x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in leaf_tensors(cross)]
     mask = torch.rand(B, 1, 1, S) < 0.6
     mask[0] = False  # a row with no key
@@ -105,12 +98,6 @@ def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
     assert actual.transpose(0, 1).is_contiguous() == (backend == "triton")
 
 
-def test_a_mask_that_takes_a_gradient_is_refused():
-    packed_qkv, mask = leaf_tensors(False)[0], torch.zeros(S, requires_grad=True)
-    with pytest.raises(ValueError, match="packed_qkv_attention's mask takes no gradient"):
-        F.packed_qkv_attention(packed_qkv, mask=mask)
-
-
 def test_autocast_computes_in_its_precision():
     inputs = [x.requires_grad_() for x in leaf_tensors(True)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -118,3 +105,57 @@ def test_autocast_computes_in_its_precision():
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert all(x.grad.dtype == torch.float32 for x in inputs)
+
+
+# ------------------------------------------------------------------------------------------------ packed sequences
+
+SELF = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
+"""Three sequences of 5, 0 and 7 tokens; two rows of padding follow."""
+OTHER = torch.tensor([0, 3, 9, 20], dtype=torch.int32)
+
+
+def packed_leaves(cross):
+    if cross:
+        return [torch.randn(21, 2, H, D), torch.randn(14, H, D)]
+    return [torch.randn(14, 3, H, D)]
+
+
+def starts(cross):
+    return (SELF, OTHER, 7, 11) if cross else (SELF, SELF, 7, 7)
+
+
+@on_each_backend
+@self_and_cross
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_packed_sequences_equal_varlen_attention_on_views(backend, cross, p):
+    inputs = [x.requires_grad_() for x in packed_leaves(cross)]
+    packed_qkv, query = (*inputs, None)[:2]
+    parts = packed_qkv.unbind(1)
+    options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {})
+    expected = F.varlen_attention(*(parts if query is None else (query, *parts)), *starts(cross), **options).flatten(1)
+
+    def ours(packed_qkv, query=None):
+        return F.varlen_packed_qkv_attention(packed_qkv, query, *starts(cross), **options)
+
+    actual, _ = agree(ours, expected, inputs, backend, **CLOSE)
+    assert not actual[12:].any()
+
+
+@on_each_backend
+@self_and_cross
+def test_sequences_that_cover_all_rows_need_no_zeroing(backend, cross):
+    cu_seqlens_q, cu_seqlens_k, *longest = starts(cross)
+    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(packed_leaves(cross), (cu_seqlens_k, cu_seqlens_q))]
+    given = (*(*inputs, None)[:2], cu_seqlens_q, cu_seqlens_k, *longest)
+    with F.backend(backend):
+        expected = F.varlen_packed_qkv_attention(*given)
+        probe = torch.randn_like(expected)
+        wanted = torch.autograd.grad(expected, inputs, probe)
+        torch.use_deterministic_algorithms(True)  # fills empty memory with NaN
+        try:
+            actual = F.varlen_packed_qkv_attention(*given, covered=True)
+            gradients = torch.autograd.grad(actual, inputs, probe)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert torch.equal(actual, expected)
+    assert all(map(torch.equal, gradients, wanted))

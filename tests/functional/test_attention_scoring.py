@@ -1,4 +1,4 @@
-"""Windows, soft caps, ALiBi, sinks and alignments of attention(): both routes against reference.py."""
+"""attention()'s windows, soft caps, ALiBi, sinks and alignment: both backends against reference.py."""
 
 import pytest
 import torch
@@ -21,6 +21,18 @@ from fasttfm.kernels.tiles.attention import Tile
 B, H, L, S = 2, 2, 21, 40
 
 SCORING = {
+    "nothing": dict,
+    "lengths": lambda: {"key_lengths": torch.tensor([20, 0])},
+    "causal": lambda: {"causal": True},
+    "causal, no key at first": lambda: {"causal": True, "causal_offset": -3},
+    "causal over everything": lambda: {"causal": True, "causal_offset": 60},
+    "bool mask": lambda: {"mask": torch.rand(B, 1, L, S) > 0.4},
+    "all masks": lambda: {
+        "key_lengths": torch.tensor([7, S]), "causal": True, "causal_offset": 2, "mask": torch.rand(L, S) > 0.2,
+    },
+    "one number": lambda: {"mask": torch.tensor(0.5)},
+    "negative scale": lambda: {"scale": -0.3, "causal": True, "causal_offset": -2},  # its product with -inf is inf
+    "scale of zero": lambda: {"scale": 0.0, "key_lengths": torch.tensor([S, 3])},
     "window": lambda: {"window": (3, 2)},
     "keys before alone": lambda: {"window": (3, None)},
     "keys past alone": lambda: {"window": (None, 2)},
@@ -37,13 +49,14 @@ SCORING = {
     "slopes of rows": lambda: {"alibi_slopes": torch.rand(B, H), "window": (19, 3), "causal_offset": 2},
     "slopes far off": lambda: {"alibi_slopes": torch.rand(H) / 99, "causal": True, "causal_offset": 99},
     "sinks": lambda: {"sinks": torch.randn(H)},
+    "large sink": lambda: {"sinks": torch.tensor([150.0, 0.0])},
     "sinks of nothing": lambda: {"sinks": torch.randn(H), "key_lengths": torch.tensor([0, 9])},
     "sinks of all weight and of none": lambda: {
         "sinks": torch.tensor([torch.inf, -torch.inf]),
         "key_lengths": torch.tensor([0, 9]),
     },
     "largest sinks": lambda: {"sinks": torch.tensor([3.4e38, -3.4e38]), "key_lengths": torch.tensor([0, 9])},
-}
+}  # fmt: skip
 EVERYTHING = {
     "sinks": torch.randn(H), "alibi_slopes": torch.rand(H), "softcap": 2.0, "window": (18, 1), "causal": "bottom_right",
     "key_lengths": torch.tensor([S, 0]),
@@ -52,15 +65,24 @@ SCORING["all, bool mask"] = lambda: {**EVERYTHING, "mask": torch.rand(B, 1, L, S
 SCORING["all, added mask"] = lambda: {**EVERYTHING, "mask": torch.randn(B, 1, L, S)}
 
 
-def operands(dtype, key_heads=1, batch=B):
+CLOSE = {
+    torch.float64: {"atol": 1e-12, "rtol": 1e-10},
+    torch.float32: {"atol": 3e-5, "rtol": 3e-5},
+    torch.bfloat16: {"atol": 0.06, "rtol": 0.05},
+    torch.float16: {"atol": 0.01, "rtol": 0.01},
+}
+
+
+def operands(dtype, key_heads=1, batch=B, width=8):
+    """width: of value."""
     return [
         torch.randn(batch, h, n, d, dtype=dtype, requires_grad=True)
-        for h, n, d in ((H, L, 16), (key_heads, S, 16), (key_heads, S, 8))
+        for h, n, d in ((H, L, 16), (key_heads, S, 16), (key_heads, S, width))
     ]
 
 
 def results(function, tensors, options):
-    """The output, and gradients of the tensors and of what else may take one."""
+    """The output, and the gradients of the tensors, sinks and mask."""
     options = dict(options)
     leaves = list(tensors)
     for name in ("sinks", "mask"):
@@ -76,8 +98,13 @@ def expected(*tensors, **options):
     return reference.attention(*tensors, **options)[0]
 
 
+def by_weights(query, key, value, **options):
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return F.attention_weights(query, key, **options) @ value
+
+
 def small_tiles(monkeypatch, route):
-    """Each call goes this way, in tiles of which there are several."""
+    """Force this route, in tiles small enough that there are several."""
     small = Tile(16, 16, 4, 1)
     for module, name in (
         (attention_long, "FORWARD"),
@@ -97,20 +124,27 @@ def small_tiles(monkeypatch, route):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("key_heads", [1, H])
 @pytest.mark.parametrize("name", SCORING)
-def test_pytorch_computes_and_differentiates_it(name, dtype, p):
-    tensors, options = operands(dtype), SCORING[name]()
-    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
-    close = {"atol": 1e-12, "rtol": 1e-10} if dtype == torch.float64 else {"atol": 0.06, "rtol": 0.05}
-    ours, theirs = (results(f, tensors, options | dropout) for f in (F.attention, expected))
-    torch.testing.assert_close(ours, theirs, **close)
+def test_the_torch_backend_equals_the_reference(name, key_heads, dtype, p, monkeypatch):
+    """Through torch's fused kernel where it supports the call."""
+    calls, fused = [], products.fused_forward
+    monkeypatch.setattr(products, "fused_forward", lambda *a: calls.append(1) or fused(*a))
+    tensors, options = operands(dtype, key_heads, width=16), SCORING[name]()
+    supported = dtype == torch.float32 and not p and "softcap" not in options and options.get("scale", 1.0) > 0.0
+    supported &= name != "one number"  # whose gradient it does not compute
+    options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
+    theirs = results(expected, tensors, options)
+    for function in (F.attention, by_weights):
+        torch.testing.assert_close(results(function, tensors, options), theirs, **CLOSE[dtype])
+    assert bool(calls) == supported
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("route", ["flash", "short", "softmax", "softmax, walked"])
 @pytest.mark.parametrize("name", SCORING)
-def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
+def test_the_kernels_equal_the_reference(name, route, monkeypatch):
     """Half of the cases with dropout."""
     small_tiles(monkeypatch, route)
     tensors, options = operands(torch.float32), SCORING[name]()
@@ -123,8 +157,11 @@ def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
 
 
 @pytest.mark.parametrize("route", ["torch", "flash", "softmax"])
-@pytest.mark.parametrize("name", ["window", "bottom right", "offsets of rows", "slopes of rows", "sinks", "everything"])
-def test_packed_sequences_look_at_their_own_lengths(name, route, monkeypatch):
+@pytest.mark.parametrize(
+    "name", ["window", "bottom right", "offsets of rows", "slopes of rows", "large sink", "everything"]
+)
+def test_packed_sequences_use_their_own_lengths(name, route, monkeypatch):
+    """Padding rows past the last sequence, which have no log-sum-exp, add nothing to the gradient of a large sink."""
     small_tiles(monkeypatch, route)
     options = SCORING.get(name, lambda: {k: v for k, v in EVERYTHING.items() if k != "key_lengths"})()
     options |= {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
@@ -139,21 +176,21 @@ def test_packed_sequences_look_at_their_own_lengths(name, route, monkeypatch):
 
 
 def test_work_grows_with_the_window_and_not_with_the_rows(monkeypatch):
-    """Tiles of keys that the kernels multiply, counted by the products of the interpreter."""
+    """Counts the interpreter's products of tiles of keys."""
     small_tiles(monkeypatch, "flash")
     products = []
     dot = InterpreterBuilder.create_dot
     monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda *a: products.append(1) or dot(*a))
 
-    def of_a_tile(length):
+    def products_per_tile(length):
         products.clear()
         tensors = [torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3)]
         with F.backend("triton"):
             results(F.attention, tensors, {"window": (15, 0)})
         return len(products) / (length / 16)
 
-    # two tiles of keys a tile of queries, in forward (2 products) and in both launches of backward (3 and 4)
-    assert of_a_tile(128) <= of_a_tile(256) <= 2 * (2 + 3 + 4)
+    # Two tiles of keys per tile of queries, in forward (2 products) and both launches of backward (3 and 4).
+    assert products_per_tile(128) <= products_per_tile(256) <= 2 * (2 + 3 + 4)
 
 
 BANDS = {
@@ -168,7 +205,7 @@ BANDS = {
 
 
 @pytest.mark.parametrize("name", BANDS)
-def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
+def test_a_window_on_a_cpu_skips_keys_outside_it(name, monkeypatch):
     multiplied = []
     forward = products.forward
 
@@ -187,18 +224,18 @@ def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"window": (2, -3)}, ValueError, r"window=\(2, -3\) has -3: each side is a whole number from 0 up, or None"),
-        ({"window": (None, 1 << 62)}, ValueError, r"has 4611686018427387904: it must be below 2\^62, and None is no"),
+        ({"window": (2, -3)}, ValueError, r"window=\(2, -3\) has -3: each side must be an int from 0 up, or None"),
+        ({"window": (None, 1 << 62)}, ValueError, r"has 4611686018427387904: it must be below 2\^62; None is no"),
         ({"window": (2.5, 1)}, ValueError, r"window=\(2.5, 1\) has 2.5"),
         ({"window": 3}, TypeError, "window is 3: a tuple or None is needed"),
-        ({"softcap": -1.0}, ValueError, "softcap=-1.0 must be 0, which is none, or a number from 1e-30 to 1e.30"),
+        ({"softcap": -1.0}, ValueError, r"softcap=-1.0 must be 0 \(off\) or a number from 1e-30 to 1e.30"),
         ({"softcap": float("nan")}, ValueError, "softcap=nan must be"),
         ({"softcap": float("inf")}, ValueError, "softcap=inf must be"),
         ({"softcap": 1e-40}, ValueError, "softcap=1e-40 must be"),
         ({"scale": float("nan")}, ValueError, "scale=nan must be a number between -1e.30 and 1e.30"),
         ({"scale": -1e31}, ValueError, "scale=-1e.31 must be"),
-        ({"alibi_slopes": torch.tensor([1.0, torch.nan])}, ValueError, "alibi_slopes holds a number that is not"),
-        ({"alibi_slopes": torch.tensor([-torch.inf, 1.0])}, ValueError, "alibi_slopes holds a number"),
+        ({"alibi_slopes": torch.tensor([1.0, torch.nan])}, ValueError, "alibi_slopes must hold numbers between"),
+        ({"alibi_slopes": torch.tensor([-torch.inf, 1.0])}, ValueError, "alibi_slopes must hold numbers"),
         ({"causal": "middle"}, ValueError, "causal='middle' must be False, True"),
         ({"causal_offset": 1 << 61, "window": (1, 0)}, ValueError, "causal_offset=2305843009213693952 must be below"),
         ({"key_lengths": torch.tensor([1, 2]).byte()}, ValueError, "key_lengths has dtype torch.uint8: int32 or"),
@@ -220,8 +257,8 @@ def test_wrong_arguments_are_named_in_one_line(options, error, message):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "flash", "short", "softmax", "softmax, walked"])
-def test_a_sink_of_inf_takes_all_weight_and_one_of_nan_is_not_hidden(route, monkeypatch):
-    """The gradients are 0 where no weight is left, also of the sink, whose own weight is 1 whatever it is."""
+def test_a_sink_of_inf_takes_all_weight_and_nan_propagates(route, monkeypatch):
+    """Where no weight is left the gradients are 0, also that of the sink, whose weight is constant."""
     small_tiles(monkeypatch, route)
     for dtype in (torch.float32, torch.float16):
         tensors = operands(dtype, key_heads=2)
@@ -237,73 +274,15 @@ def test_a_sink_of_inf_takes_all_weight_and_one_of_nan_is_not_hidden(route, monk
         assert all(each.isfinite().all() for each in gradients)
 
 
-@pytest.mark.parametrize("route", ["flash", "softmax"])
-def test_a_sink_of_any_size_has_no_gradient_from_rows_past_the_last_sequence(route, monkeypatch):
-    """Of these rows no log-sum-exp is known."""
-    small_tiles(monkeypatch, route)
-    tensors, sinks = [torch.randn(12, H, 8, requires_grad=True) for _ in range(3)], torch.tensor([150.0, 0.0])
-    starts = {"cu_seqlens_q": torch.tensor([0, 5, 9]), "cu_seqlens_k": torch.tensor([0, 5, 9])}
-    theirs = results(lambda *t, **o: reference.varlen_attention(*t, **starts, **o), tensors, {"sinks": sinks})
-    with F.backend("triton"):
-        ours = results(
-            lambda *t, **o: F.varlen_attention(*t, **starts, max_seqlen_q=5, max_seqlen_k=5, **o),
-            tensors,
-            {"sinks": sinks},
-        )
-    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
-
-
-@pytest.mark.parametrize("name", ["window", "soft cap", "sinks", "all, added mask"])
-def test_gradients_are_those_of_finite_differences(name):
-    options = SCORING[name]()
-    for key, value in options.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            options[key] = value.double()
-    options = {k: v[..., :5, :6] if k == "mask" else v for k, v in options.items()}
-    if "key_lengths" in options:
-        options["key_lengths"] = torch.tensor([6, 0])
-    tensors = [x[:, :, : (5, 6, 6)[n], :4].detach().requires_grad_() for n, x in enumerate(operands(torch.float64))]
-    assert torch.autograd.gradcheck(lambda *t: F.attention(*t, **options), tensors)
-
-
-SUNK = {
-    "alone": dict,
-    "causal": lambda: {"causal": True},
-    "bottom right": lambda: {"causal": "bottom_right", "alibi_slopes": torch.rand(H)},
-    "window": lambda: {"window": (40, 0)},
-    "lengths": lambda: {"key_lengths": torch.tensor([0, 90])},
-    "of all weight and of none": lambda: {
-        "sinks": torch.tensor([torch.inf, -torch.inf]),
-        "key_lengths": torch.tensor([0, 90]),
-    },
-    "largest": lambda: {"sinks": torch.tensor([3.4e38, -3.4e38]), "key_lengths": torch.tensor([0, 90])},
-    "bool mask": lambda: {"mask": torch.rand(B, 1, 200, 260) > 0.3},
-}
-
-
-@pytest.mark.parametrize("key_heads", [1, H])
-@pytest.mark.parametrize("name", SUNK)
-def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, monkeypatch):
-    """Gradients too, that of the sinks among them."""
-    calls = []
-    fused = products.fused_forward
-    monkeypatch.setattr(products, "fused_forward", lambda *a: calls.append(1) or fused(*a))
-    tensors = [torch.randn(B, h, n, 8, requires_grad=True) for h, n in ((H, 200), (key_heads, 260), (key_heads, 260))]
-    options = {"sinks": torch.randn(H), **SUNK[name]()}
-    ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
-    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
-    assert calls
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_low_cap_under_autocast_leaves_products_in_range(dtype):
+def test_a_low_cap_under_autocast_does_not_overflow(dtype):
     tensors, options = operands(torch.float32), {"softcap": 1e-6, "causal": True}
     with torch.autocast("cpu", dtype=dtype):
         ours = F.attention(*tensors, **options)
     torch.testing.assert_close(ours.float(), expected(*tensors, **options), atol=0.05, rtol=0.05)
 
 
-def test_packed_sequences_without_keys_or_queries_have_gradients_of_zeros():
+def test_empty_packed_sequences_have_zero_gradients():
     starts = torch.tensor([0, 0, 0])
     for queries, keys in ((0, 3), (4, 0), (0, 0)):
         tensors = [torch.randn(n, H, 8, requires_grad=True) for n in (queries, keys, keys)]
@@ -313,16 +292,16 @@ def test_packed_sequences_without_keys_or_queries_have_gradients_of_zeros():
         assert not any(each.any() for each in (output, *gradients))
 
 
-def test_slopes_are_as_exact_as_the_queries():
+def test_slopes_have_the_precision_of_the_queries():
     tensors = [torch.randn(B, H, n, 8, dtype=torch.float64) for n in (5, 70, 70)]
-    slopes = torch.tensor([0.1, 0.7], dtype=torch.float64)  # which float32 rounds
+    slopes = torch.tensor([0.1, 0.7], dtype=torch.float64)  # not representable in float32
     for options in ({"alibi_slopes": slopes}, {"alibi_slopes": slopes.expand(B, H), "causal": "bottom_right"}):
         ours, theirs = (f(*tensors, **options) for f in (F.attention, expected))
         torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=1e-12)
 
 
 class Passes(TorchDispatchMode):
-    """Names the operators that write so many numbers or more."""
+    """Records the operators with outputs of this many elements or more."""
 
     sees_through_operators = True
 
@@ -341,13 +320,13 @@ class Passes(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("options", "forward", "backward"),
     [
-        # backward: of bmm, softmax, the scores and tanh once more, its gradient, the scale
+        # backward: bmm, softmax, the recomputed tanh and its gradient, the scale
         ({"softcap": 50.0}, ["bmm", "tanh_", "add", "_softmax"], 4),
         ({"sinks": torch.randn(H)}, [], 0),
     ],
 )
-def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
-    """A product, a mask and a softmax by themselves are three; plain PyTorch takes seven for a cap, and eight."""
+def test_the_number_of_passes_over_the_scores(options, forward, backward):
+    """Product, mask and softmax are three; plain PyTorch takes seven with a cap, and eight in backward."""
     tensors = [torch.randn(B, H, 128, 8, requires_grad=True) for _ in range(3)]
     with Passes(B * H * 128 * 128) as passes:
         output = F.attention(*tensors, causal=True, **options)
@@ -360,7 +339,7 @@ def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
 @pytest.mark.parametrize(
     "options", [{"alibi_slopes": torch.ones(2) / 4}, {"key_lengths": torch.tensor([300])}], ids=str
 )
-def test_what_is_added_to_the_scores_is_made_once_for_both_passes(options, monkeypatch):
+def test_the_addend_of_the_scores_is_computed_once_for_both_passes(options, monkeypatch):
     made, bias = [], products.bias
     monkeypatch.setattr(products, "bias", lambda *given: made.append(1) or bias(*given))
     x = torch.randn(1, 2, 512, 16, requires_grad=True)

@@ -1,19 +1,18 @@
-"""Attention over a cache: the specification against keys joined and plain attention, the routes against it."""
+"""Attention over a paged KV cache: both backends against reference_cache.py, and flash_attn's signature of it."""
 
-import itertools
 import math
 
 import pytest
 import torch
 
 from fasttfm import functional as F
-from fasttfm import reference, reference_cache
+from fasttfm import reference_cache
 from fasttfm.compat.flash_attn import flash_attn_with_kvcache
 from fasttfm.kernels.attention import decode as kernel
 
 H, D, DV = 4, 8, 6
+on_each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
 LENGTHS, STARTS = [13, 0, 7], [2, 0, 6]
-BESIDE = {"scale", "softcap", "sinks"}
 CASES = {
     "one query": {"queries": 1},
     "causal": {"queries": 5, "causal": True},
@@ -37,7 +36,7 @@ CASES = {
 def problem(
     *, queries, new=None, starts=False, cos=False, alibi=False, page=4, pages=True, dtype=torch.float32, **options
 ):
-    """Arguments of attention_with_cache(), of caches whose rows past the lengths hold no numbers."""
+    """Arguments of attention_with_cache(), with NaN in the unused rows of the caches."""
     new = queries if new is None else new
     table = torch.randperm(36).int()[:30].view(3, 10) if pages else None
     rows = (36, 2, page) if pages else (3, 2, 40)
@@ -64,106 +63,28 @@ def copied(given):
     return {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
 
 
-def joined(query, key_cache, value_cache, key=None, value=None, *, cache_lengths, cache_starts=None, block_table, **o):
-    """The same by keys that are joined, and plain attention with a mask."""
-    outputs = []
-    for b, length in enumerate(cache_lengths.tolist()):
-        first = 0 if cache_starts is None else int(cache_starts[b])
-        q, kv = query[b : b + 1], []
-        for cache, x in ((key_cache, key), (value_cache, value)):
-            rows = cache[block_table[b].long()].transpose(0, 1).flatten(1, 2)[:, first:length]
-            kv.append((rows if x is None else torch.cat([rows, x[b]], 1))[None])
-        keys, queries = kv[0].shape[2], q.shape[2]
-        if "cos" in o:
-            sees_all = o.get("window") is None and not o.get("causal")
-            places = torch.full((queries,), length) if sees_all else length + torch.arange(queries)
-            turn = {"interleaved": o.get("interleaved", False)}
-            q = reference.rotary(q, o["cos"], o["sin"], places, **turn)
-            new = torch.arange(length, first + keys)
-            old = length - first
-            kv[0][:, :, old:] = reference.rotary(kv[0][:, :, old:], o["cos"], o["sin"], new, **turn)
-        i, j = torch.arange(queries)[:, None], torch.arange(keys)
-        own = i + keys - queries
-        left, right = o.get("window") or (None, None)
-        seen = torch.ones(queries, keys, dtype=torch.bool)
-        if o.get("causal"):
-            seen &= j <= own
-        if left is not None:
-            seen &= j >= own - left
-        if right is not None:
-            seen &= j <= own + right
-        mask = seen
-        if "alibi_slopes" in o:
-            added = -o["alibi_slopes"].to(q.dtype)[b, :, None, None] * (own - j).abs()
-            mask = added.masked_fill(~seen, -torch.inf).to(q.dtype)
-        outputs.append(reference.attention(q, *kv, mask=mask, **{n: x for n, x in o.items() if n in BESIDE})[0])
-    return torch.cat(outputs)
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("case", CASES)
-def test_the_specification_is_plain_attention_over_keys_that_are_joined(case):
-    given = problem(**CASES[case], dtype=torch.float64)
-    expected = joined(**copied(given))
-    torch.testing.assert_close(reference_cache.attention_with_cache(**given), expected, atol=1e-13, rtol=1e-12)
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.sample(8)
+@on_each_backend
+@pytest.mark.parametrize("shares", [1, 3])
 @pytest.mark.parametrize("pages", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_the_operator_computes_the_specification_and_leaves_the_same_cache(case, pages, backend):
+def test_the_operator_computes_the_specification_and_leaves_the_same_cache(case, pages, shares, backend, monkeypatch):
+    """shares: programs that split the keys of a sequence."""
+    monkeypatch.setattr(kernel, "shares_of", lambda *a: shares)
     given = problem(**{"scale": 0.3, **CASES[case]}, pages=pages)
     theirs = copied(given)
-    expected = reference_cache.attention_with_cache(**theirs)
+    expected = reference_cache.attention_with_cache(**theirs, return_lse=True)
     with F.backend(backend):
-        output = F.attention_with_cache(**given)
-    torch.testing.assert_close(output, expected)
+        output, lse = F.attention_with_cache(**given, return_lse=True)
+    torch.testing.assert_close((output, lse), expected)
     assert output.transpose(1, 2).is_contiguous()
     for name in ("key_cache", "value_cache"):
         torch.testing.assert_close(given[name], theirs[name], equal_nan=True)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("case", CASES)
-def test_the_specifications_log_sum_exp_is_that_of_its_weights(case):
-    """By two values: of ones the output is the sum of the weights without the sink's, of scores it is as they weigh."""
-    given = problem(**{**CASES[case], "dtype": torch.float64})
-    given["query"].zero_()
-    sinks = given.get("sinks")
-    _, lse = reference_cache.attention_with_cache(**given, return_lse=True)
-    keys = [length + (0 if given.get("key") is None else given["key"].shape[2]) for length in LENGTHS]
-    queries, left, right = given["query"].shape[2], *(given.get("window") or (None, None))
-    right = 0 if given.get("causal") else right
-    starts = given.get("cache_starts", torch.zeros(3, dtype=torch.int32)).tolist()
-    for b, h, i in itertools.product(range(3), range(H), range(queries)):
-        own = i + keys[b] - queries
-        low, high = 0 if left is None else own - left, keys[b] if right is None else own + right + 1
-        seen = range(max(starts[b], low), min(keys[b], high))
-        slope = float(given["alibi_slopes"][b, h]) if "alibi_slopes" in given else 0.0
-        total = sum(math.exp(-slope * abs(j - own)) for j in seen) + (0.0 if sinks is None else math.exp(sinks[h]))
-        assert float(lse[b, h, i]) == pytest.approx(math.log(total) if total else -math.inf, rel=1e-6)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("shares", [1, 3])
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("pages", [True, False])
-@pytest.mark.parametrize("case", CASES)
-def test_the_log_sum_exp_is_the_specifications(case, pages, backend, shares, monkeypatch):
-    monkeypatch.setattr(kernel, "shares_of", lambda *a: shares)
-    given = problem(**{"scale": 0.3, **CASES[case]}, pages=pages)
-    wide = {n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in copied(given).items()}
-    expected = reference_cache.attention_with_cache(**wide, return_lse=True)
-    with F.backend(backend):
-        output, lse = F.attention_with_cache(**given, return_lse=True)
-    assert lse.dtype == torch.float32
-    torch.testing.assert_close((output.double(), lse.double()), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_parts_of_a_cache_are_put_together_by_their_log_sum_exps(backend):
-    """What it is for: attention over a common beginning and over each text's own rest."""
+@on_each_backend
+def test_log_sum_exps_merge_attention_over_parts_of_a_cache(backend):
+    """For attention over a shared prefix and each text's own rest."""
     query, keys, values = torch.randn(2, 4, 1, D), torch.randn(2, 2, 30, D), torch.randn(2, 2, 30, D)
     with F.backend(backend):
         whole, lse = F.attention_with_cache(query, keys, values, return_lse=True)
@@ -174,7 +95,7 @@ def test_parts_of_a_cache_are_put_together_by_their_log_sum_exps(backend):
     torch.testing.assert_close(merged, whole)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@on_each_backend
 @pytest.mark.parametrize("shares", [1, 3])
 def test_a_sink_of_inf_takes_all_weight(backend, shares, monkeypatch):
     monkeypatch.setattr(kernel, "shares_of", lambda *a: shares)
@@ -186,7 +107,7 @@ def test_a_sink_of_inf_takes_all_weight(backend, shares, monkeypatch):
     torch.testing.assert_close(output[:, 1::2], expected[:, 1::2])
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@on_each_backend
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype, backend):
     given = problem(queries=2, causal=True, alibi=True, dtype=dtype)
@@ -198,9 +119,9 @@ def test_other_dtypes(dtype, backend):
     torch.testing.assert_close(output.double(), exact, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_search_step_by_step_is_attention_over_the_whole_text(backend):
-    """Pages in any order, an uneven page size, rotary positions: what a model does at inference."""
+@on_each_backend
+def test_decoding_step_by_step_equals_attention_over_the_whole_text(backend):
+    """Pages in any order, an odd page size, rotary positions: as a model decodes."""
     x = torch.randn(3, 2, 2, 21, D)  # queries, keys, values: (B, H, L, D)
     cos, sin = F.rotary_tables(21, D)
     q, k = (F.rotary(each, cos, sin) for each in x[:2])
@@ -216,8 +137,8 @@ def test_a_search_step_by_step_is_attention_over_the_whole_text(backend):
     torch.testing.assert_close(torch.cat(steps, 2), expected)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_cache_of_any_strides_is_written_in_place(backend):
+@on_each_backend
+def test_a_cache_with_other_strides_is_written_in_place(backend):
     given = problem(queries=2, causal=True)
     strided = copied(given)
     for name in ("key_cache", "value_cache"):
@@ -227,8 +148,8 @@ def test_a_cache_of_any_strides_is_written_in_place(backend):
     torch.testing.assert_close(strided["value_cache"], given["value_cache"], equal_nan=True)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_nothing_to_compute_and_a_cache_that_is_full(backend):
+@on_each_backend
+def test_empty_calls_and_a_full_cache(backend):
     given = problem(queries=1, new=0)
     empty = {**given, "query": given["query"][:, :, :0]}
     nobody = {name: x[:0] if name in ("query", "cache_lengths", "block_table") else x for name, x in given.items()}
@@ -244,7 +165,7 @@ def test_nothing_to_compute_and_a_cache_that_is_full(backend):
         torch.testing.assert_close(F.attention_with_cache(query, key, value), F.attention(query, key, value))
 
 
-def test_it_is_compiled_as_one_graph():
+def test_it_compiles_to_one_graph():
     given = problem(queries=3, causal=True, cos=True)
     expected = F.attention_with_cache(**copied(given))
     compiled = torch.compile(F.attention_with_cache, backend="aot_eager", fullgraph=True)
@@ -254,7 +175,7 @@ def test_it_is_compiled_as_one_graph():
 
 
 WRONG = {
-    "page out of range": ({"block_table": torch.full((3, 10), 36)}, "block_table has page 36: key_cache has 0 to 35"),
+    "page out of range": ({"block_table": torch.full((3, 10), 36)}, "block_table has page 36: there are 0 to 35"),
     "page below": ({"block_table": torch.full((3, 10), -1)}, "block_table has page -1"),
     "too long": (
         {"cache_lengths": torch.tensor([13, 0, 40])},
@@ -287,7 +208,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_does_not_fit_is_named_and_leaves_the_cache_as_it_was(wrong):
+def test_wrong_arguments_are_named_and_the_cache_is_unchanged(wrong):
     change, message = WRONG[wrong]
     given = problem(queries=2)
     before = given["key_cache"].clone()
@@ -298,7 +219,7 @@ def test_what_does_not_fit_is_named_and_leaves_the_cache_as_it_was(wrong):
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES)
-def test_flash_attn_with_kvcache_is_it_in_other_words(case):
+def test_flash_attn_with_kvcache_has_the_same_bits(case):
     given = problem(**{**CASES[case], "sinks": None})
     x, mine = copied(given), copied(given)
     expected, sums = F.attention_with_cache(**mine, return_lse=True)
@@ -317,7 +238,7 @@ def test_flash_attn_with_kvcache_is_it_in_other_words(case):
     torch.testing.assert_close(x["key_cache"].transpose(1, 2), mine["key_cache"], equal_nan=True)
 
 
-def test_flash_attns_rows_of_a_cache_and_its_refusals():
+def test_flash_attns_cache_rows_and_wrong_arguments():
     cache = torch.randn(2, 5, 9, 2, D)
     q, rows = torch.randn(3, 1, H, D), torch.tensor([4, 0, 2])
     expected = flash_attn_with_kvcache(q, *cache[:, rows], cache_seqlens=torch.tensor([3, 9, 1]))

@@ -1,4 +1,4 @@
-"""cross_entropy in plain PyTorch and as a torch operator; what inplace=True does and refuses."""
+"""cross_entropy on the torch route and as an operator; inplace=True."""
 
 import importlib
 
@@ -72,8 +72,11 @@ def test_weights_reductions_and_int32_are_torchs(form, route, weighted, reductio
 @pytest.mark.parametrize("route", ["torch", "pass", "triton"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("which", ["target", "another"])
-def test_a_class_that_is_switched_off_gives_the_loss_and_gradient_of_torch(which, label_smoothing, route):
-    logits, target = torch.randn(64, 600 if route == "pass" else 9), torch.arange(64) % 9  # a pass takes many numbers
+def test_a_class_of_logit_minus_inf_has_torchs_loss_and_gradient(which, label_smoothing, route):
+    logits, target = (
+        torch.randn(64, 600 if route == "pass" else 9),
+        torch.arange(64) % 9,
+    )  # the loop takes many elements
     logits[3, target[3] + (which == "another") * (1 if target[3] < 8 else -1)] = -torch.inf
     ours, theirs, spec = (logits.clone().requires_grad_() for _ in range(3))
     options = {"label_smoothing": label_smoothing}
@@ -104,7 +107,7 @@ def test_half_precision_keeps_float32_statistics_over_many_blocks(dtype, inplace
     assert (gradient.double() - exact).abs().max() <= rounding * exact.abs().max()
 
 
-def test_the_mean_over_no_row_is_not_a_number_as_in_torch():
+def test_an_empty_mean_is_nan_as_in_torch():
     logits, _ = draw()
     ignored = torch.zeros(13, dtype=torch.int64)
     assert cross_entropy(logits, ignored, ignore_index=0)[0].isnan()
@@ -118,7 +121,7 @@ def test_the_mean_over_no_row_is_not_a_number_as_in_torch():
 
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_linear_mean_over_no_row_has_gradients_of_zero_as_torch(rows, weighted):
+def test_an_empty_linear_mean_has_zero_gradients_as_in_torch(rows, weighted):
     hidden, weight = torch.randn(rows, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
     options = {"class_weights": torch.ones(50)} if weighted else {}
     target = torch.zeros(rows, dtype=torch.int64)
@@ -128,7 +131,7 @@ def test_the_linear_mean_over_no_row_has_gradients_of_zero_as_torch(rows, weight
     assert not any(x.any() for x in torch.autograd.grad(loss, (hidden, weight)))
 
 
-def test_logits_are_left_alone_unless_given_up():
+def test_logits_are_overwritten_only_in_place():
     logits, target = draw()
     copy = logits * 1
     before = copy.detach().clone()
@@ -139,7 +142,7 @@ def test_logits_are_left_alone_unless_given_up():
     assert torch.equal(copy, before)
 
 
-def test_given_up_logits_hold_their_gradient():
+def test_overwritten_logits_hold_their_gradient():
     logits, target = draw()
     copy = logits * 1
     loss, _ = cross_entropy(copy, target, inplace=True)
@@ -149,17 +152,17 @@ def test_given_up_logits_hold_their_gradient():
 
 
 @pytest.mark.parametrize(("inplace", "tensors"), [(False, 4), (True, 1)])
-def test_nothing_of_logits_size_waits_for_backward_but_the_logits(inplace, tensors):
+def test_only_the_logits_are_saved_at_their_size(inplace, tensors):
     logits, target = draw(rows=100)
     saved = []
     copy = logits * 1
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         cross_entropy(copy, target, inplace=inplace)
     assert copy.data_ptr() in saved
-    assert len(saved) == tensors  # otherwise target, statistics and the factor of the mean
+    assert len(saved) == tensors  # not in place also target, statistics and the factor of the mean
 
 
-def test_another_reader_of_given_up_logits_is_told():
+def test_another_reader_of_overwritten_logits_raises():
     logits, target = draw()
     copy = logits * 1
     square = copy * copy  # needs the logits in its backward pass
@@ -168,7 +171,7 @@ def test_another_reader_of_given_up_logits_is_told():
         (loss + square.sum()).backward()
 
 
-def test_given_up_logits_can_be_differentiated_once():
+def test_overwritten_logits_can_be_differentiated_once():
     logits, target = draw()
     loss, _ = cross_entropy(logits * 1, target, inplace=True)
     loss.backward(retain_graph=True)
@@ -199,13 +202,13 @@ def test_autocast_leaves_the_loss_in_float32():
         ({"reduction": "none", "inplace": True}, "reduction is 'none': inplace=True needs mean or sum"),
         ({"class_weights": torch.ones(13)}, r"class_weights is \(13,\) of torch.float32: it must be \(50,\) floats"),
         ({"row_weights": torch.ones(13, dtype=torch.int64)}, r"row_weights is .*: it must be \(13,\) floats"),
-        ({"row_weights": torch.ones(13, requires_grad=True)}, "row_weights asks for a gradient.*reduction='none'"),
+        ({"row_weights": torch.ones(13, requires_grad=True)}, "row_weights requires a gradient.*reduction='none'"),
         ({"label_smoothing": -0.1}, "label_smoothing -0.1"),
         ({"logits": torch.zeros(50, 13).t().requires_grad_(), "inplace": True}, r"call .contiguous\(\)"),
         ({"logits": torch.zeros(1, 50).expand(13, 50).requires_grad_(), "inplace": True}, "separate rows"),
     ],
 )
-def test_wrong_arguments_say_what_is_allowed(change, message):
+def test_wrong_arguments_are_named(change, message):
     logits, target = draw()
     with pytest.raises(ValueError, match=message):
         cross_entropy(**({"logits": logits, "target": target} | change))
@@ -213,7 +216,7 @@ def test_wrong_arguments_say_what_is_allowed(change, message):
 
 @pytest.mark.parametrize("form", ["rows", "linear"])
 @pytest.mark.parametrize(("reduction", "weighted"), [("none", False), ("mean", True), ("mean", False), ("sum", False)])
-def test_a_second_derivative_knows_weights_and_reductions(form, reduction, weighted):
+def test_second_derivatives_with_weights_and_reductions(form, reduction, weighted):
     hidden, weight = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5))
     target, weights = torch.tensor([1, PAD, 4, 2]), torch.rand(4).double() if weighted else None
     options = {"label_smoothing": 0.1, "ignore_index": PAD, "reduction": reduction, "row_weights": weights}

@@ -1,7 +1,7 @@
-"""What every registered operator owes PyTorch: opcheck, fake tensors, one compiled graph, a mask of torch's generator
-where no seed is given, second derivatives.
+"""Every registered operator under PyTorch's tools: opcheck, fake and meta tensors, torch.compile, torch.func, second
+derivatives.
 
-The calls are those that the public functions make, seen by a dispatch mode; an operator that none of them calls fails.
+A dispatch mode records the calls of the public functions; an operator that none of them calls fails.
 """
 
 import warnings
@@ -25,8 +25,8 @@ SEED = torch.tensor([11])
 
 
 class Calls(TorchDispatchMode):
-    """Calls of every fasttfm operator, with copies of their arguments: the first of those that leave out the same
-    tensors and choose the same."""
+    """Records calls of every fasttfm operator, with copies of their arguments: one per choice of absent tensors, flags
+    and strings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ USES: dict[str, Use] = {
         lambda h, w: F.linear_cross_entropy(h, w, TARGET, low_memory=True)[0], [(5, 8), (9, 8)],
     ),
 }  # fmt: skip
-"""A function of leaves that ends in something to differentiate, and the leaves' shapes."""
+"""Differentiable functions of leaf tensors, and the shapes of the leaves."""
 
 
 def use(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -133,7 +133,7 @@ def use(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
 
 
 def rarely_called() -> None:
-    """Calls of what has no derivative, and of what a recorded gradient alone calls."""
+    """Call operators without a derivative, and those that only create_graph calls."""
     function, leaf_tensors = use("cross_entropy, in place")
     torch.autograd.grad(function(*leaf_tensors), leaf_tensors, create_graph=True)
     query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 3, 8)
@@ -194,7 +194,7 @@ DRAWING = {
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_torchs_generator_decides_the_mask_when_no_seed_is_given(name):
+def test_without_a_seed_torchs_generator_draws_the_mask(name):
     torch.manual_seed(3)
     first, second = DRAWING[name](), DRAWING[name]()
     torch.manual_seed(3)
@@ -202,7 +202,7 @@ def test_torchs_generator_decides_the_mask_when_no_seed_is_given(name):
     assert not torch.equal(first, second)
 
 
-def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls):
+def test_fakes_have_the_shapes_dtypes_and_strides_of_real_outputs(calls):
     for name, actual in calls.items():
         for operator, args in actual:
             real = operator(*tree_map_only(Tensor, torch.clone, args))
@@ -216,7 +216,7 @@ def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("route", ["auto", *ROUTES])
-def test_meta_tensors_give_the_shapes_and_dtypes_of_real_ones(route, dtype, dropout_p, monkeypatch):
+def test_meta_outputs_have_the_shapes_and_dtypes_of_real_ones(route, dtype, dropout_p, monkeypatch):
     def solve():
         uses = public_surface.functions(dropout_p=dropout_p, dtype=dtype)
         for name in sorted(uses):
@@ -237,7 +237,7 @@ TWICE = [name for name in USES if name != "cross_entropy, in place"]
 
 
 def second(name: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Derivatives of a function of the gradients of all leaves."""
+    """Second derivatives, through a function of the gradients of all leaves."""
     function, leaf_tensors = use(name)
     leaf_tensors = [leaf.detach().to(dtype).requires_grad_() for leaf in leaf_tensors]
     gradients = torch.autograd.grad(function(*leaf_tensors).square().sum(), leaf_tensors, create_graph=True)
@@ -247,7 +247,7 @@ def second(name: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
 @pytest.mark.sample(4)
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("name", TWICE)
-def test_a_second_derivative_is_that_of_finite_differences(name):
+def test_second_derivatives_equal_finite_differences(name):
     function, leaf_tensors = use(name)
     leaf_tensors = [leaf.detach().double().requires_grad_() for leaf in leaf_tensors]
     assert torch.autograd.gradgradcheck(function, leaf_tensors, fast_mode=True)
@@ -257,7 +257,7 @@ def test_a_second_derivative_is_that_of_finite_differences(name):
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", TWICE)
-def test_a_second_derivative_in_float32_is_that_in_float64(name, route):
+def test_second_derivatives_in_float32_equal_float64(name, route):
     with F.backend(route):
         for got, expected in zip(second(name), second(name, torch.float64), strict=True):
             torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5 * float(expected.abs().max() + 1))
@@ -267,7 +267,7 @@ def test_a_second_derivative_in_float32_is_that_in_float64(name, route):
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", TWICE)
-def test_torch_func_gives_the_gradient_of_a_gradient(name, route):
+def test_torch_func_differentiates_twice(name, route):
     function, leaf_tensors = use(name)
     first, *others = (x.detach() for x in leaf_tensors)
 
@@ -286,30 +286,7 @@ def test_torch_func_gives_the_gradient_of_a_gradient(name, route):
         torch.testing.assert_close(got, gradient(penalty(gradient))(first).detach(), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", TWICE)
-def test_torch_func_gives_the_first_derivatives_that_autograd_gives(name, route):
-    function, leaf_tensors = use(name)
-    places, tensors = tuple(range(len(leaf_tensors))), [x.detach() for x in leaf_tensors]
-
-    def some(*t):  # rows of the Jacobian that are compared
-        return function(*t).reshape(-1)[:3]
-
-    with F.backend(route):
-        gradients = torch.func.grad(lambda *t: some(*t).sum(), argnums=places)(*tensors)
-        output, pull = torch.func.vjp(some, *tensors)
-        jacobians = torch.func.jacrev(some, argnums=places)(*tensors)
-        expected = some(*leaf_tensors)
-        rows = [torch.autograd.grad(x, leaf_tensors, retain_graph=True) for x in expected]
-    close = {"rtol": 1e-4, "atol": 2e-5}
-    torch.testing.assert_close(output, expected, **close)
-    torch.testing.assert_close(jacobians, tuple(map(torch.stack, zip(*rows))), **close)
-    for found in (gradients, pull(torch.ones_like(output))):
-        torch.testing.assert_close(found, tuple(map(sum, zip(*rows))), **close)
-
-
-def test_a_second_derivative_is_told_once_and_a_first_one_is_silent():
+def test_a_second_derivative_warns_once():
     backends.warn_once.cache_clear()
     x = torch.randn(3, 16, requires_grad=True)
     with warnings.catch_warnings():
@@ -323,8 +300,8 @@ def test_a_second_derivative_is_told_once_and_a_first_one_is_silent():
         torch.autograd.grad(gradient.square().sum(), x)
 
 
-def test_given_up_logits_have_no_second_derivative():
-    """Also where another path to the leaf exists, which alone would give a number."""
+def test_overwritten_logits_have_no_second_derivative():
+    """Even if another path to the leaf has one."""
     x = torch.randn(5, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(x * 1.0, TARGET, inplace=True)[0], x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"cross_entropy\(inplace=True\) was differentiated twice.*inplace=False"):

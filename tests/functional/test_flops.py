@@ -1,4 +1,4 @@
-"""torch.utils.flop_counter counts operators, forward and backward, as it counts torch's own doing the same work."""
+"""torch.utils.flop_counter counts operators, forward and backward, like torch's own for the same work."""
 
 import subprocess
 import sys
@@ -74,14 +74,14 @@ def test_operators_are_counted_as_torchs_own_work(name, route):
         assert counted(ours, tensors, False) == counted(theirs, tensors, False)
         got = counted(ours, tensors, True)
     expected = counted(theirs, tensors, True)
-    if route == "triton" or name == "long rows":  # a kernel computes the scores once more, as torch's fused ones do
+    if route == "triton" or name == "long rows":  # kernels recompute the scores, as torch's fused ones do
         assert expected <= got <= 1.25 * expected
     else:
         assert got == expected
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
-def test_a_kernel_that_computes_the_scores_anew_is_counted_as_torchs_fused_ones(route):
+def test_recomputed_scores_are_counted_as_in_torchs_fused_kernels(route):
     query, key = torch.randn(1, 2, 18, 8, requires_grad=True), torch.randn(1, 2, 20, 8)
     shapes = query.shape, key.shape, key.shape
     expected = sdpa_flop_count(*shapes) + sdpa_backward_flop_count(query.shape, *shapes)
@@ -89,7 +89,7 @@ def test_a_kernel_that_computes_the_scores_anew_is_counted_as_torchs_fused_ones(
         assert counted(F.attention, [query, key, key], True) == expected
 
 
-def test_keys_of_a_cache_are_counted_as_far_as_they_reach():
+def test_only_used_keys_of_a_cache_are_counted():
     query, cache = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 10, 8)
     with FlopCounterMode(display=False) as counter:
         F.attention_with_cache(query, cache, cache, cache_lengths=torch.tensor([7, 4]))

@@ -8,7 +8,7 @@ from fasttfm import functional as F
 from fasttfm import reference
 
 FLOOR = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
-"""Of the largest magnitude: about one unit in the last place."""
+"""Relative to the largest magnitude: about one unit in the last place."""
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=str)
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
 
@@ -81,7 +81,7 @@ CALLS = {
 @pytest.mark.parametrize("size", [80, 320])
 @pytest.mark.parametrize("call", CALLS)
 def test_scores_beyond_the_range_of_float16_are_scores(call, size, backend, dtype):
-    """Each is 180 * 180 * sqrt(size), more than 65,504: weights are equal, and the output what all values are."""
+    """Each score is 180 * 180 * sqrt(size), more than 65,504: weights are equal, and the output equals the values."""
     with F.backend(backend):
         x = torch.full((2, 2, 64, size), 180.0, dtype=dtype, requires_grad="cache" not in call)
         output = CALLS[call](x)
@@ -94,7 +94,7 @@ def test_scores_beyond_the_range_of_float16_are_scores(call, size, backend, dtyp
 @DTYPES
 @BACKENDS
 @pytest.mark.parametrize("given", [{}, {"softcap": 1e5}, {"sinks": torch.zeros(2)}], ids=str)
-def test_weights_and_sums_of_large_scores(given, backend, dtype):
+def test_weights_and_log_sum_exps_of_large_scores(given, backend, dtype):
     x = torch.full((1, 2, 64, 80), 180.0, dtype=dtype)
     score = 180.0 * 180.0 * 80**0.5
     capped = 1e5 * torch.tensor(score / 1e5).tanh().item() if "softcap" in given else score

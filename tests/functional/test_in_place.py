@@ -1,4 +1,4 @@
-"""What the public functions and modules return may be changed in place, as what torch.nn returns."""
+"""Outputs of the public functions and modules may be changed in place, as those of torch.nn."""
 
 import copy
 import re
@@ -23,18 +23,18 @@ from fasttfm.cpu import training_passes
 from fasttfm.functional import backends
 
 SIZES = {"small": {"length": 5, "width": 16}, "passes": {"length": 40, "width": 512}}
-"""The second is above the thresholds of the compiled passes (2^15 elements) and of torch's fused attention."""
+"""passes exceeds the thresholds of the compiled CPU loops (2^15 elements) and of torch's fused attention."""
 SAVED = "modified by an inplace operation|leaf Variable"
-"""Messages of torch where the output itself is needed for the gradient or is the input."""
+"""torch's errors if the output is needed for the gradient or is the input."""
 SAVE_THEIR_OUTPUT = {
     "residual_layer_norm": {1},
     "residual_rms_norm": {1},
     "attention_weights": {0},
 }
-"""By name, outputs that a softmax or a norm reads again: torch's own refuse a change of theirs, too."""
+"""Outputs that the backward pass reads, by function; torch's own functions refuse the change, too."""
 FUSED = {"attention", "scaled_dot_product_attention", "flash_attn_func", "flash_attn_qkvpacked_func"}
 FUSED |= {"flash_attn_kvpacked_func"}
-"""What is torch's own kernel where that is the faster way, on long rows without dropout."""
+"""Functions that use torch's fused kernel for long rows without dropout."""
 
 
 def test_every_public_name_has_a_use():
@@ -44,7 +44,7 @@ def test_every_public_name_has_a_use():
 
 @pytest.fixture(params=["small", "passes", "triton"])
 def size(request, threads):
-    """Sizes of a use; the passes are those of one thread."""
+    """Sizes of a call; the loops run on one thread."""
     if request.param == "triton":
         with F.backend("triton"):
             yield SIZES["small"]
@@ -71,7 +71,7 @@ def beside(y):
 
 
 def may_refuse(name, number, dropout_p):
-    """Whether the gradient of this call needs this output: torch's own functions refuse the change then, too."""
+    """Whether the backward pass of this call needs this output."""
     if number in SAVE_THEIR_OUTPUT.get(name, ()):
         return True
     if backends.current == "triton":
@@ -118,7 +118,7 @@ def test_an_output_of_a_module_may_be_changed_in_place_as_torch_nn(name, size):
 
 @pytest.mark.parametrize("name", sorted(set(functions()) - FUSED))
 def test_an_output_without_a_gradient_may_be_changed_where_gradients_are_recorded(name, size):
-    """A view that was made under no_grad may not."""
+    """Which a view made under no_grad may not."""
     call, inputs = functions(**size)[name]
     with torch.no_grad():
         outputs = call(*[x.detach().clone() for x in inputs])

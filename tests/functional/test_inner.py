@@ -1,4 +1,4 @@
-"""Inner: an operator inside a larger node of autograd computes what it computes by itself, and is planned once."""
+"""Inner: an operator inside a larger autograd node computes the same bits, and is planned once."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def leaf(x):
 
 
 def calls():
-    """Operators and the fields of a call of each."""
+    """Operators, each with the fields of a call."""
     heads, packed_kv, last = torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 2, 8), (0, 0, False, 0, -1, 0.0, 0)
     network = torch.randn(32, 16), torch.randn(32), torch.randn(16, 32), VECTOR
     return {
@@ -72,7 +72,7 @@ def test_wrong_arguments_are_refused_at_the_first_call():
         Inner(RESIDUAL_NORM)(ROWS, None, None, VECTOR, None, None, "a", 0.0, 0, False, "auto")
 
 
-def test_plans_that_others_keep_are_forgotten_too(monkeypatch):
+def test_forget_plans_clears_registered_caches(monkeypatch):
     monkeypatch.setattr(operator, "_others", [])
     kept = {1: Inner(RESIDUAL_ADD)}
     on_forget(kept.clear)

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and the residual connection as operators: the PyTorch route, autograd, autocast, refusals."""
+"""LayerNorm, RMSNorm and the residual connection as operators: the torch route, autograd, autocast."""
 
 import pytest
 import torch
@@ -9,6 +9,8 @@ from fasttfm.functional import residual_norm
 from fasttfm.functional.backends import backend
 from fasttfm.functional.operator import forget_plans
 
+from .agreement import assert_same, solve
+
 SEED = torch.tensor([99])
 PAIRS = [
     (torch.float64, torch.float64),
@@ -18,7 +20,7 @@ PAIRS = [
     (torch.bfloat16, torch.float32),
     (torch.float32, torch.bfloat16),
 ]
-"""x and the residual stream."""
+"""Dtypes of x and the residual stream."""
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -28,23 +30,6 @@ def leaf_tensors(shape, x_dtype=torch.float32, stream_dtype=torch.float32, param
     return [t.requires_grad_() for t in (*tensors, *(torch.randn(shape[-1], dtype=wide) for _ in range(parameters)))]
 
 
-def solve(function, inputs, **options):
-    outputs = function(*inputs, **options)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    total = sum((o.double() * torch.cos(torch.arange(o.numel()) + 1.0 * i).view(o.shape)).sum()
-                for i, o in enumerate(outputs))  # fmt: skip
-    return [*outputs, *torch.autograd.grad(total, inputs)]
-
-
-def assert_same(actual, expected):
-    """Within the tolerance of the coarsest dtype among them, which has rounded what went through it."""
-    tolerance = max(TOLERANCE[t.dtype] for t in expected)
-    for mine, other in zip(actual, expected, strict=True):
-        assert mine.dtype == other.dtype
-        largest = other.abs().max().item() if other.numel() else 0.0
-        torch.testing.assert_close(mine, other, rtol=0, atol=tolerance * max(1.0, largest))
-
-
 @pytest.mark.parametrize("joined", ["residual_layer_norm", "residual_rms_norm", "residual_add"])
 @pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
@@ -52,20 +37,22 @@ def test_the_pytorch_route_equals_the_reference(joined, x, stream, dropout_p):
     parameters = {"residual_layer_norm": 2, "residual_rms_norm": 1, "residual_add": 0}[joined]
     inputs = leaf_tensors((3, 5, 24), x, stream, parameters=parameters)
     options = {"dropout_p": dropout_p, "seed": SEED, "site": 2}
-    assert_same(*(solve(getattr(module, joined), inputs, **options) for module in (functional, reference)))
+    assert_same(*(solve(getattr(module, joined), inputs, **options) for module in (functional, reference)), TOLERANCE)
     if parameters:
         alone, given = joined.removeprefix("residual_"), [inputs[0], *inputs[2:]]
-        assert_same(*(solve(getattr(module, alone), given) for module in (functional, reference)))
+        assert_same(*(solve(getattr(module, alone), given) for module in (functional, reference)), TOLERANCE)
 
 
 def test_an_rms_norm_without_a_weight_adds_its_epsilon():
     x = leaf_tensors((3, 24))[:1]
-    assert_same(*(solve(lambda x, m=module: m.rms_norm(x, None, 0.1), x) for module in (functional, reference)))
+    assert_same(
+        *(solve(lambda x, m=module: m.rms_norm(x, None, 0.1), x) for module in (functional, reference)), TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_torchs_own_norm_behind_a_residual_is_the_operator(biased, monkeypatch):
-    """Float32 without dropout, while gradients are kept, as far as ADDED_NORM says."""
+def test_torchs_own_norm_after_a_residual_equals_the_operator(biased, monkeypatch):
+    """Which takes over at ADDED_NORM elements."""
     inputs = [*leaf_tensors((3, 5, 24)), *([torch.randn(24).requires_grad_()] if biased else [])]
 
     def norm(x, residual, weight, bias, x_bias=None):
@@ -73,11 +60,11 @@ def test_torchs_own_norm_behind_a_residual_is_the_operator(biased, monkeypatch):
 
     with backend("torch"):
         expected = solve(norm, inputs)
-    assert_same(solve(norm, inputs), expected)
+    assert_same(solve(norm, inputs), expected, TOLERANCE)
     assert norm(*inputs)[0].grad_fn.name() == "NativeLayerNormBackward0"
     monkeypatch.setattr(residual_norm, "ADDED_NORM", inputs[0].numel())
     forget_plans()
-    assert_same(solve(norm, inputs), expected)
+    assert_same(solve(norm, inputs), expected, TOLERANCE)
     assert "residual_norm" in norm(*inputs)[0].grad_fn.name()
 
 
@@ -88,11 +75,11 @@ def test_parameters_in_half_precision(dtype, joined, parameters, route):
     inputs = leaf_tensors((4, 24), dtype, dtype, dtype, parameters)
     with backend(route):
         actual = solve(getattr(functional, joined), inputs)
-    assert_same(actual, solve(getattr(reference, joined), inputs))
+    assert_same(actual, solve(getattr(reference, joined), inputs), TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_statistics_are_float32_whatever_the_dtype(dtype):
+def test_statistics_are_float32(dtype):
     x = torch.randn(4, 24, dtype=dtype)
     for weight in (None, torch.ones(24, dtype=dtype), torch.ones(24)):
         call = x, None, None, weight, None, None, 1e-5, 0.0, 0, False, "torch"
@@ -102,7 +89,7 @@ def test_statistics_are_float32_whatever_the_dtype(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_parameter_gradients_of_rows_far_from_zero_are_those_of_their_values(dtype):
-    """The trap: x * rstd - mean * rstd has no digit left where rows of half precision lie at 1e4."""
+    """x * rstd - mean * rstd would cancel completely at a mean of 1e4."""
     x = (1e4 + torch.randn(512, 256)).to(dtype)
     weight, bias, grad = torch.randn(256), torch.randn(256), torch.randn(512, 256).to(dtype)
 
@@ -137,13 +124,13 @@ def test_a_gradient_may_come_from_either_output_alone():
             torch.autograd.grad(way(*inputs, dropout_p=0.3, seed=SEED)[position].double().cos().sum(), inputs[:2])
             for way in (functional.residual_layer_norm, reference.residual_layer_norm)
         ]
-        assert_same(*alone)
+        assert_same(*alone, TOLERANCE)
 
 
 # ---------------------------------------------------------------------------------------------- as a torch operator
 
 
-def test_autocast_leaves_the_residual_stream_as_it_is():
+def test_autocast_keeps_the_dtype_of_the_residual_stream():
     x, residual, weight, bias = leaf_tensors((3, 16), torch.bfloat16, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, s = functional.residual_layer_norm(x, residual, weight, bias)
@@ -162,7 +149,7 @@ def test_no_rows():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_fake_tensors_go_through_also_of_a_device_that_is_not_there(device):
+def test_fake_tensors_of_an_absent_device(device):
     with FakeTensorMode():
         x, residual = torch.empty(3, 16, dtype=torch.bfloat16, device=device), torch.empty(3, 16, device=device)
         weight, seed = torch.empty(16, device=device), torch.empty(1, dtype=torch.int64, device=device)

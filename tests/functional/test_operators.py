@@ -1,4 +1,4 @@
-"""The registration of operators: the direct way of an eager call and the dispatcher's agree, and nothing slips past."""
+"""Registration of operators: direct calls and calls through the dispatcher agree, autocast, schemas, private names."""
 
 import re
 import zlib
@@ -16,7 +16,7 @@ from fasttfm.functional.operator import Operator, _every, lowered, without_views
 from fasttfm.functional.record import WHOLE
 
 states = []
-"""(autocast on, autograd recording) inside each computation."""
+"""(autocast enabled, autograd recording) inside each computation."""
 
 
 class Scaled(NamedTuple):
@@ -49,9 +49,9 @@ def derive(call):
     return grad * factor**power, (grad * x).sum() * power * factor ** (power - 1)
 
 
-def backward(_, saved, wanted, grad):
-    dx, dfactor = _derive(grad, saved)
-    return dx, dfactor, grad if wanted.offset else None
+def backward(_, saved, needs_grad, grad):
+    dx, dfactor = _derive.call(grad, saved)
+    return dx, dfactor, grad if needs_grad.offset else None
 
 
 _derive = Operator(
@@ -75,7 +75,7 @@ _scaled = Operator(
 
 
 def scaled(*args):
-    return _scaled(*args)
+    return _scaled.call(*args)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def solve(call, x, factor, offset, power=2):
 
 
 @pytest.mark.parametrize("offset", [False, True])
-def test_plain_tensors_go_past_the_dispatcher_with_the_same_result(through_dispatcher, offset):
+def test_plain_tensors_bypass_the_dispatcher_with_the_same_result(through_dispatcher, offset):
     arguments = inputs(offset)
     actual = solve(scaled, *arguments)
     assert not through_dispatcher
@@ -135,7 +135,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_autocast_casts_alike_on_both_ways_and_is_off_inside(through_dispatcher):
+def test_autocast_casts_both_ways_and_is_off_inside(through_dispatcher):
     arguments = inputs()
     with torch.autocast("cpu", torch.bfloat16):
         actual = solve(scaled, *arguments)
@@ -158,8 +158,8 @@ def test_autocast_is_on_again_after_an_error():
 
 
 @pytest.mark.parametrize("operator", [each for each in _every if each.cast], ids=lambda each: each.name)
-def test_float32_products_of_other_units_are_another_plan(operator):
-    """Of every operator with products, whatever tensor comes last. Meta tensors stand for a GPU's."""
+def test_the_tf32_setting_is_part_of_the_key(operator):
+    """For every operator with products. Meta tensors stand in for a GPU's."""
     whole = torch.empty(4, dtype=torch.int64, device="meta")
     real, numbers = whole.float(), {bool: True, str: "relu", torch.dtype: torch.float32}
     kinds = [(type_.dtypes, field.type) for type_, field in zip(operator.layout.types, operator.layout.fields)]
@@ -171,7 +171,7 @@ def test_float32_products_of_other_units_are_another_plan(operator):
     assert signatures[0] != signatures[1]
 
 
-def test_torch_compile_keeps_graphs_under_the_schemas_of_the_operators_that_they_call():
+def test_the_schemas_are_part_of_torch_compiles_cache_key():
     from torch._inductor.codecache import FxGraphHashDetails
 
     ours = [packet for packet in formulas if not re.search("test_|overhead", str(packet))]
@@ -182,7 +182,7 @@ def test_torch_compile_keeps_graphs_under_the_schemas_of_the_operators_that_they
     assert FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.Identity()), [], {}, []).cache_key_tag == tag
 
 
-def test_the_schema_is_made_of_the_record_and_of_the_records_in_it():
+def test_the_schema_flattens_nested_records():
     assert str(_derive.dispatched._schema) == (
         "fasttfm::test_scaled_backward(Tensor grad, Tensor x, Tensor factor, bool has_offset, int power) "
         "-> (Tensor, Tensor)"
@@ -190,10 +190,10 @@ def test_the_schema_is_made_of_the_record_and_of_the_records_in_it():
 
 
 @pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
-def test_what_is_decided_is_decided_before_it_computes_and_saved(call, routed):
+def test_the_route_is_decided_once_for_both_passes(call, routed):
     """A setting that changes between forward and backward does not change the route."""
     operator, setting, seen = routed
-    call = operator if call is scaled else operator.dispatched
+    call = operator.call if call is scaled else operator.dispatched
     x = torch.ones(3, requires_grad=True)
     y = call(x, "auto")
     setting[0] = "slow"
@@ -218,7 +218,7 @@ def routed_operator():
         seen.append(("forward", call.route))
         return call.x * 2
 
-    def backward(_, saved, wanted, grad):
+    def backward(_, saved, needs_grad, grad):
         seen.append(("backward", saved.route))
         return (grad * 2,)
 
@@ -248,11 +248,11 @@ PRIVATE = {
     "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks", "torch._C._dynamo",
     "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
 }  # fmt: skip
-"""What operators take of torch beside its public names; what they say of each stands where it is read."""
+"""Private names of torch that operators use; the reason for each stands where it is used."""
 
 
-def test_no_private_name_of_torch_is_taken_but_those_with_a_reason():
-    """The tests of test_plans.py, of flops and of subclasses notice if one of them tells nothing."""
+def test_only_these_private_names_of_torch_are_used():
+    """Tests of plans, flops and subclasses notice if one of them stops working."""
     text = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
     taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
     assert re.findall(r"_torchdynamo\w+", text) == ["_torchdynamo_inline"]

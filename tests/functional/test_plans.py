@@ -1,5 +1,4 @@
-"""Plans: what was decided for one signature serves calls of that signature, and no other; another operator is one more
-name in PLANNED."""
+"""Plans: each serves calls of its signature and no others. A new operator adds its name to PLANNED."""
 
 import gc
 import importlib
@@ -36,9 +35,9 @@ from fasttfm.kernels.launch import interpreted
 PLANNED = ["layer_norm", "residual_layer_norm", "rms_norm",
            "residual_rms_norm", "attention", "packed_qkv_attention", "varlen_attention",
            "varlen_packed_qkv_attention", "embed", "rotary", "feed_forward", "feed_forward_gelu"]  # fmt: skip
-"""Of public_surface.functions(): whose operators have plans of their own, on both routes."""
+"""Names in public_surface.functions() whose operators have plans on both routes."""
 EVERY = [*PLANNED, "cross_entropy", "linear_cross_entropy", "residual_add", "attention_weights"]
-"""With those that ask for a plan in part of their calls, or take what is no float."""
+"""Also functions that plan some of their calls only, or take integers."""
 ROUTES = ["auto", "triton"] if interpreted() else ["auto"]
 each = pytest.mark.parametrize("name", PLANNED)
 every = pytest.mark.parametrize("name", EVERY)
@@ -52,27 +51,27 @@ def called(call, leaves):
 
 
 def solve(call, leaves, gradients):
-    """Outputs and the gradients of the leaves."""
+    """Outputs, and the gradients of the leaves."""
     outputs = called(call, leaves)
     return *outputs, *torch.autograd.grad(outputs, leaves, gradients[: len(outputs)])
 
 
 def kept(plans):
-    """Of all keys."""
+    """The plans of all keys."""
     return [*itertools.chain(*plans.values())]
 
 
 def plans():
-    """Of all operators, those of their backward passes too."""
+    """The number of plans of all operators and of their backward passes."""
     made = [plan for each in operator._every for plan in kept(each.plans)]
     return len(made) + sum(len(kept(plan.backwards)) for plan in made)
 
 
-# ------------------------------------------------------------------------------- every way to give the same numbers
+# -------------------------------------------------------------------- every way to compute the same values
 
 
 def leaves_as(change):
-    """Calls with the leaves changed by what keeps their numbers."""
+    """Calls on leaves with the same values in another form."""
     return lambda call, leaves, gradients: solve(call, [leaf(change(x.detach())) for x in leaves], gradients)
 
 
@@ -118,7 +117,7 @@ def batched(call, leaves, gradients):
 
 
 def moved(change):
-    """Inputs whose memory is another one when the backward pass comes."""
+    """Inputs whose memory changes before the backward pass."""
 
     def run(call, leaves, gradients):
         leaves = [leaf(x) for x in leaves]
@@ -144,7 +143,7 @@ def transform(call, leaves, gradients):
 
 
 def twice(call, leaves, gradients):
-    """Two gradients of one output, a part of the whole each."""
+    """Two backward passes of one output, whose gradients add up."""
     outputs = called(call, leaves)
     halves = [
         torch.autograd.grad(outputs, leaves, [g * part for g in gradients[: len(outputs)]], retain_graph=True)
@@ -208,8 +207,8 @@ WAYS = {
 @every
 @on_each_route
 @pytest.mark.parametrize("way", WAYS)
-def test_numbers_do_not_depend_on_what_was_planned_before(name, route, way):
-    """The plain call first, then the way, and in the other order: the same numbers throughout."""
+def test_results_do_not_depend_on_earlier_plans(name, route, way):
+    """A plain call before and after the other way gives the same values."""
     call, leaves = functions(3, dropout_p=0.0 if way == "torch.func" else 0.25)[name]
     with backend(route):
         gradients = tuple(torch.randn_like(x) for x in called(call, leaves))
@@ -234,7 +233,7 @@ def test_compiled_autograd_traces_a_backward_pass_that_was_planned(name):
 
 
 def test_a_negative_scalar_gradient_keeps_its_sign():
-    """Memory of one number is contiguous, whatever its strides."""
+    """A tensor of one element is contiguous, whatever its strides."""
     x, weight, bias = (torch.ones(1, 1).requires_grad_(), torch.ones(1), torch.zeros(1, requires_grad=True))
     for route in ROUTES:
         for gradient in (torch.tensor([[2.0]]), negative(torch.tensor([[2.0]])), torch.tensor([[2.0]])):
@@ -290,7 +289,7 @@ def test_a_backward_pass_has_a_plan_for_each_layout_of_gradients(name):
         assert made[0] < made[1] == made[2], change
 
 
-def test_tensors_are_alike_while_they_and_what_looks_on_stay_as_they_were():
+def test_alike_compares_tensors_and_dispatch_state():
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4)
     known, twice = alike([a, b]), alike([b, a, b])
     assert known(a, b)
@@ -339,7 +338,7 @@ def test_a_backend_and_a_tile_hold_from_the_next_call_on(name):
     assert launched("triton") == shipped
 
 
-def test_a_gradient_that_is_not_recorded_is_part_of_a_signature_too():
+def test_requires_grad_is_part_of_the_signature_under_no_grad():
     x, mask = torch.randn(1, 3, 3, 1, 8), torch.zeros(3, 3)
     with torch.no_grad():
         F.packed_qkv_attention(x, mask=mask)
@@ -352,15 +351,15 @@ class Product(NamedTuple):
     seed: Whole
 
 
-def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
-    """A plan holds how float32 is multiplied, of the backward pass too; lengths and seeds come last in a call."""
+def test_the_tf32_setting_has_plans_of_its_own():
+    """Also in the backward pass, and if the last tensor of the call is an integer."""
     layout = operator.layout_of(Product)
     find = finder(layout, Plans(), (), checked=True, products=True)
     x, seed = torch.empty(3, device="meta", requires_grad=True), torch.empty(1, dtype=torch.int64, device="meta")
     keys, planned = set(), []
     of_gradients = SimpleNamespace(cast=True, call=len, planned=lambda: planned.append(0) or (lambda grad, saved: grad))
 
-    def backward(derive, saved, wanted, grad):
+    def backward(derive, saved, needs_grad, grad):
         return derive(grad, saved), None
 
     product = SimpleNamespace(
@@ -379,11 +378,11 @@ def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
     assert len(keys) == len(planned) == 2
 
 
-# ------------------------------------------------------------------------------------------------- bounded, and shared
+# ---------------------------------------------------------------------------------------------- bounds and threads
 
 
 @each
-def test_ever_new_shapes_and_gradients_keep_few_plans(name, monkeypatch):
+def test_the_number_of_plans_is_bounded(name, monkeypatch):
     monkeypatch.setattr(operator, "MOST_PLANS", 8)
     monkeypatch.setattr(derivative, "MOST_LAYOUTS", 4)
     for length in range(1, 30):
@@ -415,8 +414,8 @@ def test_a_plan_keeps_no_tensor(name, route):
 
 @pytest.mark.sample(6)
 @every
-def test_eight_threads_get_the_numbers_of_one(name):
-    """Of many signatures, while others clear what they find planned."""
+def test_eight_threads_get_the_results_of_one(name):
+    """With many signatures, while other threads drop all plans."""
     work = [functions(length, dropout_p=p)[name] for length, p in itertools.product(range(1, 9), (0.0, 0.25))]
     gradients = [[torch.randn_like(y) for y in called(*use)] for use in work]
     expected = [solve(*call, g) for call, g in zip(work, gradients)]
@@ -439,8 +438,8 @@ def test_eight_threads_get_the_numbers_of_one(name):
     assert not wrong
 
 
-def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monkeypatch):
-    """The other one comes where the first asks for the device."""
+def test_a_launch_that_two_threads_prepare(monkeypatch):
+    """The second thread arrives while the first reads the device."""
     ran = []
     compiled = SimpleNamespace(run=lambda *all: ran.append(all[-1]), function=1, packed_metadata=2)
     kernel = SimpleNamespace(compiled=lambda *_: (compiled, ()), kinds={"x": "Varying"})
@@ -464,7 +463,7 @@ def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monke
 
 @pytest.mark.parametrize("scratch", [0, 16])
 @pytest.mark.parametrize("name", ["nvidia.driver.CudaLauncher", "amd.driver.HIPLauncher"])
-def test_a_launch_gives_the_function_of_c_what_tritons_launcher_gives_it(name, scratch, monkeypatch):
+def test_a_launch_passes_the_arguments_of_tritons_launcher(name, scratch, monkeypatch):
     module, kind = f"triton.backends.{name}".rsplit(".", 1)
     launcher, given = object.__new__(getattr(importlib.import_module(module), kind)), []
     options = dict.fromkeys(("launch_cooperative_grid", "launch_pdl", "warp_size", "num_ctas"), 1)
@@ -474,7 +473,7 @@ def test_a_launch_gives_the_function_of_c_what_tritons_launcher_gives_it(name, s
     vars(launcher).update(options, launch=lambda *all: given.append(all), arg_annotations="a", kernel_signature=b"s")
     launcher.profile_scratch_size = scratch
     monkeypatch.setattr(_allocation._profile_allocator, "get", lambda: lambda *all: all)
-    # where Triton asks the driver for what nobody else allocates
+    # for Triton versions that ask the driver for scratch memory
     active = SimpleNamespace(allocate_default_profile_scratch=lambda size, *rest: (6 * size, *rest))
     monkeypatch.setattr(jit.triton.runtime.driver, "_active", active)
     compiled = SimpleNamespace(function=7, packed_metadata=(4, 1))
@@ -486,15 +485,15 @@ def test_a_launch_gives_the_function_of_c_what_tritons_launcher_gives_it(name, s
     assert (start is launcher.launch) == (scratch == 0)
 
 
-# --------------------------------------------------------------------------------------------- what has no plan at all
+# ----------------------------------------------------------------------------------------------- calls without a plan
 
 
 class Plain(torch.Tensor):
-    """Which hides nothing."""
+    """A subclass that overrides nothing."""
 
 
 class Hidden(torch.Tensor):
-    """Whose memory means something else."""
+    """A subclass whose memory has another meaning."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -502,7 +501,7 @@ class Hidden(torch.Tensor):
 
 
 @each
-def test_what_looks_on_sees_the_operator_although_there_is_a_plan(name):
+def test_modes_profilers_and_compilers_see_operators_that_have_plans(name):
     call, leaves = functions(3)[name]
     leaves = [leaf(x.detach().to(torch.bfloat16)) for x in leaves]
     for _ in range(2):
@@ -542,11 +541,11 @@ def test_what_looks_on_sees_the_operator_although_there_is_a_plan(name):
     with pytest.raises(TypeError, match="Hidden"):
         call(*(x.detach().as_subclass(Hidden) for x in leaves))
     call(*(x.detach().as_subclass(Plain) for x in leaves))
-    assert plans() <= before + 4  # the dispatcher's, of both passes
+    assert plans() <= before + 4  # the dispatcher's plans of both passes
 
 
 @pytest.mark.parametrize("name", [name for name in PLANNED if len(functions(3)[name].inputs) > 1])
-def test_a_tensor_elsewhere_is_refused_in_the_same_words(name):
+def test_a_tensor_on_another_device_has_the_same_error_with_and_without_a_plan(name):
     call, leaves = functions(3)[name]
 
     def refusal():
@@ -563,7 +562,7 @@ def test_a_tensor_elsewhere_is_refused_in_the_same_words(name):
 
 @pytest.mark.parametrize("name", [name for name in PLANNED if name in wrong_calls.functions()])
 @pytest.mark.sample(4)
-def test_a_wrong_call_is_refused_in_the_same_words_whatever_is_planned(name):
+def test_a_wrong_call_has_the_same_error_with_and_without_a_plan(name):
     target = wrong_calls.functions()[name]
     odd = {"eps": ([1e-5], {}, True, np.float32(1e-5), np.float64(1e-5), 1 + 0j, "1"), "site": (True, 1.0, 1 << 31, -1),
            "dropout_p": (True, [0.5], np.float32(0.5), 1.5, float("nan"))}  # fmt: skip
@@ -584,8 +583,7 @@ def test_a_wrong_call_is_refused_in_the_same_words_whatever_is_planned(name):
         assert outcome(**changed) == first, changed
 
 
-def test_what_the_dispatcher_is_given_is_checked_before_it_is_planned():
-    """The public function takes the same plan."""
+def test_a_call_through_the_dispatcher_is_checked_before_it_is_planned():
     x, weight = torch.randn(2, 4), torch.ones(3)
     for route in ROUTES:
         with backend(route):

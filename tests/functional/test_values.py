@@ -1,4 +1,4 @@
-"""Numbers in starts and positions: on a CPU nothing has to be trusted, on a GPU with FASTTFM_CHECK=1."""
+"""Checks of the values in cu_seqlens and positions: on a CPU, and on a GPU with FASTTFM_CHECK=1."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ def packed(starts, most=3, cu_seqlens_k=None, joint=False):
         ([0, 3, 6], {"cu_seqlens_k": [0, 3, 7], "most": 6}, "cu_seqlens_k must rise"),
     ],
 )
-def test_starts_that_do_not_fit_are_refused_on_a_cpu(starts, options, message, joint):
+def test_wrong_cu_seqlens_are_refused_on_a_cpu(starts, options, message, joint):
     with pytest.raises(ValueError, match=message):
         packed(starts, **options, joint=joint)
 
 
 @pytest.mark.parametrize("joint", [False, True])
-def test_memory_is_made_for_the_longest_sequence_and_not_for_what_is_announced(joint):
-    """On a CPU, which pads: of 2^31 - 1 there would be none."""
+def test_padding_allocates_for_the_longest_sequence_not_for_max_seqlen(joint):
+    """On a CPU: 2^31 - 1 would not fit."""
     torch.manual_seed(1)
     expected = packed([0, 3, 6], joint=joint)
     torch.manual_seed(1)
@@ -44,14 +44,14 @@ def test_memory_is_made_for_the_longest_sequence_and_not_for_what_is_announced(j
 
 
 @pytest.mark.parametrize("positions", [[-1, 0, 1], [0, 1, 4]])
-def test_positions_that_the_tables_do_not_have_are_refused_on_a_cpu(positions):
+def test_positions_outside_the_tables_are_refused_on_a_cpu(positions):
     x, tables = torch.randn(1, 2, 3, 8), F.rotary_tables(4, 8)
     F.rotary(x, *tables, torch.arange(3))  # of the same signature
     with pytest.raises(ValueError, match="the tables have rows 0 to 3"):
         F.rotary(x, *tables, torch.tensor(positions))
 
 
-def test_a_gpu_is_waited_for_under_the_switch_alone(monkeypatch):
+def test_values_on_a_gpu_are_checked_only_on_request(monkeypatch):
     class OnGpu:
         is_cpu, is_cuda = False, True
 

@@ -1,4 +1,4 @@
-"""torch.func over the operators and modules: what a loop over the samples gives, or a refusal in one line."""
+"""torch.func over operators and modules: equals a loop over the samples, or is refused in one line."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ ROUTES = ["torch", "triton"]
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """No "performance drop" of torch's own loop."""
+    """Turn torch's warning of a slow fallback into an error."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "There is a performance drop")
@@ -41,7 +41,7 @@ def looped(call: Callable[..., Any], inputs: list[Tensor], dims: tuple[int | Non
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_maps_over_one_tensor_and_over_all(name: str, route: str) -> None:
+def test_vmap_over_one_tensor_and_over_all(name: str, route: str) -> None:
     call, inputs = FUNCTIONS[name]
     inputs = [x.detach() for x in inputs]
     with F.backend(route):
@@ -55,7 +55,7 @@ def test_every_function_maps_over_one_tensor_and_over_all(name: str, route: str)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_by_sample_and_jacobians_of_every_function(name: str, route: str) -> None:
+def test_per_sample_gradients_and_jacobians(name: str, route: str) -> None:
     use, inputs = FUNCTIONS[name]
     inputs = [x.detach() for x in inputs]
 
@@ -81,7 +81,7 @@ def test_gradients_by_sample_and_jacobians_of_every_function(name: str, route: s
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_module_maps_over_samples_and_their_gradients(name: str) -> None:
+def test_vmap_and_per_sample_gradients_of_modules(name: str) -> None:
     module = modules()[name]
     parameters = {name: p.detach() for name, p in module.named_parameters()}
     inputs = [torch.randn(3, 2, 5, 16) for _ in range(input_count(name))]
@@ -120,7 +120,7 @@ def test_every_module_maps_over_samples_and_their_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("residual_add",)])
-def test_forward_mode_is_refused_in_a_line_that_says_what_to_use(name: str) -> None:
+def test_forward_mode_is_refused_in_one_line(name: str) -> None:
     call, inputs = FUNCTIONS[name]
     with pytest.raises(RuntimeError, match=r"use fasttfm\.reference for it, or reverse mode") as caught:
         jacfwd(lambda x: first(call(x, *inputs[1:])))(inputs[0].detach())
@@ -128,7 +128,7 @@ def test_forward_mode_is_refused_in_a_line_that_says_what_to_use(name: str) -> N
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5, 5), (1, 1, 1, 5), (2, 2, 5, 5)])
-def test_masks_and_lengths_map_with_their_samples(shape: tuple[int, ...]) -> None:
+def test_vmap_over_masks_and_lengths(shape: tuple[int, ...]) -> None:
     q, mask = torch.randn(3, 2, 2, 5, 8), torch.rand(3, *shape) > 0.5
     lengths = torch.tensor([[5, 1], [2, 3], [4, 0]])
 
@@ -151,7 +151,7 @@ def test_offsets_map_beside_a_window_that_leaves_out_bands_of_keys() -> None:
         torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
 
 
-def test_samples_are_one_call_where_rows_alone_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_fold_into_one_call_if_only_rows_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, normalise = [], torch_norms.normalise
     monkeypatch.setattr(torch_norms, "normalise", lambda x, *rest: shapes.append(tuple(x.shape)) or normalise(x, *rest))
     weight = torch.randn(16)
@@ -164,7 +164,7 @@ def test_samples_are_one_call_where_rows_alone_are_mapped(monkeypatch: pytest.Mo
     assert by_weight.shape == (0, 3, 16)
 
 
-def test_dropout_is_that_of_each_sample_alone_or_drawn_for_each() -> None:
+def test_dropout_follows_vmaps_randomness() -> None:
     x = torch.ones(4, 3, 16)
     residual = torch.zeros(3, 16)
 
@@ -181,7 +181,7 @@ def test_dropout_is_that_of_each_sample_alone_or_drawn_for_each() -> None:
         vmap(drop)(x)
 
 
-def test_an_operator_that_overwrites_maps_over_what_it_overwrites_alone() -> None:
+def test_an_operator_that_mutates_a_tensor_needs_vmap_over_it() -> None:
     target = torch.tensor([1, 0, 2])
 
     def loss(x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_an_operator_that_overwrites_maps_over_what_it_overwrites_alone() -> Non
 @pytest.mark.parametrize(
     "transform", [grad, vmap, lambda f: vmap(grad(f)), jacrev], ids=["grad", "vmap", "both", "jac"]
 )
-def test_torch_compile_takes_transformed_operators_into_one_graph(transform) -> None:
+def test_torch_compile_captures_transformed_operators(transform) -> None:
     weight = torch.randn(16)
     transformed = transform(lambda x: F.rms_norm(x, weight).square().sum())
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""No wrong call of a public function or module succeeds, or ends in torch: a line of ours names the argument."""
+"""Wrong calls of public functions and modules: each raises our error, in one line that names the argument."""
 
 import random
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from fasttfm import functional as F
 CALLS = list(wrong_calls())
 LEFT_OUT = {"device", "cache", "packing", "key_packing", "memory_packing", "biases"}
 LEFT_OUT |= {"return_aux", "num_splits", "options", "size_average", "reduce"}
-"""Arguments that no call changes."""
+"""Arguments that the wrong calls leave alone."""
 
 
 @pytest.fixture(autouse=True)
-def _memory_that_nobody_wrote_to_holds_no_numbers() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)  # which fills what torch.empty() gives
+def _uninitialised_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # fills torch.empty() with NaN
     yield
     torch.use_deterministic_algorithms(False)
 
 
-def test_the_calls_are_those_of_all_functions_modules_and_arguments() -> None:
+def test_every_function_module_and_argument_is_covered() -> None:
     targets = functions() | signatures() | modules()
     public = (
         (set(F.__all__) - NO_FUNCTIONS) | {"rotary_tables"} | compat_names() | {f"nn.{n}" for n in fasttfm.nn.__all__}
@@ -36,7 +36,7 @@ def test_the_calls_are_those_of_all_functions_modules_and_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({wrong.name for _, wrong in CALLS}))
-def test_a_wrong_argument_is_refused_in_a_line_that_names_it(name: str) -> None:
+def test_a_wrong_argument_is_named_in_one_line(name: str) -> None:
     faults = {f"{w.argument}, {w.change}": fault(target, w) for target, w in CALLS if w.name == name}
     assert not {what: found for what, found in faults.items() if found}
 
@@ -54,7 +54,7 @@ def two_wrong(seed: int, count: int) -> Iterator[tuple[Target, Wrong, Wrong]]:
         yield target, one, two
 
 
-def test_two_wrong_arguments_at_once_are_refused_as_well() -> None:
+def test_two_wrong_arguments_at_once() -> None:
     faults = {}
     for target, one, two in two_wrong(seed=0, count=700):
         if one.argument != two.argument:
@@ -67,14 +67,14 @@ def test_two_wrong_arguments_at_once_are_refused_as_well() -> None:
     assert not faults
 
 
-def test_arguments_left_out_or_unknown_are_python_s_own_errors() -> None:
+def test_missing_and_unknown_arguments_raise_pythons_errors() -> None:
     with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'value'"):
         F.attention(torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'"):
         F.layer_norm(torch.ones(2, 8), None, None, nonsense=1)  # type: ignore[call-arg]
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_scalars_are_accepted() -> None:
     import numpy as np
 
     x = torch.randn(2, 8)

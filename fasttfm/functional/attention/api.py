@@ -1,9 +1,8 @@
-"""softmax(Q K^T * scale) V with masks and dropout: of heads, of packed projections, of packed sequences.
+"""Fused attention, softmax(Q K^T * scale) V: on heads, on packed projections and on packed sequences.
 
-A model projects queries, keys and values at once, to (B, L, 3, H, D). attention() takes them as three views, and
-autograd then copies three gradients together. packed_qkv_attention() allocates the gradient of all three once, and the
-kernels write into it. varlen_ functions take sequences one after the other, without padding, whose lengths the host
-never reads.
+A model projects queries, keys and values at once, to (B, L, 3, H, D). Passed to attention() as three views, autograd
+copies their three gradients together; packed_qkv_attention() allocates one gradient, and the kernels write into it.
+The varlen_ functions take unpadded sequences, whose lengths the host never reads.
 """
 
 from torch import Tensor
@@ -41,24 +40,24 @@ def attention(
     """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
 
     query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
-    Hk divides H: H / Hk neighbouring query heads share a head of keys and values (grouped-query attention, Ainslie et
-    al. 2023; multi-query attention where Hk is 1), which is read where it is and never repeated in memory.
+    Hk divides H: each key head serves H / Hk neighbouring query heads, without a copy (grouped-query attention, Ainslie
+    et al. 2023; multi-query attention if Hk is 1).
     key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
-    the query may attend, or floats that are added to the scaled scores and may take a gradient; below -2.36e38 they
+    the query may attend, or floats that are added to the scaled scores and may take a gradient; values below -2.36e38
     hide a key, as -inf does.
-    causal: query i sees keys up to the diagonal, which is at key i + causal_offset, an int or (B,) int of each batch
-    row; causal="bottom_right" moves it such that the last query is at the last key, of key_lengths where given.
-    window (left, right): query i sees no more than so many keys before the diagonal and past it, None for no bound
-    (Beltagy et al. 2020); what no query of a tile sees is not computed by a kernel.
+    causal: query i sees keys up to the diagonal, key i + causal_offset; the offset is an int or (B,) int per batch row.
+    causal="bottom_right" aligns the last query with the last key, that of key_lengths if given.
+    window (left, right): keys before and past the diagonal that a query sees, None for no bound (Beltagy et al. 2020);
+    kernels skip tiles outside it.
     softcap, above 0: scores become softcap * tanh(score / softcap), before anything is added (Gemma 2, 2024).
     alibi_slopes (H,) or (B, H): slope times a key's distance from the diagonal is subtracted (Press et al. 2022).
-    sinks (H,): a score of each head that takes weight from a row's keys and has no value, none where it is -inf, all
-    where it is inf; may take a gradient (Xiao et al. 2024; gpt-oss). All combine. A query with no key to attend gives
+    sinks (H,): an extra score per head that takes weight from a row's keys and has no value: no weight if -inf, all if
+    inf; may take a gradient (Xiao et al. 2024; gpt-oss). All of these combine. A query with no key to attend gives
     zeros and passes no gradient.
-    dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
+    dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator if None;
     site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
-    deterministic: gradients are the same bits every time; the call is then never left to cuDNN, which sums by atomics.
-    Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
+    deterministic: bitwise reproducible gradients: cuDNN, which sums by atomics, is never used.
+    Returns (B, H, L, Dv) in memory order (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
     Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a window that is not two numbers.
     """
     if key is None or value is None:
@@ -107,11 +106,11 @@ def attention_weights(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype, rounded to it
-    when they have been computed in float32.
+    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S), computed in float32 and
+    rounded to query's dtype.
 
-    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
-    where no heads of keys are shared. Those of sinks are left out: a row then adds up to less than 1.
+    Arguments, errors and gradients are attention()'s: attention_weights(q, k, ...) @ v equals attention(q, k, v, ...)
+    if Hk is H. The weight of a sink is left out: its row sums to less than 1.
     """
     if mask is not None and type(mask) is not Tensor:
         mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
@@ -145,18 +144,17 @@ def varlen_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """attention() over packed sequences: queries and keys of all sequences one after the other, without padding.
+    """attention() over packed sequences: queries and keys of all sequences concatenated, without padding.
 
     query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
-    multiple of Hk, as attention() has it.
-    cu_seqlens_q, cu_seqlens_k (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of
-    the last. max_seqlen_q, max_seqlen_k: no sequence has more queries or keys. The numbers in cu_seqlens are checked on
-    a CPU, and trusted on a GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the
-    environment. Rows past the last sequence are filler of a fixed token budget and give zeros.
-    The others are as attention() takes them; causal="bottom_right" looks at each sequence's own lengths, and the
-    dropout mask is that of the padded batch. Lengths are in cu_seqlens, and there is no mask: pad, and use attention(),
-    for one. Returns (Tq, H, Dv). Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a
-    window that is not two numbers.
+    multiple of Hk, as in attention().
+    cu_seqlens_q, cu_seqlens_k (B + 1,) int32 or int64 on the same device: the start of each sequence, and the end of
+    the last. max_seqlen_q, max_seqlen_k: upper bounds of the sequence lengths. The values in cu_seqlens are checked on
+    a CPU; on a GPU, where the check would wait for the device, only with FASTTFM_CHECK=1. Rows past the last sequence
+    are padding to a fixed token budget and give zeros.
+    Other arguments are attention()'s; causal="bottom_right" uses each sequence's own lengths, and the dropout mask is
+    that of the padded batch. There is no mask: pad and call attention() for one. Returns (Tq, H, Dv). Raises ValueError
+    for shapes, dtypes or numbers that do not agree, TypeError for a window that is not two numbers.
     """
     if key is None or value is None:
         raise TypeError("key and value must be tensors")
@@ -197,11 +195,11 @@ def packed_qkv_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """attention() on packed projections, as one product writes them; the heads of its output are joined.
+    """attention() on packed projections, as one matrix product writes them; returns joined heads.
 
     packed_qkv (B, L, 3, H, D): queries, keys and values; or (B, S, 2, Hk, D), keys and values, with query (B, L, H, D).
-    key_lengths, mask, causal, dropout_p, scale, seed, site as attention() takes them; but a mask takes no gradient.
-    Memory may hold the batch or the positions first: gradients, and what the kernels write, are laid out as the input.
+    key_lengths, mask, causal, dropout_p, scale, seed, site as in attention(), but a mask takes no gradient.
+    Inputs may be batch-first or sequence-first in memory; outputs and gradients use the same layout.
     Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
     seed = None if dropout_p <= LEAST_P else draw_seed(packed_qkv.device) if seed is None else seed
@@ -235,11 +233,11 @@ def varlen_packed_qkv_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """varlen_attention() on packed projections, as one product writes them; the heads of its output are joined.
+    """varlen_attention() on packed projections, as one matrix product writes them; returns joined heads.
 
     packed_qkv (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
-    cu_seqlens_q to site as varlen_attention() takes them; covered: the sequences reach to the last row, there is no
-    filler to be zeroed. Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    cu_seqlens_q to site as in varlen_attention(); covered: the sequences cover all rows, so no padding is zeroed.
+    Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
     seed = None if dropout_p <= LEAST_P else draw_seed(packed_qkv.device) if seed is None else seed
     if scale is None:

@@ -1,11 +1,11 @@
-"""The backend of a call of attention.
+"""Choice of the backend of an attention call.
 
-    short, flash               one Triton kernel, for rows of few keys or of any number: kernels/attention
-    softmax, explicit, fused   PyTorch's products: products.py
-    blocks                     our own loop on a CPU, for float32 and everything that changes scores
-    bands                      on a CPU of a window's keys alone, by fused or explicit for some queries at a time
+    short, flash               one Triton kernel, for few keys or any number: kernels/attention
+    softmax, explicit, fused   PyTorch's matrix products: products.py
+    blocks                     compiled CPU loop, for float32 and all score modifications
+    bands                      CPU, windows: fused or explicit on some queries at a time, over the keys in their window
 
-A call is decided once, before it computes, and its backward pass takes the same backend.
+The choice is made once, before the forward pass; the backward pass takes the same backend.
 """
 
 import torch
@@ -21,29 +21,29 @@ from fasttfm.functional.operator import Size, casts, transformed
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 FUSED_QUERIES = FUSED_KEYS = 16
-"""From so many on torch's fused CPU kernel is the faster in float32, and keeps no weights. Few queries over many keys
-are a search's (models/cache.py); in bfloat16 its softmax and backward pass are slow. On two cores of an AMD EPYC with
-AVX-512 forward and backward took 1.3 and 1.1 times less at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle; below
-64 keys forward is hardly faster, and backward takes half as long (`python -m benchmarks kernels`). A search's last bits
-depend on it."""
+"""Fewest queries and keys for torch's fused CPU kernel in float32, which saves no weights. Few queries over many keys
+are a search step (models/cache.py); in bfloat16 softmax and backward pass are slow. On two cores of an AMD EPYC with
+AVX-512 forward and backward took 1.3 and 1.1 times less at 100 keys, 4.3 and 2.2 times at 1,024 if causal; below 64
+keys forward is hardly faster, and backward takes half as long (`python -m benchmarks kernels`). The last bits of a
+search depend on it."""
 
 
 LEAST_BAND, MOST_IN_BAND = 64, 512
-"""Queries of a band."""
+"""Fewest and most queries in a band."""
 
 
-def backend_of(wanted: str, query: Tensor, value: Tensor, keys: Size, options: Options | Call | None = None) -> str:
-    """short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused.
+def backend_of(requested: str, query: Tensor, value: Tensor, keys: Size, options: Options | Call | None = None) -> str:
+    """Return short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused.
 
-    wanted: auto, triton or torch, or this function's own answer, which stays. query (..., D), value (..., Dv); keys of
-    the longest row; options where they may have a window. The kernels' tables decide where a kernel takes the tensors:
-    by chip, dtype (float32 by whether torch allows TF32 now), head size and keys.
+    requested: auto, triton or torch, or a backend, which is returned. query (..., D), value (..., Dv); keys of the
+    longest row; options, if there may be a window. If a kernel takes the tensors, its tables decide: by chip, dtype
+    (float32 by torch's TF32 setting), head size and keys.
     """
-    if wanted not in BACKENDS:
-        return wanted
+    if requested not in BACKENDS:
+        return requested
     device, dtype = query.device, query.dtype
-    if wanted == "torch" or not kernels_take(wanted, device, dtype):
-        # torch's own kernel takes one sequence after the other, PyTorch's products all of them at once
+    if requested == "torch" or not kernels_take(requested, device, dtype):
+        # torch's kernel computes the sequences one by one; PyTorch's products batch them
         return "fused" if batch_invariant(query) and query.shape[-1] == value.shape[-1] else "explicit"
     from fasttfm.kernels.attention import launch as attention_launch
     from fasttfm.kernels.launch import chip, product_kind
@@ -58,15 +58,16 @@ def backend_of(wanted: str, query: Tensor, value: Tensor, keys: Size, options: O
 
 
 def _is_narrow(options: Options | Call, keys: Size) -> bool:
-    """Return whether a window leaves no more than a quarter of the keys. A kernel for long rows multiplies these alone,
-    at three to five times the cycles of a score: on paper, beside cuBLAS' products and the scores' way through the
-    memory, by the machine code for sm_60 to sm_75."""
+    """Return whether a window leaves at most a quarter of the keys.
+
+    The flash kernel computes these alone, at three to five times the cycles per score of cuBLAS' products plus the
+    scores' memory traffic: an estimate from the machine code for sm_60 to sm_75.
+    """
     return options.causal and options.window != -1 and 4 * (options.window + 1) <= keys
 
 
 def cpu_backend(call: Call) -> str:
-    """The backend of an eager call on a CPU where our own loop or torch's kernel is the faster way; else what was
-    wanted, call.backend."""
+    """Return blocks, bands or fused for an eager CPU call where one of them is fastest; else call.backend."""
     query, key = call.query, call.query if call.key is None else call.key
     if call.only_weights or call.backend not in BACKENDS or not _is_open(query):
         return call.backend
@@ -81,8 +82,7 @@ def cpu_backend(call: Call) -> str:
 
 
 def _is_open(query: Tensor) -> bool:
-    """Return whether a CPU may compute it by something other than the products: of transforms torch's kernel knows
-    little."""
+    """Return whether a CPU may use anything but the products; torch's kernel supports few transforms."""
     return (
         query.is_cpu
         and backends.current != "triton"
@@ -92,8 +92,10 @@ def _is_open(query: Tensor) -> bool:
 
 
 def _is_banded(call: Call) -> bool:
-    """Return whether a window leaves out keys that are known. Dropout draws for whole rows, and a graph of
-    torch.compile must not depend on lengths."""
+    """Return whether a window excludes enough keys, known now, for bands.
+
+    Not with dropout, which is drawn for whole rows, nor under torch.compile, whose graph must not depend on lengths.
+    """
     batch, _, queries, keys = call.sizes
     return (
         call.window != -1
@@ -103,12 +105,12 @@ def _is_banded(call: Call) -> bool:
         and not torch.compiler.is_compiling()
         and batch * queries > 0
         and call.window + LEAST_BAND < keys
-        and (call.offsets is None or values_are_checked(call.offsets))  # the bands depend on their values
+        and (call.offsets is None or values_are_checked(call.offsets))  # their values decide the bands
     )
 
 
 def takes_fused(query: Tensor, key: Tensor, value: Tensor, options: Options | Call) -> bool:
-    """Return whether torch's own CPU kernel is the faster way for these heads, gradients too."""
+    """Return whether torch's fused CPU kernel supports these heads and is faster, gradients included."""
     return (
         options.seed is None
         and options.softcap == 0.0
@@ -123,8 +125,10 @@ def takes_fused(query: Tensor, key: Tensor, value: Tensor, options: Options | Ca
 
 
 def _long(query: Tensor, key: Tensor) -> bool:
-    """Tell if torch's kernel is the faster way at these lengths. Where a graph leaves a length open, nothing may depend
-    on it: the graph would hold for the lengths of its example alone."""
+    """Return whether torch's kernel is faster at these lengths; not if a graph leaves a length dynamic.
+
+    A decision on a dynamic length would specialise the graph to its example.
+    """
     conditions = (query.shape[2] >= FUSED_QUERIES, key.shape[2] >= FUSED_KEYS, query.shape[0] > 0, query.shape[1] > 0)
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import statically_known_true

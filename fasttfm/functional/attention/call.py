@@ -1,4 +1,4 @@
-"""A call of attention: what it is given, seen as heads, and where its outputs and gradients lie."""
+"""The arguments of an attention call, views of them as heads, and the layouts of outputs and gradients."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fasttfm.functional.attention.layout import by_head
 from fasttfm.functional.operator import Mask, Size, Whole
 
 Window = tuple[int | None, int | None]
-"""Keys before the diagonal and past it that a query may attend, None for no bound."""
+"""Keys before and past the diagonal that a query may attend, None for no bound."""
 
 LARGEST = 1e30
-"""Of a scale, a soft cap and a slope, in size, and what larger sinks count as: float32 holds it times any distance."""
+"""Largest magnitude of a scale, a soft cap and a slope; sinks are clamped to it. Times any distance it fits float32."""
 KERNELS = ("short", "flash")
 SAVING_WEIGHTS = ("explicit", "softmax")
-"""Backends that keep the weights (B, H, L, S) for the backward pass; others their log-sum-exp, (B, H, L) or (H, Tq)."""
+"""Backends that save the weights (B, H, L, S) for the backward pass; others save their log-sum-exp, (B, H, L) or
+(H, Tq)."""
 
 
 class Options(NamedTuple):
-    """Everything but query, key and value, as the kernels name it.
+    """All arguments but query, key and value, as the kernels name them.
 
     Query i sees keys up to i + causal_offset if causal, and from i + causal_offset - window on if window is not -1.
     """
@@ -37,32 +38,32 @@ class Options(NamedTuple):
     seed: Whole | None
     site: int
     offsets: Whole | None = None
-    """(B,), of each batch row, added to causal_offset."""
+    """(B,), added to causal_offset per batch row."""
     window: Size = -1
     softcap: float = 0.0
     slopes: Tensor | None = None
-    """(B, H) or (1, H) float32, beside float64 of it, of ALiBi."""
+    """ALiBi's, (B, H) or (1, H) float32; float64 if query is."""
     past: Size = 0
-    """Keys past the diagonal that causal_offset lets a query see: ALiBi counts from the diagonal."""
+    """Keys past the diagonal that causal_offset includes; ALiBi's distances start at the diagonal."""
     sinks: Tensor | None = None
     """(H,)"""
 
 
 class Sequences(NamedTuple):
-    """Sequences one after the other on both sides."""
+    """Boundaries of packed sequences."""
 
     cu_seqlens_q: Whole
-    """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
+    """(B + 1,) int32 or int64: first query of each sequence, and the end of the last."""
     cu_seqlens_k: Whole
-    """The same among the keys."""
+    """The same for keys."""
     max_seqlen_q: Size
-    """No sequence has more queries."""
+    """Upper bound of the queries of a sequence."""
     max_seqlen_k: Size
-    """No sequence has more keys."""
+    """Upper bound of the keys of a sequence."""
 
 
 class Call(NamedTuple):
-    """A call of the operator, which has all fields of Options."""
+    """A call of the operator; includes all fields of Options."""
 
     query: Tensor
     """Queries, or packed queries, keys and values."""
@@ -71,7 +72,7 @@ class Call(NamedTuple):
     value: Tensor | None
     key_lengths: Whole | None
     cu_seqlens_q: Whole | None
-    """As Sequences has it; None where batch rows are padded."""
+    """As in Sequences; None for a padded batch."""
     cu_seqlens_k: Whole | None
     mask: Mask | None
     offsets: Whole | None
@@ -89,9 +90,9 @@ class Call(NamedTuple):
     scale: float
     site: int
     covered: bool
-    """Whether packed sequences reach to the last row."""
+    """Whether packed sequences cover all rows."""
     only_weights: bool
-    """Whether the output is the weights after dropout; value is not read then."""
+    """Whether the output is the weights after dropout; value is then ignored."""
     backend: str
 
     @property
@@ -110,14 +111,14 @@ class Call(NamedTuple):
 
     @property
     def apart(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, as views."""
+        """Views of queries, keys and values."""
         if self.key is None:
             return self.query.unbind(-3)  # type: ignore[return-value]
         return self.query, *(self.key.unbind(-3) if self.value is None else (self.key, self.value))  # type: ignore[return-value]
 
     @property
     def heads(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, ., D), as views; each row of packed ones shows all sequences."""
+        """Views (B, H, ., D) of queries, keys and values; each batch row of packed ones shows all sequences."""
         return tuple(self.by_head(x) for x in self.apart)  # type: ignore[return-value]
 
     def by_head(self, x: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ class Call(NamedTuple):
 
     @property
     def sizes(self) -> tuple[Size, Size, Size, Size]:
-        """(B, H, L, S); of packed sequences the most queries and keys of one."""
+        """(B, H, L, S); L and S of packed sequences are those of the longest."""
         query, key, _ = self.apart
         if self.packed:
             return self.batch, query.shape[1], self.max_seqlen_q, self.max_seqlen_k
@@ -145,18 +146,18 @@ class Call(NamedTuple):
 class Saved(NamedTuple):
     call: Call
     output: Tensor | None
-    """None where the weights are saved and there are no sinks."""
+    """None if the weights are saved and there are no sinks."""
     saved: Tensor
-    """The weights before dropout or the log-sum-exp, as SAVING_WEIGHTS says."""
+    """The weights before dropout, or the log-sum-exp; see SAVING_WEIGHTS."""
     kept: Tensor | None
-    """From explicit the weights after dropout, from fused what is added to the scores, from blocks the weights before
-    dropout where they are few."""
+    """explicit: the weights after dropout; fused: the addend of the scores; blocks: the weights of short rows before
+    dropout."""
     lse: Tensor | None
-    """The log-sum-exp beside weights, where there are sinks."""
+    """The log-sum-exp in addition to weights, if there are sinks."""
 
 
 def is_plain(options: Options | Call) -> bool:
-    """Return whether scores are neither shifted by batch row, cut off on the left, capped, sloped nor beside sinks."""
+    """Return whether there are no offsets by batch row, window, soft cap, slopes or sinks."""
     without = options.offsets is options.slopes is options.sinks is None
     return without and options.window == -1 and options.softcap == 0.0
 
@@ -167,8 +168,7 @@ def is_empty(call: Call) -> bool:
 
 
 def output_layout(call: Call) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
-    """Shape and strides of the output: heads beside one another in a token's row, positions first where the queries
-    have them first."""
+    """Shape and strides of the output: heads adjacent within a token's row, sequence-first if the queries are."""
     query, _, value = call.apart
     heads, width = query.shape[1 if call.value is not None and not call.packed else -2], value.shape[-1]
     row = heads * width
@@ -186,24 +186,25 @@ def output_layout(call: Call) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
 
 
 def heads_last(x: Tensor, width: Size) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
-    """Shape (B, H, L, width) of x (B, H, L, .), and the strides of (B, L, H, width)."""
+    """Shape (B, H, L, width), with the strides of (B, L, H, width), for x (B, H, L, .)."""
     batch, heads, length = x.shape[:3]
     return (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
 
 
 def gradient_memory(call: Call) -> Callable[..., tuple[Any, ...]]:
-    """A function of such calls, and of memory for the gradient of the key or None, to memory for the gradients of
-    query, key and value: of packed projections laid out as they are, where the numbers of a head's row are neighbours,
-    as attention writes them."""
+    """Return an allocator of the gradients of query, key and value: of a call, and a buffer for the key's or None.
+
+    The gradient of a packed projection has its layout, if its last dimension has stride 1.
+    """
     if call.value is not None and not call.packed:
         q, k, v = (heads_last(x, x.shape[3]) for x in call.apart)
         return lambda call, key: (
             call.query.new_empty_strided(*q), call.query.new_empty_strided(*k), call.query.new_empty_strided(*v)
         )  # fmt: skip
     reached = call.covered and not is_empty(call)
-    make = torch.empty_like if not call.packed or reached else torch.zeros_like  # zero where no sequence reaches
-    kept = [call.value is None and x is not None and x.stride(-1) == 1 for x in call[:3]]
-    formats = [torch.preserve_format if each else torch.contiguous_format for each in kept]
+    make = torch.empty_like if not call.packed or reached else torch.zeros_like  # zero outside the sequences
+    preserved = [call.value is None and x is not None and x.stride(-1) == 1 for x in call[:3]]
+    formats = [torch.preserve_format if each else torch.contiguous_format for each in preserved]
     count = sum(x is not None for x in call[:3])
 
     def memory(call: Call, key: Tensor | None) -> tuple[Any, ...]:
@@ -220,8 +221,10 @@ def gradient_memory(call: Call) -> Callable[..., tuple[Any, ...]]:
 
 
 def sinks_gradient(saved: Saved, grad: Tensor) -> Tensor | None:
-    """The gradient of the sinks (H,), if there are any, from that of the output: a sink takes its weight, at most 1,
-    from all others of a row."""
+    """The gradient of the sinks (H,), if there are any, from that of the output.
+
+    A sink takes its weight, at most 1, from the other weights of its row.
+    """
     call, output = saved.call, saved.output
     sinks, lse = call.sinks, saved.lse if call.backend in SAVING_WEIGHTS else saved.saved
     if sinks is None or output is None or lse is None:

@@ -1,4 +1,4 @@
-"""Checks of attention's arguments: ValueErrors of one line that names what does not agree."""
+"""Checks of attention's arguments; each raises a ValueError of one line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from torch import Tensor
 from fasttfm.functional.attention.call import LARGEST, Call, Sequences
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import dropout_for
-from fasttfm.functional.operator import REAL, Size, casts
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+from fasttfm.functional.operator import REAL, WHOLE, Size, casts
 
 
 def check(call: Call) -> None:
-    """Raise ValueError for arguments that do not agree."""
+    """Check a call of the operator."""
     if call.value is None:
         _check_projections(call)
     if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
@@ -34,8 +32,8 @@ def check(call: Call) -> None:
 
 
 def check_heads(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
-    """Raises ValueError for arguments of attention() that do not agree."""
-    q, k = query.shape, key.shape  # each asking makes a tuple anew
+    """Check the shapes, dtypes and devices of attention()'s query, key and masks."""
+    q, k = query.shape, key.shape  # each access makes a tuple
     if len(q) != 4 or len(k) != 4:
         raise ValueError(
             f"query {tuple(q)} and key {tuple(k)} must have four dimensions: (B, H, L, D) and (B, H, S, D)"
@@ -51,19 +49,19 @@ def check_heads(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Te
         raise ValueError(f"key is on {key.device} and query on {query.device}: both must be on one device")
     if query.dtype != key.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
-    if query.dtype not in _DTYPES:
+    if query.dtype not in REAL:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
     if key_lengths is not None or mask is not None:
         _check_masks(query, key, key_lengths, mask)
 
 
 def shares(query_heads: Size, key_heads: Size) -> bool:
-    """Return whether so many query heads can share so many heads of keys: equal numbers, or a multiple."""
+    """Return whether the number of query heads is a multiple of the number of key heads."""
     return query_heads == key_heads or (key_heads > 0 and query_heads % key_heads == 0)
 
 
 def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise ValueError for values that do not fit the queries and keys."""
+    """Check that value fits query and key."""
     k, v = key.shape, value.shape
     if len(v) != 4 or v[:3] != k[:3]:
         raise ValueError(
@@ -74,12 +72,12 @@ def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
-    for name, given in (("key_lengths", key_lengths), ("mask", mask)):
-        if given is not None and given.device != query.device:
-            raise ValueError(f"{name} is on {given.device} and query on {query.device}: both must be on one device")
+    for name, x in (("key_lengths", key_lengths), ("mask", mask)):
+        if x is not None and x.device != query.device:
+            raise ValueError(f"{name} is on {x.device} and query on {query.device}: both must be on one device")
     if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
         raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
-    if key_lengths is not None and key_lengths.dtype not in (torch.int32, torch.int64):
+    if key_lengths is not None and key_lengths.dtype not in WHOLE:
         raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
     if mask is not None:
         full = (*query.shape[:3], key.shape[2])
@@ -90,16 +88,16 @@ def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: T
 
 
 def _check_projections(call: Call) -> None:
-    """Raises ValueError for projections of another layout, and for what only attention() takes."""
+    """Check the shape and dtype of packed projections."""
     projected, query = (call.query, None) if call.key is None else (call.key, call.query)
     parts, dimensions = 3 if query is None else 2, 4 if call.packed else 5
     shape = tuple(projected.shape)
     if len(shape) != dimensions or shape[-3] != parts or (query is not None and query.dim() != dimensions - 1):
-        given = "" if query is None else f" with query {tuple(query.shape)}"
-        wanted = "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
+        beside = "" if query is None else f" with query {tuple(query.shape)}"
+        allowed = "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
         if call.packed:
-            wanted = "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)"
-        raise ValueError(f"packed_qkv {shape}{given} must be {wanted}")
+            allowed = "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)"
+        raise ValueError(f"packed_qkv {shape}{beside} must be {allowed}")
     if projected.dtype not in REAL:
         raise ValueError(f"packed_qkv has dtype {projected.dtype}: float32, float16 or bfloat16 is needed")
     if call.mask is not None and call.mask.requires_grad:
@@ -107,7 +105,7 @@ def _check_projections(call: Call) -> None:
 
 
 def check_packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
-    """Raises ValueError for arguments of varlen_attention() that do not agree."""
+    """Check the shapes, dtypes and devices of varlen_attention()'s arguments."""
     if not query.dim() == key.dim() == value.dim() == 3:
         raise ValueError(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must have three "
@@ -121,38 +119,38 @@ def check_packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor
     if not (query.dtype == key.dtype == value.dtype or casts(query)):
         raise ValueError(f"query {query.dtype}, key {key.dtype} and value {value.dtype} must have one dtype")
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if starts.dim() != 1 or starts.dtype not in (torch.int32, torch.int64) or starts.device != query.device:
+        if starts.dim() != 1 or starts.dtype not in WHOLE or starts.device != query.device:
             raise ValueError(
                 f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}: int32 or int64 (B + 1,) on "
                 f"{query.device} is needed"
             )
     if cu_seqlens_q.shape != cu_seqlens_k.shape or not cu_seqlens_q.shape[0]:
-        given = f"cu_seqlens_q {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}"
-        raise ValueError(f"{given} must both be (B + 1,)")
+        both = f"cu_seqlens_q {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}"
+        raise ValueError(f"{both} must be (B + 1,)")
 
 
 def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, sequences: Sequences) -> Sequences:
-    """The sequences of packed rows, with the longest where looking costs nothing, as values_are_checked() says.
+    """Check packed sequences; where values_are_checked(), return them with max_seqlen lowered to the longest sequence.
 
-    Raises ValueError for announced lengths that no kernel counts to, and, where it looks, for starts that do not rise
-    from 0 up, end past the rows, or leave a longer sequence than announced.
+    Raises ValueError for a max_seqlen of 2^31 or more and, where values are checked, for cu_seqlens that do not rise
+    from 0, that end past the rows, or that contain a sequence longer than max_seqlen.
     """
-    queries, keys, *announced = sequences
+    queries, keys, *bounds = sequences
     call = Call(
-        query, key, value, None, queries, keys, None, None, None, None, None, announced[0], announced[1], False, 0, -1,
+        query, key, value, None, queries, keys, None, None, None, None, None, bounds[0], bounds[1], False, 0, -1,
         0.0, 0, 0.0, 1.0, 0, False, False, "auto",
     )  # fmt: skip
     if value is None:
         _check_projections(call)
     check_packed(*call.apart, queries, keys)
-    _check_longest(*announced)
+    _check_longest(*bounds)
     if not values_are_checked(queries):
         return sequences
-    found: list[Size] = []
+    lowered: list[Size] = []
     counts = query.shape[0], (query if key is None else key).shape[0]
-    for name, starts, rows, most in zip("qk", (queries, keys), counts, announced):
-        if name == "k" and keys is queries and counts[0] == counts[1] and announced[0] == announced[1]:
-            found *= 2
+    for name, starts, rows, most in zip("qk", (queries, keys), counts, bounds):
+        if name == "k" and keys is queries and counts[0] == counts[1] and bounds[0] == bounds[1]:
+            lowered *= 2
             break
         values = starts.tolist()
         longest = max((b - a for a, b in itertools.pairwise(values)), default=0)
@@ -160,16 +158,16 @@ def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, s
             raise ValueError(f"cu_seqlens_{name} must rise from 0 to at most {rows} rows: {shown(values)}")
         if longest > most:
             raise ValueError(f"max_seqlen_{name} is {most} but a sequence of cu_seqlens_{name} has {longest}")
-        found.append(min(operator.index(most), max(longest, 1)))  # memory is made for no longer one
-    return Sequences(queries, keys, *found)
+        lowered.append(min(operator.index(most), max(longest, 1)))  # padding allocates for the longest
+    return Sequences(queries, keys, *lowered)
 
 
-def _check_longest(*announced: Size) -> None:
-    for name, most in zip("qk", announced):
+def _check_longest(*bounds: Size) -> None:
+    for name, most in zip("qk", bounds):
         if most >= 1 << 31:
             raise ValueError(f"max_seqlen_{name} is {most}: it must be below 2^31")
 
 
 def shown(values: list[int]) -> str:
-    """Some of the values, in a line."""
+    """The first values, in one line."""
     return ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")

@@ -1,4 +1,4 @@
-"""Attention's kernels on calls of one signature: what is decided once, and what is allocated and launched each time."""
+"""Plans of attention's kernels: one signature's launches, and the allocations and launches of each call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Outputs = tuple[Tensor | None, ...]
 
 
 class _Reader:
-    """Operands of a call, and what else its launches are given."""
+    """Reads the operands and the problem description of a call for its launches."""
 
     def __init__(self, call: Call, *, positive: bool = False) -> None:
-        """positive: as Problems takes it."""
+        """positive: as in Problems."""
         from fasttfm.kernels.attention.launch import Problems, prepare
 
         self._copied = any(x is not None and x.stride(-1) != 1 for x in call[:3])
@@ -26,7 +26,7 @@ class _Reader:
         self._parts = sum(x is not None for x in call[:3])
         plain = self._parts == 3 and not (self._copied or self._negated)
         self.operands: Any = itemgetter(0, 1, 2) if plain else self._operands
-        """Queries, keys and values of a call with unit stride in their last dimension, as views of where they begin."""
+        """Returns the queries, keys and values of a call, with unit stride in the last dimension."""
         heads = [call.by_head(x) for x in self.operands(call)]
         self.call = prepare(*heads, packed=call.sequences, **{name: getattr(call, name) for name in Options._fields})
         masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
@@ -43,12 +43,12 @@ class _Reader:
         return -query if self._negated else query, key, value  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Let go of the tensors that it was made of."""
+        """Release the tensors of the first call."""
         del self.call
 
 
 def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Callable[[Call], Outputs]:
-    """memory: makes output and log-sum-exp."""
+    """Plan a forward pass; memory allocates the output and the log-sum-exp."""
     from fasttfm.kernels.attention import forward as long_forward
     from fasttfm.kernels.attention import short
 
@@ -70,18 +70,17 @@ def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Call
 
 
 def bias_rows(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Memory for what each batch row adds to the gradients of the biases of packed projections, float32, in the place
-    of query and key."""
+    """Allocate float32 partial sums of the bias gradients of packed projections, one per batch row: query's, key's."""
     query, key = call[:2]
     shape = (call.batch, *query.shape[-3 if key is None else -2 :])
-    of_key = None if key is None else key.new_empty((call.batch, *key.shape[-3:]), dtype=torch.float32)
-    return query.new_empty(shape, dtype=torch.float32), of_key
+    key_rows = None if key is None else key.new_empty((call.batch, *key.shape[-3:]), dtype=torch.float32)
+    return query.new_empty(shape, dtype=torch.float32), key_rows
 
 
 def backward(
     grad: Tensor, mask_gradient: bool, bias_dtype: torch.dtype | None, d_key: Tensor | None, saved: Saved
 ) -> Callable[[Any], Outputs]:
-    """A function of the call of the backward operator."""
+    """Plan a backward pass, as a function of a call of the backward operator."""
     from fasttfm.kernels.attention import backward as long_backward
     from fasttfm.kernels.attention import mask_gradient as kernel_of_masks
     from fasttfm.kernels.attention import short

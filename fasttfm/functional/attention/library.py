@@ -1,7 +1,7 @@
-"""Attention by cuDNN, which PyTorch brings, for calls that LIBRARY in kernels/tiles/attention.py sends there.
+"""Attention by PyTorch's cuDNN, for the calls that LIBRARY in kernels/tiles/attention.py lists.
 
-It saves what our kernels for long rows save, the output and the log-sum-exp in base 2, so that these can compute the
-gradients of its output: cuDNN sums gradients by atomics, and torch.use_deterministic_algorithms() keeps them with us.
+It saves the output and the log-sum-exp in base 2, like the flash kernel, so that the flash kernel can compute its
+gradients: cuDNN sums them by atomics, so torch.use_deterministic_algorithms() leaves them to ours.
 """
 
 import math
@@ -18,8 +18,8 @@ from fasttfm.functional.attention.layout import heads_last
 Outputs = tuple[Tensor | None, ...]
 
 LENGTHS = 128
-"""Lengths that are no multiple stay with our kernels: cuDNN plans every shape anew, which takes about half a second a
-pass, and batches of ever new lengths would wait for it in most of their steps."""
+"""Lengths that are no multiple of it stay with our kernels: cuDNN builds a plan per shape, about half a second a pass,
+and batches of ever new lengths would wait for it in most steps."""
 
 _LN2 = math.log(2.0)
 _attend = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -27,20 +27,24 @@ _differentiate = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
 
 
 def takes(call: Call) -> bool:
-    """Return whether cuDNN computes this call: the table says so, and this cuDNN agrees."""
+    """Return whether cuDNN computes this call: the table lists it, and this cuDNN supports it."""
     return fits(call) and _usable(*call[:3], causal=call.causal)  # type: ignore[arg-type]
 
 
 def usable(call: Call) -> Callable[..., bool]:
-    """A function of the tensors of such calls: whether cuDNN may compute them, which
-    torch.backends.cuda.enable_cudnn_sdp() changes between calls."""
+    """Return a function of the tensors of such calls: whether cuDNN may compute them now.
+
+    torch.backends.cuda.enable_cudnn_sdp() may change that between calls.
+    """
     causal = call.causal
     return lambda query, key, value: _usable(query, key, value, causal=causal)
 
 
 def fits(call: Call) -> bool:
-    """Return whether the table gives this call to cuDNN: whole rows or a triangle, heads beside one another in memory,
-    no dropout. Lengths that a graph leaves open stay with our kernels."""
+    """Return whether the table lists this call for cuDNN: unmasked or causal, heads adjacent in memory, no dropout.
+
+    Dynamic lengths stay with our kernels.
+    """
     query, key, value = call[:3]
     others = any(x is not None for x in call[3:11])
     if call.backend != "auto" or value is None or key is None or others or call.only_weights or is_empty(call):
@@ -54,17 +58,17 @@ def fits(call: Call) -> bool:
         and call.scale > 0.0
         and not (call.causal and call.causal_offset)
         and all(x.stride(1) < x.stride(2) for x in (query, key, value))
-        and _chosen(query, causal=call.causal)
+        and _listed(query, causal=call.causal)
     )
 
 
 def _usable(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> bool:
-    """Return whether this cuDNN takes such tensors on this device, and may."""
-    given = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
-    return torch.backends.cuda.can_use_cudnn_attention(given)
+    """Return whether this cuDNN supports such tensors on this device, and is enabled."""
+    params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
+    return torch.backends.cuda.can_use_cudnn_attention(params)
 
 
-def _chosen(query: Tensor, *, causal: bool) -> bool:
+def _listed(query: Tensor, *, causal: bool) -> bool:
     from fasttfm.kernels.attention.launch import key_class, width_class
     from fasttfm.kernels.launch import chip, product_kind
     from fasttfm.kernels.tiles.attention import LIBRARY
@@ -75,14 +79,14 @@ def _chosen(query: Tensor, *, causal: bool) -> bool:
 
 
 def forward(call: Call) -> Outputs:
-    """The output, and saved, kept and lse as Saved has them."""
+    """The output, and saved, kept and lse as in Saved."""
     query, key, value = call[:3]
     output, lse, *_ = _attend(query, key, value, None, True, 0.0, call.causal, False, scale=call.scale)
     return heads_last(output), lse.reshape(query.shape[:3]) / _LN2, None, None
 
 
 def backward(*call: Any) -> Callable[[Any], Outputs]:
-    """A function of the call of the backward operator, as kernel_plans.backward()."""
+    """Plan a backward pass, as kernel_plans.backward()."""
     ours = kernel_plans.backward(*call)
 
     def compute(backward: Any) -> Outputs:
@@ -92,11 +96,11 @@ def backward(*call: Any) -> Callable[[Any], Outputs]:
 
 
 def gradients(backward: Any) -> Outputs:
-    """Gradients by cuDNN, as the operator of the backward pass returns them."""
+    """Gradients by cuDNN, in the order of the backward operator's outputs."""
     grad, *_, (call, output, lse, *_) = backward
     query, key, value = call[:3]
-    nothing = torch.empty((), dtype=torch.int64, device=grad.device)  # seed and offset of dropout
-    tensors = heads_last(grad), query, key, value, output, (lse * _LN2).unsqueeze(-1), nothing, nothing
+    unused = torch.empty((), dtype=torch.int64, device=grad.device)  # seed and offset of dropout
+    tensors = heads_last(grad), query, key, value, output, (lse * _LN2).unsqueeze(-1), unused, unused
     length = query.shape[2]
-    found = _differentiate(*tensors, None, None, None, length, length, 0.0, call.causal, scale=call.scale)
-    return *map(heads_last, found), None, None, None, None
+    results = _differentiate(*tensors, None, None, None, length, length, 0.0, call.causal, scale=call.scale)
+    return *map(heads_last, results), None, None, None, None

@@ -1,10 +1,9 @@
-"""softmax(Q K^T * scale) V as one torch operator, of heads, of packed projections and of packed sequences.
+"""Attention as one torch operator, for heads, packed projections and packed sequences.
 
-A call is told apart by what it is given: heads (B, H, L, D) of a query, a key and a value; projections as one product
-wrote them, (B, L, 3, H, D) in place of the query, or (B, S, 2, Hk, D) in place of the key with a query (B, L, H, D),
-whose gradients are laid out as they are and written in place; and each of these without B, sequences one after the
-other, where cu_seqlens are given. All are views (B, H, ., D) of strides, which is what the kernels and our own loop on
-a CPU read; PyTorch's products read padded rows.
+Inputs are heads (B, H, L, D) of query, key and value; or packed projections, (B, L, 3, H, D) as the query, or
+(B, S, 2, Hk, D) as the key with a query (B, L, H, D), whose gradients are written in place in the same layout; or, with
+cu_seqlens, packed sequences: each of these without B. The kernels and the CPU loop read all of them as strided views
+(B, H, ., D); PyTorch's products read padded copies of packed sequences.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class _Backward(NamedTuple):
     grad: Tensor
     mask_gradient: bool
     bias_dtype: torch.dtype | None
-    """Of the gradients of biases that were added to packed projections; None: not asked for."""
+    """Dtype of the bias gradients of packed projections; None: not requested."""
     d_key: Tensor | None
-    """Memory of the gradient of packed keys and values, a part of a wider one; None: its own. Not by the dispatcher."""
+    """Buffer for the gradient of packed keys and values, a slice of a wider one; None: allocated. Direct calls only."""
     saved: Saved
 
 
@@ -57,7 +56,7 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str, sequences: Sequences | None = None, *,
     only_weights: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The output of a call with these options; sequences: of packed rows; only_weights as Call has it."""
+    """Call the operator with these options; sequences: boundaries of packed rows; only_weights as in Call."""
     lengths, mask, causal, offset, dropout_p, scale, seed, site, offsets, window, softcap, slopes, past, sinks = options
     starts = (None, None, 0, 0) if sequences is None else sequences
     return attention(
@@ -69,12 +68,8 @@ def attend(
 # --------------------------------------------------------------------------------------------------- bands of a window
 
 
-def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor]] | None:
-    return _by_bands if call.backend == "bands" else None
-
-
 def _by_bands(call: Call) -> tuple[Tensor]:
-    """A call for some queries at a time, on no keys but those that the window leaves them."""
+    """Compute a windowed call band by band: some queries at a time, over the keys in their window."""
     query, key, value, options = _operands(call)
     outputs = []
     for (first, last), (start, end) in _bands(query.shape[2], key.shape[2], options):
@@ -89,7 +84,7 @@ def _by_bands(call: Call) -> tuple[Tensor]:
 
 
 def _bands(queries: int, keys: int, call: Call) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Ranges of queries, and of the keys that any of them sees."""
+    """Yield the ranges of queries, each with the range of keys that they see."""
     least = most = call.causal_offset
     if call.offsets is not None:
         least, most = least + int(call.offsets.min()), most + int(call.offsets.max())
@@ -104,7 +99,7 @@ def _bands(queries: int, keys: int, call: Call) -> Iterator[tuple[tuple[int, int
 
 
 def _plan(call: Call) -> Callable[[Call], Outputs]:
-    """The output, and saved, kept and lse as Saved has them."""
+    """Compute the output, and saved, kept and lse as in Saved."""
     if call.backend == "cudnn":
         return without_views(library.forward, 3)
     if call.backend not in (*KERNELS, "blocks"):
@@ -112,7 +107,7 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
     shape, strides = output_layout(call)
     batch, heads, length = call.by_head(call.apart[0]).shape[:3]
     lines = (heads, length) if call.packed else (batch, heads, length)
-    zeroed = call.packed and not (call.covered and not is_empty(call))  # where no sequence reaches
+    zeroed = call.packed and not (call.covered and not is_empty(call))  # rows outside the sequences
 
     def memory(call: Call) -> tuple[Tensor, Tensor]:
         output = call.query.new_empty_strided(shape, strides)
@@ -140,10 +135,10 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
     return by_loop
 
 
-def _by_products(known: dict[str, Any], call: Call) -> Outputs:
+def _by_products(cache: dict[str, Any], call: Call) -> Outputs:
     if call.packed and is_empty(call):
         return tuple([x if x is None else x.zero_() for x in _fake(call)])
-    output, saved, kept, lse = products.forward(call.backend, *_operands(call), known, only_weights=call.only_weights)
+    output, saved, kept, lse = products.forward(call.backend, *_operands(call), cache, only_weights=call.only_weights)
     if call.packed:
         query, starts = call.apart[0], call.cu_seqlens_q
         assert starts is not None
@@ -156,8 +151,10 @@ def _by_products(known: dict[str, Any], call: Call) -> Outputs:
 
 
 def _operands(call: Call) -> tuple[Tensor, Tensor, Tensor, Call]:
-    """Queries, keys and values (B, H, ., D), and the call of these: packed rows are padded, projections copied by one
-    launch each."""
+    """Queries, keys and values (B, H, ., D), and the call on them.
+
+    Packed sequences are padded; packed projections are copied, one launch each.
+    """
     if call.packed:
         sequences, (query, key, value) = call.sequences, call.apart
         assert sequences is not None
@@ -173,11 +170,11 @@ def _operands(call: Call) -> tuple[Tensor, Tensor, Tensor, Call]:
 
 
 def _parts(query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Tensor]:
-    """The operands as views (., B, H, ., D): of projections all that one product wrote."""
+    """Views (., B, H, ., D) of the operands, one per tensor; the first dimension counts the packed projections."""
     if value is not None:
         return [x.unsqueeze(0) for x in (query, key, value)]  # type: ignore[union-attr]
-    given = (query,) if key is None else (query.unsqueeze(2), key)
-    return [x.permute(2, 0, 3, 1, 4) for x in given]
+    packed = (query,) if key is None else (query.unsqueeze(2), key)
+    return [x.permute(2, 0, 3, 1, 4) for x in packed]
 
 
 def _fake(call: Call) -> Outputs:
@@ -202,36 +199,37 @@ def _fake(call: Call) -> Outputs:
 
 
 def _save(call: Call, outputs: Outputs) -> tuple:
-    """Saved of a call: without the output where weights are kept and there are no sinks, so that it may be changed in
-    place."""
+    """The fields of Saved; without the output if no gradient reads it, so that it may be changed in place."""
     read = call.backend not in SAVING_WEIGHTS or call.sinks is not None
     return call, outputs[0] if read else None, *outputs[1:]
 
 
 def _differentiate(
-    backward: Callable[..., Outputs], saved: Saved, wanted: Any, grad: Tensor, *_: None
+    backward: Callable[..., Outputs], saved: Saved, needs_grad: Any, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     call = saved.call
-    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, wanted.mask is True, None, None, saved)
+    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, needs_grad.mask is True, None, None, saved)
     d_value = None if call.value is None or call.only_weights else d_value
     return (
-        d_query, None if call.key is None else d_key, d_value, None, None, None, d_mask if wanted.mask else None, None,
-        None, d_sinks if wanted.sinks else None, None,
+        d_query, None if call.key is None else d_key, d_value, None, None, None,
+        d_mask if needs_grad.mask else None, None, None, d_sinks if needs_grad.sinks else None, None,
     )  # fmt: skip
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
-    """Gradients of query, key and value, of both biases, of the mask and of the sinks; None where there is none, and
-    for biases where no kernel has the sums at hand."""
-    given = call.saved.call
-    if given.backend == "cudnn":
+    """Compute the gradients of query, key, value, both biases, mask and sinks; None for an absent one.
+
+    Bias gradients are also None if no kernel computes the sums.
+    """
+    forward = call.saved.call
+    if forward.backend == "cudnn":
         return without_views(library.backward(*call))
-    if given.backend in KERNELS and not is_empty(given):
+    if forward.backend in KERNELS and not is_empty(forward):
         return kernel_plans.backward(*call)
     return without_views(functools.partial(_compute_backward, {}))
 
 
-def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
+def _compute_backward(cache: dict[str, Any], backward: _Backward) -> Outputs:
     grad, mask_gradient, _, d_key, (call, output, saved, kept, _) = backward
     gradients: Any
     d_mask: Tensor | None = None
@@ -246,12 +244,12 @@ def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
         weights = None if kept is None or not kept.numel() else kept
         attention_pass.backward(call, *rows, of_rows, weights, out)
     else:
-        *gradients, d_mask = _products_gradients(backward, known)
+        *gradients, d_mask = _products_gradients(backward, cache)
     return *gradients, None, None, d_mask, sinks_gradient(backward.saved, grad)
 
 
-def _products_gradients(backward: _Backward, known: dict[str, Any]) -> Outputs:
-    """Gradients of query, key, value and mask by products, which read and write matrices."""
+def _products_gradients(backward: _Backward, cache: dict[str, Any]) -> Outputs:
+    """Gradients of query, key, value and mask by matrix products."""
     grad, mask_gradient, _, d_key, saved = backward
     call, sequences = saved.call, saved.call.sequences
     query, key, value, options = _operands(call)
@@ -263,21 +261,21 @@ def _products_gradients(backward: _Backward, known: dict[str, Any]) -> Outputs:
         grad = padded(grad, starts, length).masked_fill(past[:, None, :, None], 0.0)
     elif call.value is None:
         grad = grad.transpose(1, 2)
-    given = call.backend, grad, query, key, value, saved, options
+    args = call.backend, grad, query, key, value, saved, options
     if call.backend == "fused" and call.value is not None and not call.packed:
-        return *products.fused_backward(*given[1:]), None
+        return *products.fused_backward(*args[1:]), None
     parts = [x.unsqueeze(0) for x in (query, key, value)] if call.packed else _parts(*call[:3])[: 3 - call.only_weights]
     memory = [x.new_empty(x.shape) for x in parts]
     written = [part for each in memory for part in each.unbind(0)]
-    d_mask = products.backward(*given, mask_gradient, written, known)
+    d_mask = products.backward(*args, mask_gradient, written, cache)
     gradients = gradient_memory(call._replace(covered=True))(call, d_key)
     if sequences is None:
         for part, source in zip(_parts(*gradients), memory):
             part.copy_(source)
     else:
         apart = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).apart
-        of_each = sequences.cu_seqlens_q, sequences.cu_seqlens_k, sequences.cu_seqlens_k
-        for part, source, starts in zip(apart, written, of_each):
+        boundaries = sequences.cu_seqlens_q, sequences.cu_seqlens_k, sequences.cu_seqlens_k
+        for part, source, starts in zip(apart, written, boundaries):
             part.copy_(packed_again(source, starts, len(part)))
     return *gradients[:2], None if call.only_weights else gradients[2], d_mask
 
@@ -296,7 +294,7 @@ def _fake_backward(backward: _Backward) -> Outputs:
 
 
 def _by_reference(call: Call) -> Tensor:
-    """The output in operations that PyTorch differentiates."""
+    """The output in differentiable PyTorch."""
     diagonal = call.causal_offset - call.past
     options = {name: getattr(call, name) for name in ("softcap", "sinks", "dropout_p", "scale", "seed", "site")}
     options |= {
@@ -319,18 +317,18 @@ def _by_reference(call: Call) -> Tensor:
 
 def _reference_backward(backward: _Backward) -> Sequence[Tensor]:
     names = ("query", "key", "value", "mask", "sinks")
-    found = pulled_back(_by_reference, backward.saved.call, names, backward.grad)
-    nothing = backward.grad.new_empty(0)
-    return *found[:3], nothing, nothing, *found[3:]
+    gradients = pulled_back(_by_reference, backward.saved.call, names, backward.grad)
+    absent = backward.grad.new_empty(0)
+    return *gradients[:3], absent, absent, *gradients[3:]
 
 
 def _flops(call: Call, backward: bool = False) -> int:
-    """Operations of the products within the sequences; without numbers, as if all were as long as announced."""
+    """FLOPs of the products within the sequences; if their lengths are unknown, all count as max_seqlen long."""
     query, _, value = call.apart
     batch, heads, queries, keys = call.sizes
     pairs = batch * queries * keys
     if call.packed and type(call.cu_seqlens_q) is Tensor and not call.cu_seqlens_q.is_meta:
-        lengths = [each.diff().tolist() for each in (call.cu_seqlens_q, call.cu_seqlens_k)]  # type: ignore[union-attr]
+        lengths = [starts.diff().tolist() for starts in (call.cu_seqlens_q, call.cu_seqlens_k)]  # type: ignore[union-attr]
         pairs = sum(map(operator.mul, *lengths))
     width, value_width = query.shape[-1], 0 if call.only_weights else value.shape[-1]
     if not backward:
@@ -350,19 +348,16 @@ def _decide(call: Call) -> str:
     return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
 
 
-def _varies(call: Call) -> Callable[..., bool] | None:
-    return library.usable(call) if _backend(call) in KERNELS and library.fits(call) else None
-
-
 _attention_backward = Operator(
     "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward,
     _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True),
-    autocast=lambda call, dtype: call,  # it has products
+    autocast=lambda call, dtype: call,  # marks it as having products
 )  # fmt: skip
 OPERATOR = Operator(
-    "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native,
-    prefers=cpu_backend, decide=_decide, varies=_varies, save=_save, saved=Saved, backward=_differentiate,
-    derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
+    "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check,
+    prefers=cpu_backend, native=lambda call, direct: _by_bands if call.backend == "bands" else None, decide=_decide,
+    varies=lambda call: library.usable(call) if _backend(call) in KERNELS and library.fits(call) else None, save=_save,
+    saved=Saved, backward=_differentiate, derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
     rows=("query", "key", "value", "key_lengths", "offsets", "slopes"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )  # fmt: skip

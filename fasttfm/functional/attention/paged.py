@@ -1,4 +1,4 @@
-"""Attention of new queries over cached keys and values, to which the new ones are appended in place, in pages."""
+"""Attention over a paged KV cache, to which new keys and values are first appended in place."""
 
 import operator
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
 
 WIDEST_HEAD = 256
-"""kernels/attention/launch.py's; wider heads go PyTorch's way."""
+"""The kernels' limit, from kernels/attention/launch.py; wider heads are computed by PyTorch."""
 
 
 @names_arguments
@@ -45,22 +45,22 @@ def attention_with_cache(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """attention() of new queries over a cache of keys and values, to which key and value are appended first, in place.
+    """attention() of new queries over a KV cache, to which key and value are first appended in place.
 
     query (B, H, L, D); key (B, Hk, N, D), value (B, Hk, N, Dv) or neither; float32, float16 or bfloat16, one dtype, any
-    strides; H a multiple of Hk, as attention() has it. Nothing takes a gradient.
+    strides; H a multiple of Hk, as in attention(). There are no gradients.
     key_cache (P, Hk, page, D), value_cache (P, Hk, page, Dv): key t of sequence b is row t % page of page
-    block_table[b, t // page], int32 or int64 (B, pages of a sequence). Without a table sequence b has the one page b.
-    cache_lengths (B,) int32 or int64, or one number: the keys of each sequence before the call; None: the cache is
-    full. cache_starts (B,): keys before it are not attended. Both and the table are checked on a CPU, and trusted on a
-    GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment.
-    The last query is at the last key. causal, window (left, right), softcap, alibi_slopes (H,) or (B, H), sinks (H,)
-    and scale are attention()'s. A query that sees no key gives zeros.
-    cos, sin (T, R / 2), interleaved: key and query are turned by their positions as rotary() does, key t of a sequence
-    by row t; queries that see all keys, neither causal nor in a window, by the row of the first new key.
-    Returns (B, H, L, Dv), heads last in memory; with return_lse also the logarithm of the sum of each row's
-    exponentiated scores (B, H, L) float32, sinks among them, -inf where there is none: the weights are exp(score - it).
-    Raises ValueError for what does not agree, before it appends anything.
+    block_table[b, t // page], int32 or int64 (B, pages per sequence). Without a table sequence b is page b.
+    cache_lengths (B,) int32 or int64, or an int: keys of each sequence before the call; None: the cache is full.
+    cache_starts (B,): keys before it are not attended. Both and the table are checked on a CPU; on a GPU, where the
+    check would wait for the device, only with FASTTFM_CHECK=1.
+    The last query is aligned with the last key. causal, window (left, right), softcap, alibi_slopes (H,) or (B, H),
+    sinks (H,) and scale are attention()'s. A query that sees no key gives zeros.
+    cos, sin (T, R / 2), interleaved: rotary() is applied to key and query, key t of a sequence by row t; queries that
+    see all keys, neither causal nor windowed, by the row of the first new key.
+    Returns (B, H, L, Dv), heads last in memory; with return_lse also the log-sum-exp of each row's scores (B, H, L)
+    float32, sinks included, -inf if there are none: weights are exp(score - lse).
+    Raises ValueError for arguments that do not agree, before anything is appended.
     """
     is_flag("causal", causal)
     is_flag("interleaved", interleaved)
@@ -89,9 +89,9 @@ def _turned(
     query: Tensor, key: Tensor | None, cos: Tensor | None, sin: Tensor | None, lengths: Tensor, longest: int | None,
     interleaved: bool, together: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Query and key turned by their positions; together: the queries by one, the first new key's."""
+    """Apply rotary() to query and key; together: all queries take the position of the first new key."""
     if cos is None or sin is None or key is None:
-        raise ValueError("cos, sin and key belong together: positions are those of the keys that are appended")
+        raise ValueError("cos, sin and key belong together: positions are those of the appended keys")
     places = max(1 if together else query.shape[2], key.shape[2])
     if cos.dim() == 2 and (longest or 0) + places > cos.shape[0]:
         raise ValueError(f"cos has {cos.shape[0]} positions, cache_lengths and key need {(longest or 0) + places}")
@@ -131,8 +131,8 @@ def _check_tensors(
     if key is not None and value is not None:
         named |= {"key": key, "value": value}
         rows = (len(query), key_cache.shape[1], *key.shape[2:3])
-        wanted = (*rows, key_cache.shape[3]), (*rows, value_cache.shape[3])
-        if key.dim() != 4 or (key.shape, value.shape) != wanted:
+        expected = (*rows, key_cache.shape[3]), (*rows, value_cache.shape[3])
+        if key.dim() != 4 or (key.shape, value.shape) != expected:
             raise ValueError(
                 f"key {tuple(key.shape)} and value {tuple(value.shape)} must be (B, Hk, N, D) and (B, Hk, N, Dv) of "
                 f"query {tuple(query.shape)}, {caches}"
@@ -154,7 +154,7 @@ def _lengths(
         return cache_lengths
     if cache_lengths is None:
         if key is not None:
-            raise ValueError("cache_lengths is needed beside key: that is where it is appended")
+            raise ValueError("cache_lengths is needed beside key: keys are appended there")
         cache_lengths = key_cache.shape[2] * (1 if block_table is None else block_table.shape[-1])
     number = operator.index(cache_lengths)
     if not -(1 << 63) <= number < 1 << 63:
@@ -165,9 +165,9 @@ def _lengths(
 def _check_beside(
     query: Tensor, key_cache: Tensor, lengths: Tensor, starts: Tensor | None, block_table: Tensor | None
 ) -> None:
-    """Raises ValueError for whole numbers of the wrong dtype, shape or device."""
+    """Check dtype, shape and device of the integer tensors."""
     batch = len(query)
-    for name, x, wanted in (
+    for name, x, shape in (
         ("cache_lengths", lengths, f"({batch},)"), ("cache_starts", starts, f"({batch},)"),
         ("block_table", block_table, f"({batch}, pages of a sequence)"),
     ):  # fmt: skip
@@ -176,18 +176,17 @@ def _check_beside(
             or x.device != query.device
         ):  # fmt: skip
             raise ValueError(
-                f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: int32 or int64 {wanted} on {query.device} is "
+                f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: int32 or int64 {shape} on {query.device} is "
                 "needed"
             )
     if block_table is None and len(key_cache) != batch:
-        raise ValueError(f"key_cache has {len(key_cache)} rows and query {batch}: give a block_table, of their pages")
+        raise ValueError(f"key_cache has {len(key_cache)} rows and query {batch}: give a block_table of their pages")
 
 
 def _check_values(
     key_cache: Tensor, key: Tensor | None, lengths: Tensor, starts: Tensor | None, block_table: Tensor | None
 ) -> int | None:
-    """The most keys before the call, where values_are_checked(); raises ValueError for keys and pages that the cache
-    does not have."""
+    """Check that keys and pages lie in the cache, and return the longest length; None unless values_are_checked()."""
     if not values_are_checked(lengths) or not len(lengths):
         return None
     pages, _, page = key_cache.shape[:3]
@@ -200,11 +199,16 @@ def _check_values(
     if starts is not None and bool(((starts < 0) | (starts > lengths)).any()):
         raise ValueError("cache_starts must lie between 0 and cache_lengths")
     if block_table is not None:
-        used = torch.arange(block_table.shape[1], device=lengths.device) * page < lengths[:, None] + new
-        wrong = used & ((block_table < 0) | (block_table >= pages))
-        if bool(wrong.any()):
-            raise ValueError(f"block_table has page {int(block_table[wrong][0])}: key_cache has 0 to {pages - 1}")
+        check_pages(block_table, lengths + new, page, pages)
     return longest
+
+
+def check_pages(block_table: Tensor, lengths: Tensor, page: int, pages: int) -> None:
+    """Raise ValueError for a page that does not exist among those that sequences of these lengths use."""
+    used = torch.arange(block_table.shape[1], device=lengths.device) * page < lengths[:, None]
+    wrong = block_table[used & ((block_table < 0) | (block_table >= pages))]
+    if wrong.numel():
+        raise ValueError(f"block_table has page {int(wrong[0])}: there are 0 to {pages - 1}")
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
@@ -214,7 +218,7 @@ class _Append(NamedTuple):
     cache: Overwritten
     new: Tensor
     cache_lengths: Whole
-    """Before."""
+    """Before the call."""
     block_table: Whole | None
     route: str
 
@@ -250,22 +254,22 @@ class Call(NamedTuple):
     key_cache: Tensor
     value_cache: Tensor
     cache_lengths: Whole
-    """The new keys among them."""
+    """New keys included."""
     cache_starts: Whole | None
     block_table: Whole | None
     options: Options
-    """Of which causal_offset counts from where the last query is at the last key."""
+    """causal_offset is relative to aligning the last query with the last key."""
     with_lse: bool
     route: str
 
     @property
     def lse(self) -> Tensor:
-        """Memory for the log-sum-exp, of no element where it is not asked for."""
+        """An output buffer for the log-sum-exp; empty if it is not requested."""
         return self.query.new_empty(self.query.shape[:3] if self.with_lse else 0, dtype=torch.float32)
 
 
 def _decide(route: str, *heads: Tensor) -> str:
-    """The kernel, but for wider heads than it takes, and none."""
+    """triton or torch; torch for heads that are empty or wider than the kernels take."""
     widths = [x.shape[3] for x in heads]
     return "torch" if max(widths) > WIDEST_HEAD or not min(widths) else kernel_route(route, *heads)
 
@@ -291,7 +295,7 @@ def _plan(call: Call) -> Callable[[Call], tuple[Tensor, Tensor]]:
 
 
 def _flops(call: Call) -> int:
-    """Operations of the products with the keys that each sequence has."""
+    """FLOPs of the products with each sequence's keys."""
     lengths, (batch, heads, queries, width) = call.cache_lengths, call.query.shape
     keys = lengths if call.cache_starts is None else lengths - call.cache_starts
     if type(lengths) is not Tensor or lengths.is_meta:
@@ -303,8 +307,10 @@ def _flops(call: Call) -> int:
 
 
 def _each(call: Call) -> tuple[Tensor, Tensor]:
-    """Sequence by sequence: nothing past a sequence's end is read, where fresh memory need not hold numbers. The host
-    waits for the lengths."""
+    """Compute sequence by sequence, so that nothing past a sequence's end is read: it may hold NaN.
+
+    The host waits for the lengths.
+    """
     output, lse = empty_heads_last(call.query, call.value_cache.shape[3]), call.lse
     lengths = call.cache_lengths.tolist()
     starts = [0] * len(lengths) if call.cache_starts is None else call.cache_starts.tolist()
@@ -336,5 +342,5 @@ _attention = Operator(
     "attention_with_cache", Call, "(Tensor, Tensor)", _plan,
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache), flops=_flops,
-    autocast=lambda call, dtype: call,  # it has products
+    autocast=lambda call, dtype: call,  # marks it as having products
 ).call  # fmt: skip

@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_dot_product_attention's signature on our kernels."""
+"""Drop-in for torch.nn.functional.scaled_dot_product_attention."""
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ def scaled_dot_product_attention(
     """attention() with the arguments, meaning and errors of torch.nn.functional.scaled_dot_product_attention.
 
     query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), whose leading dimensions broadcast; attn_mask
-    broadcastable to (..., Hq, L, S), bool (True attends), float32 or of query's dtype, which is added, or a CausalBias;
-    is_causal is aligned top-left. Nested tensors, and classes that operators do not read, are torch's to compute.
-    enable_gqa: Hq is a multiple of H, and each key head serves Hq / H query heads. dropout_p applies always, as torch's
-    does. Returns (..., Hq, L, Ev). Raises RuntimeError when is_causal and attn_mask are both given, ValueError for
-    shapes or dtypes that do not agree.
+    broadcastable to (..., Hq, L, S): bool (True attends), added if float32 or of query's dtype, or a CausalBias;
+    is_causal is aligned top-left. Nested tensors and unsupported tensor subclasses fall back to torch. enable_gqa: Hq
+    is a multiple of H, and each key head serves Hq / H query heads. dropout_p always applies, as in torch. Returns
+    (..., Hq, L, Ev). Raises RuntimeError if is_causal and attn_mask are both given, ValueError for shapes or dtypes
+    that do not agree.
     """
     is_flag("enable_gqa", enable_gqa)
     if not ordinary(query, key, value) or not (ordinary(attn_mask) or type(attn_mask).__name__ == "CausalBias"):
@@ -40,15 +40,15 @@ def scaled_dot_product_attention(
         raise RuntimeError(
             "attn_mask and is_causal are both given: fold the triangle into attn_mask, or give one of them"
         )
-    given = query.dtype if attn_mask is None else attn_mask.dtype
-    if given not in (torch.bool, torch.float32, query.dtype) and given.is_floating_point and not casts(query):
-        raise ValueError(f"attn_mask has dtype {given} and query {query.dtype}: bool, float32 or query's is needed")
+    dtype = query.dtype if attn_mask is None else attn_mask.dtype
+    if dtype not in (torch.bool, torch.float32, query.dtype) and dtype.is_floating_point and not casts(query):
+        raise ValueError(f"attn_mask has dtype {dtype} and query {query.dtype}: bool, float32 or query's is needed")
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ValueError(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} need at least the "
             "dimensions (L, E), (S, E) and (S, Ev)"
         )
-    if enable_gqa and _share(query, key, value):  # heads do not broadcast, what leads them does
+    if enable_gqa and _share(query, key, value):  # heads do not broadcast; leading dimensions do
         batch = _broadcast(query, key, value, 3)
         leading = torch.Size((*batch, query.shape[-3]))
         query, key, value = (_four(x, torch.Size((*batch, x.shape[-3]))) for x in (query, key, value))
@@ -62,7 +62,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
-    """Return the shape that all but the last dimensions broadcast to."""
+    """The broadcast shape of all but the last dimensions."""
     try:
         return torch.broadcast_shapes(*(x.shape[:-last] for x in (query, key, value)))
     except RuntimeError:
@@ -73,7 +73,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Si
 
 
 def _share(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether query heads share heads of keys; ValueError for heads that cannot."""
+    """Return whether query heads share key heads. Raises ValueError for numbers of heads that cannot."""
     heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
     if min(x.dim() for x in (query, key, value)) < 3 or heads[1] != heads[2] or not shares(*heads[:2]):
         raise ValueError(
@@ -84,7 +84,7 @@ def _share(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _four(x: Tensor, leading: torch.Size) -> Tensor:
-    """x (..., M, N) as (B, H, M, N), leading being what its first dimensions broadcast to."""
+    """x (..., M, N) as (B, H, M, N); leading: the broadcast shape of its leading dimensions."""
     x = x.expand(*leading, *x.shape[-2:])
     if len(leading) == 2:
         return x
