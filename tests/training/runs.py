@@ -20,8 +20,7 @@ def weights_of(model_dir, which="last"):
 def assert_same_weights(one, other):
     ours, theirs = weights_of(one), weights_of(other)
     assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=0)
 
 
 def log_without_times(model_dir):
