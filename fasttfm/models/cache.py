@@ -86,7 +86,7 @@ class AttentionCache:
 
     @property
     def complete(self) -> bool:
-        """Whether all keys and values are cached: always False if the cache grows."""
+        """True if all keys and values are cached; always False if the cache grows."""
         return not self.grows and bool(self._buffers)
 
     def update(self, keys: Tensor | None, values: Tensor | None) -> Pair:

@@ -41,12 +41,12 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank validates, logs and saves."""
+        """True for the rank that validates, logs and saves."""
         return self.rank == 0
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the launcher was killed."""
+        """True if the launcher was killed."""
         return self.size > 1 and os.getppid() != self._parent
 
     def wait(self) -> None:
