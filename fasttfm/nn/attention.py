@@ -25,7 +25,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     Arguments, initialization and state dict are torch.nn's. Differences: a fully masked query gives zeros (before the
     output projection) and no gradient, in training and eval, with and without weights; is_causal=True needs no
-    attn_mask, and ignores it; `cache` keeps keys and values between calls; `packing` skips padding. Raises
+    attn_mask and does not read its values; `cache` keeps keys and values between calls; `packing` skips padding. Raises
     ArgumentError (a ValueError) for sizes or shapes that do not agree, ArgumentTypeError (a TypeError) for a mask that
     is neither bool nor floating.
     """

@@ -1,4 +1,4 @@
-"""TransformerEncoder, TransformerDecoder and Transformer beside torch.nn's, in float64."""
+"""TransformerEncoder, TransformerDecoder and Transformer against torch.nn's, in float64."""
 
 import warnings
 from typing import Any
