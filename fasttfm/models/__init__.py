@@ -1,6 +1,6 @@
-"""Transformers, and what they are made of: attention, feed-forward network, residual, layers, caches, embedding, loss.
+"""Transformers and their parts: attention, feed-forward network, residual connections, stacks, caches, embedding, loss.
 
-fasttfm.nn gives these torch.nn's arguments; fasttfm_pretraining.models has GPT, Llama and BERT's family.
+fasttfm.nn wraps them with torch.nn's interface; fasttfm_pretraining.models has GPT, Llama and BERT's family.
 """
 
 import importlib
@@ -17,7 +17,7 @@ _HOMES = {
     "Transformer": "fasttfm.models.transformer",
     "TransformerConfig": "fasttfm.config.model",
 }
-"""Imported on first use, so that fasttfm.nn reads no whole model."""
+"""Imported on first use, so that importing fasttfm.nn loads no whole model."""
 
 
 def __getattr__(name: str) -> Any:

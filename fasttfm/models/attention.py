@@ -1,7 +1,7 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2.2) on projections as their products wrote them.
+"""Multi-head attention on packed projections (Vaswani et al. 2017, section 3.2.2).
 
-Self-attention projects queries, keys and values by one product, attention over a memory its keys and values by one and
-its queries by another, and the kernels of attention read, and write the gradients of, what these products wrote.
+Self-attention projects queries, keys and values by one matrix product; cross-attention projects keys and values by one
+and queries by another. The attention kernels read the products' outputs in place, and write gradients in that layout.
 """
 
 from typing import Any, NamedTuple
@@ -18,41 +18,41 @@ from fasttfm.models.packing import Packing
 from fasttfm.models.plain import apply_linear
 
 Lengths = Tensor | Packing | None
-"""Tokens before padding in each row, (B,); the packing of sequences that lie in a single row; None: no padding."""
+"""Tokens before padding in each row, (B,); a Packing for packed sequences; None: no padding."""
 
 
 class Projected(NamedTuple):
     """Queries, keys and values."""
 
     joint: Tensor
-    """(..., 3, H, D); or (..., 2, H, D), keys and values alone."""
+    """(..., 3, H, D); or (..., 2, H, D), keys and values only."""
     query: Tensor | None = None
-    """(..., H, D), where joint has none."""
+    """(..., H, D), if joint has none."""
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """x (..., d) times a weight (parts * d', d): (..., parts, H, D)."""
+    """x (..., d) times weight (parts * d', d), as (..., parts, H, D)."""
     return linear(x, weight, bias).unflatten(-1, (-1, heads, weight.shape[1] // heads))
 
 
 def projected(y: Tensor, memory: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int) -> Projected:
-    """Projections of y (..., d), by in_proj_weight (3 * d, d) and in_proj_bias (3 * d,): of y alone by one product; or
-    queries of y, keys and values of a memory (..., d)."""
+    """Project y (..., d) by in_proj_weight (3 * d, d) and in_proj_bias (3 * d,); keys and values come from memory
+    (..., d) if given."""
     if memory is None:
         return Projected(project(y, weight, bias, heads))
     sizes = [weight.shape[1], 2 * weight.shape[1]]
     biases = (None, None) if bias is None else bias.split(sizes)
-    (of_query, of_memory) = zip(weight.split(sizes), biases)  # split once: autograd would add gradients of the whole
-    return Projected(project(memory, *of_memory, heads), project(y, *of_query, heads).squeeze(-3))
+    query, keys_values = zip(weight.split(sizes), biases)  # one split: autograd adds gradients of slices at full size
+    return Projected(project(memory, *keys_values, heads), project(y, *query, heads).squeeze(-3))
 
 
 def attend(
     heads: Projected, lengths: Lengths = None, memory_lengths: Lengths = None, *, mask: Tensor | None = None,
     causal: bool = False, dropout: Dropout = NO_DROPOUT,
 ) -> Tensor:  # fmt: skip
-    """The joined heads (B, L, d) of attention on projections (B, ., ., H, D); packed ones are (1, T, ., H, D).
+    """Concatenated heads (B, L, d) of attention on projections (B, ., ., H, D), packed (1, T, ., H, D).
 
-    lengths, memory_lengths: of queries and of keys; mask: as F.attention() takes it.
+    lengths: of queries; memory_lengths: of keys; mask: as in F.attention().
     """
     joint, query = heads
     if not isinstance(lengths, Packing):
@@ -69,7 +69,7 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Multi-head attention with one matrix for the three input projections; parameters as in torch.nn."""
+    """Multi-head attention with torch.nn's parameters: one matrix for the three input projections."""
 
     stands_for = "attention"
     batch_first = True
@@ -86,11 +86,10 @@ class Attention(nn.Module):
         causal: bool = False, dropout: Dropout = NO_DROPOUT,
         cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
     ) -> Tensor:  # fmt: skip
-        """Concat(head_1 .. head_H) W^O, (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
+        """Concat(head_1 .. head_H) W^O, (B, L, d), for y (B, L, d) attending to itself or to memory (B, S, d).
 
-        lengths, memory_lengths: of y and of the memory. cache: y (R, L, d) is the new positions, which also see all
-        that it keeps, and one another causally; R rows may share the memory of B sentences, and once the cache is
-        complete memory is not read.
+        lengths, memory_lengths: of y and memory. cache: y (R, L, d) holds the new positions, which attend to all cached
+        ones and causally to each other; R rows may share the memory of B sentences, not read once cached.
         """
         if cache is not None:
             joined = self._cached(y, memory, memory_lengths, cache)
@@ -103,7 +102,7 @@ class Attention(nn.Module):
         self, y: Tensor, memory: Tensor | None = None, *, lengths: Tensor | None = None,
         memory_lengths: Tensor | None = None, causal: bool = False, **_: Any,
     ) -> Tensor:  # fmt: skip
-        """softmax(Q K^T / sqrt(D)), (B, H, L, S), of the same arguments, without dropout."""
+        """Attention weights softmax(Q K^T / sqrt(D)), (B, H, L, S), without dropout; arguments of forward()."""
         joint, query = self._project(y, memory)
         if query is None:
             query, joint, memory_lengths = joint[:, :, 0], joint[:, :, 1:], lengths
@@ -111,7 +110,7 @@ class Attention(nn.Module):
         return F.attention_weights(query.transpose(1, 2), key, key_lengths=memory_lengths, causal=causal)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D) of a memory (B, S, d)."""
+        """Project memory (B, S, d) to keys and values (B, H, S, D)."""
         width, bias = memory.shape[-1], self.in_proj_bias
         joint = project(memory, self.in_proj_weight[width:], None if bias is None else bias[width:], self.num_heads)
         keys, values = joint.transpose(1, 3).unbind(2)
@@ -121,13 +120,12 @@ class Attention(nn.Module):
         return projected(y, memory, self.in_proj_weight, self.in_proj_bias, self.num_heads)
 
     def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
-        """Attention of the new positions y (R, L, d) over all that the cache keeps, theirs included; shapes as
-        forward()'s."""
+        """Concatenated heads for the new positions y (R, L, d) over all cached keys, including their own."""
         assert not isinstance(memory_lengths, Packing)
-        part = slice(None) if cache.grows else slice(0, y.shape[-1])
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[part]
+        rows = slice(None) if cache.grows else slice(0, y.shape[-1])  # all projections, or queries only
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
         if isinstance(cache, AncestorAttention | MemoryAttention):
-            return cache.attend(linear(y.flatten(0, 1), self.in_proj_weight[part], bias)).view(y.shape)
+            return cache.attend(linear(y.flatten(0, 1), self.in_proj_weight[rows], bias)).view(y.shape)
         if cache.grows:
             query, keys, values = self._project(y).joint.transpose(1, 3).unbind(2)  # (R, H, L, D)
             cache.update(keys, values)
@@ -135,6 +133,6 @@ class Attention(nn.Module):
         if not cache.complete:
             assert memory is not None
             cache.update(*(x.contiguous() for x in self.keys_values(memory)))
-        queries = y.reshape(cache.rows or 0, -1, y.shape[-1])  # the rows of a sentence are queries to its memory
-        query = project(queries, self.in_proj_weight[part], bias, self.num_heads).squeeze(-3)
+        queries = y.reshape(cache.rows or 0, -1, y.shape[-1])  # rows of a sentence are queries over one memory
+        query = project(queries, self.in_proj_weight[rows], bias, self.num_heads).squeeze(-3)
         return cache.attend(query.transpose(1, 2), memory_lengths).view(y.shape)  # (B, L * R / B, d)

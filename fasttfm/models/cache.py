@@ -1,6 +1,6 @@
-"""Keys and values kept between two steps of a decoder (pytorch#49791).
+"""KV caches of decoders (pytorch#49791).
 
-Steps of plain layers are calls that are prepared once, over keys and values that never move, where kernels compute.
+With kernels, decoding steps of plain layers are calls prepared once, over caches that never move.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from fasttfm.models.residual import normalise
 from fasttfm.models.step_layers import StepLayers
 
 _FIRST_CAPACITY = 16
-"""Positions that there is memory for at first, where the cache's capacity does not say."""
+"""Positions allocated at first, unless the cache has a capacity."""
 Pair = tuple[Tensor, Tensor]
 """Keys and values (B, H, S, D)."""
 STEP_KEYS = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
-"""Numbers in the keys up to which a step of a search takes torch's kernel on a CPU. With few keys our operator costs
-more in calls than in arithmetic: on two cores of an AMD EPYC with AVX-512 in float32 64 -> 18 us for 4 rows of 8 heads
-and 14 keys, 56 -> 26 for one row of 4 queries and 27 keys; with many that kernel is the slower. It takes one row after
-the other, so that a batch-invariant search always takes it. A search's last bits depend on it."""
+"""Largest keys.numel() for which a decoding step on a CPU calls torch's kernel, by dtype.
+
+With few keys our operator's call overhead dominates: on two cores of an AMD EPYC with AVX-512 in float32, torch takes
+18 us instead of 64 for 4 rows of 8 heads and 14 keys, 26 instead of 56 for one row of 4 queries and 27 keys; with many
+keys it is slower. It computes row by row, so a batch-invariant search always uses it. Last bits depend on the choice.
+"""
 
 
 def cached_attention(query: Tensor, keys: Tensor, values: Tensor, key_lengths: Tensor | None = None) -> Tensor:
-    """attention() of query (B, H, L, D) over keys and values (B, H, S, D), without gradient; (B, H, L, D).
+    """attention() at inference: query (B, H, L, D), keys and values (B, H, S, D), output (B, H, L, D).
 
-    key_lengths (B,) int: keys at or past it are not attended; None: all are.
+    key_lengths (B,) int: keys at or past it are masked.
     """
     if (
         key_lengths is None
@@ -58,8 +60,8 @@ def cached_attention(query: Tensor, keys: Tensor, values: Tensor, key_lengths: T
 class AttentionCache:
     """Keys and values (B, H, S, D) of one attention.
 
-    grows: True for self-attention, whose every call adds keys; False for attention over the encoder's output, whose
-    keys are computed in the first call alone. capacity: positions to make room for at once; more are made as they come.
+    grows: True for self-attention, where each call appends keys; False for cross-attention, whose keys are computed
+    once. capacity: positions allocated at first; the buffers double beyond it.
     """
 
     def __init__(self, *, grows: bool, capacity: int | None = None) -> None:
@@ -67,11 +69,11 @@ class AttentionCache:
         self.capacity = capacity
         self.length = 0
         self._buffers: list[Tensor] = []
-        """Keys and values, with room for more."""
+        """Keys and values (B, H, capacity, D)."""
 
     @property
     def kept(self) -> Pair | None:
-        """All keys and values; None while the cache is empty."""
+        """All cached keys and values, or None if the cache is empty."""
         if not self._buffers:
             return None
         keys, values = self._buffers
@@ -79,16 +81,16 @@ class AttentionCache:
 
     @property
     def rows(self) -> int | None:
-        """The batch size B; None while the cache is empty."""
+        """Batch size B, or None if the cache is empty."""
         return self._buffers[0].shape[0] if self._buffers else None
 
     @property
     def complete(self) -> bool:
-        """True if all keys and values are cached, so that none is computed again."""
+        """True if all keys and values are cached; always False if the cache grows."""
         return not self.grows and bool(self._buffers)
 
-    def update(self, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds keys and values (B, H, n, D), or none where the cache is complete; returns all (B, H, S, D)."""
+    def update(self, keys: Tensor | None, values: Tensor | None) -> Pair:
+        """Append keys and values (B, H, n, D), None if complete; returns all cached ones (B, H, S, D)."""
         if keys is None or values is None:
             assert self.kept is not None
             return self.kept
@@ -103,25 +105,24 @@ class AttentionCache:
                 "call cache.reorder(rows) where rows end or multiply"
             )
         end, size = self.length + keys.shape[2], self._buffers[0].shape[2] if self._buffers else 0
-        if end > size:  # it doubles, so that a token costs constant time on average
+        if end > size:  # doubling: amortized constant time per token
             size = max(end, 2 * size, _FIRST_CAPACITY) if self.capacity is None else max(end, self.capacity)
-            before = self.kept or (keys[:, :, :0], values[:, :, :0])
-            self._buffers = [_with_room(each, size) for each in before]
+            self._buffers = [_enlarged(x, size) for x in self.kept or (keys[:, :, :0], values[:, :, :0])]
         for buffer, new in zip(self._buffers, (keys, values)):
             buffer[:, :, self.length : end] = new
         self.length = end
         return self._buffers[0][:, :, :end], self._buffers[1][:, :, :end]
 
     def reserve(self, like: Tensor, rows: int) -> None:
-        """Makes room for `capacity` positions of rows like those of `like` (., H, ., D), before the first update."""
+        """Allocate `capacity` positions before the first update; like (., H, ., D): heads, dtype and device."""
         shape = (rows, like.shape[1], self.capacity or _FIRST_CAPACITY, like.shape[3])
         self._buffers = [like.new_empty(shape), like.new_empty(shape)]
 
     def attend(self, query: Tensor, key_lengths: Tensor | None = None) -> Tensor:
-        """The joined heads (B, L, H * D) of query (B, H, L, D) over all cached keys, at inference.
+        """Concatenated heads (B, L, H * D) for query (B, H, L, D) over all cached keys, at inference.
 
-        In a cache that grows the queries are its newest positions and see no later one. key_lengths (B,): keys at or
-        past it are not attended.
+        If the cache grows, queries are its newest positions and attention is causal. key_lengths (B,): keys at or past
+        it are masked.
         """
         assert self.kept is not None
         keys, values = self.kept
@@ -133,50 +134,50 @@ class AttentionCache:
         return heads.transpose(1, 2).flatten(2)
 
     def reorder(self, rows: Tensor) -> None:
-        """Makes row r a copy of the old row rows[r]; rows (R,) int64, any number of them."""
+        """Replace row r by the old row rows[r]; rows (R,) int64, for any R."""
         kept = self.kept
         if kept is None:
             return
-        if self.grows and rows.is_cpu and len(rows) == self.rows:  # most stay in place: the others are copied
+        if self.grows and rows.is_cpu and len(rows) == self.rows:  # copy only the rows that move: usually few
             moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
             for each in kept:
                 each.index_copy_(0, moved, each.index_select(0, rows[moved]))
             return
         chosen, size = [each.index_select(0, rows) for each in kept], self._buffers[0].shape[2]
-        self._buffers = [_with_room(each, size) for each in chosen] if self.grows else chosen
+        self._buffers = [_enlarged(each, size) for each in chosen] if self.grows else chosen
 
 
-def _with_room(kept: Tensor, size: int) -> Tensor:
-    """Memory (B, H, size, D) that begins with what is kept, (B, H, S, D)."""
-    buffer = kept.new_empty(*kept.shape[:2], size, kept.shape[3])
-    buffer[:, :, : kept.shape[2]] = kept
+def _enlarged(x: Tensor, size: int) -> Tensor:
+    """A buffer (B, H, size, D) that begins with x (B, H, S, D)."""
+    buffer = x.new_empty(*x.shape[:2], size, x.shape[3])
+    buffer[:, :, : x.shape[2]] = x
     return buffer
 
 
 class LayerCache(NamedTuple):
-    """Keys and values that one decoder layer remembers."""
+    """Caches of one decoder layer."""
 
     target: AttentionCache
-    """Of self-attention."""
+    """Self-attention."""
     memory: AttentionCache
-    """Of attention over the encoder's output."""
+    """Cross-attention."""
 
 
 class DecoderCache:
-    """Keys and values of the positions that a decoder has seen, so that each is computed once.
+    """Keys and values of the positions that a decoder has processed.
 
         cache = DecoderCache()
         for token in ...:
-            output = decoder(embedded_token, memory, cache=cache)      # (N, 1, E): only what is new
+            output = decoder(embedded_token, memory, cache=cache)      # (N, 1, E): only the new position
 
-    Attention is then causal, and keys and values of `memory` are computed in the first call alone, so every call must
-    be given the same memory. capacity: positions to make room for at once; more are made as they come. source_lengths
-    (B,): of the memory without its padding, where no memory_key_padding_mask is given. shared_memory: the K rows
-    (hypotheses) of a sentence, row = sentence * K + k, share its keys and values of the memory.
+    Attention is causal. Keys and values of `memory` are computed in the first call only, so every call must pass the
+    same memory. capacity: positions allocated at first; the buffers double beyond it. source_lengths (B,): lengths of
+    the memory, instead of memory_key_padding_mask. shared_memory: the K rows (hypotheses) of a sentence, row =
+    sentence * K + k, share one copy of its memory.
 
-    Where kernels compute at inference, steps of one position without masks are prepared once and then only launched,
-    from the second on, and reorder() moves a table in place of keys and values. They read nothing back, so a CUDA graph
-    can hold them after two steps, if `capacity` makes room for all; `length` does not count replays.
+    With kernels at inference, steps of one position without masks are prepared in the second call, and later ones only
+    launch; reorder() then permutes an index table instead of keys and values. Such steps do not synchronize, so a CUDA
+    graph can capture them after two steps if `capacity` suffices; `length` does not count replays.
     """
 
     def __init__(
@@ -187,17 +188,17 @@ class DecoderCache:
         self.shared_memory = shared_memory
         self._layers: list[LayerCache] = []
         self._step: CachedStep | None = None
-        """Holder of the targets' keys and values in place of the layers, while steps are prepared calls."""
+        """Prepared steps, which then own the self-attention caches of all layers."""
 
     @property
     def length(self) -> int:
-        """Target positions seen."""
+        """Number of cached target positions."""
         first = self._step or (self._layers[0].target if self._layers else None)
         return first.length if first else 0
 
     @property
     def layers(self) -> list[LayerCache]:
-        """The caches of all layers that were asked for."""
+        """The caches of all layers so far; ends prepared steps."""
         step, self._step = self._step, None
         if step is not None:
             for (target, source), pair in zip(self._layers, step.keys_values()):
@@ -221,9 +222,9 @@ class DecoderCache:
         self, x: Tensor, memory: Tensor | None, layers: Sequence[Any], norm: Any, lengths: Tensor | None,
         plain: Callable[[], bool],
     ) -> Tensor | None:  # fmt: skip
-        """The output, shaped as x, of one new position of each row by prepared calls; None where layers are called.
+        """The output for one new position x of each row by prepared calls, or None if the layers must be called.
 
-        memory: looked at, not read; lengths: of its rows; plain: whether layers are no more than their classes.
+        memory: only its shape is used; lengths: of its rows; plain: returns whether all layers are plain.
         """
         if not _may_step(x):
             return None
@@ -237,28 +238,27 @@ class DecoderCache:
         return self._step(x, lengths)
 
     def reorder(self, rows: Tensor, *, memory: bool | None = None) -> None:
-        """Makes row r a copy of the old row rows[r]; rows (R,) int64, as a beam chooses, drops or repeats them.
+        """Replace row r by the old row rows[r]; rows (R,) int64: those that a beam selects, possibly repeated.
 
-        memory=False leaves the encoder's keys and values as they are, which saves their copy while every row keeps its
-        sentence; they always stay with shared_memory, whose rows keep to sentence-major order and are equally many for
-        each sentence.
+        memory=False skips the copy of the memory's keys and values, for rows that stay with their sentence. With
+        shared_memory they are never reordered: rows stay sentence-major, equally many per sentence.
         """
-        of_memory = bool(memory or (memory is None and not self.shared_memory))
-        if of_memory and self.source_lengths is not None:
+        reorders_memory = bool(memory or (memory is None and not self.shared_memory))
+        if reorders_memory and self.source_lengths is not None:
             moved = self.source_lengths.index_select(0, rows)
-            same = len(moved) == len(self.source_lengths)  # stays where a graph reads it
-            self.source_lengths = self.source_lengths.copy_(moved) if same else moved
+            in_place = len(moved) == len(self.source_lengths)  # a CUDA graph may read it
+            self.source_lengths = self.source_lengths.copy_(moved) if in_place else moved
         if self._step is not None and self._step.rows == len(rows):
-            self._step.reorder(rows, memory=of_memory)
+            self._step.reorder(rows, memory=reorders_memory)
             return
         for target, source in self.layers:
             target.reorder(rows)
-            if of_memory:
+            if reorders_memory:
                 source.reorder(rows)
 
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:
-        """Reorder rows with shared_memory and drop sentences at once: row r goes on from what row rows[r] (R,) was, as
-        row ranks[r] (R,) of its sentence's."""
+        """Reorder rows with shared_memory and drop sentences: row r continues the old row rows[r] (R,), as row ranks[r]
+        (R,) of its sentence."""
         before = self._step.rows if self._step is not None else self._layers[0].target.rows
         count = self._layers[0].memory.rows or 1
         kept = rows[ranks == 0] // ((before or count) // count)
@@ -271,7 +271,7 @@ class DecoderCache:
 
 
 def _may_step(x: Tensor) -> bool:
-    """Return whether kernels compute on x now, without a gradient, and nobody looks on."""
+    """Return whether prepared calls may replace layers for x: kernels at inference, not traced, no global hooks."""
     if torch.is_grad_enabled() or looked_at() or _has_any_global_hook() or type(x) not in PLAIN_TENSORS:
         return False
     if backends.kernel_route(backends.current, x) != "triton" or torch.is_autocast_enabled(x.device.type):
@@ -280,21 +280,21 @@ def _may_step(x: Tensor) -> bool:
 
 
 def _signature_of(x: Tensor, memory: Tensor | None, layers: Sequence[Any], norm: Any, lengths: Tensor | None) -> tuple:
-    """All that prepared calls depend on besides what is in the modules."""
-    given = [None if each is None else (each.shape, each.dtype, each.device) for each in (x, memory)]
-    return (*layers, norm, *given, lengths is None, backends.current, choices.version)
+    """Everything that prepared calls depend on besides the contents of modules."""
+    inputs = [None if each is None else (each.shape, each.dtype, each.device) for each in (x, memory)]
+    return (*layers, norm, *inputs, lengths is None, backends.current, choices.version)
 
 
 def _fits(
     x: Tensor, layers: Sequence[Any], norm: Any, kept: Sequence[Sequence[Pair | None]], lengths: Tensor | None,
     shared: bool,
 ) -> bool:  # fmt: skip
-    """Return whether prepared calls can go on for x, a new position of each row, from what is kept of each layer.
+    """Return whether prepared calls can process x, one new position per row, given the cached pairs of each layer.
 
-    lengths: of the memory's rows; shared: whether several rows of x may share one of them.
+    lengths: of the memory's rows; shared: whether several rows of x may share one.
     """
-    *lines, width = x.shape
-    slots = rows = math.prod(lines)
+    *batch, width = x.shape
+    slots = rows = math.prod(batch)
     parts = [*layers] if norm is None or not untouched(norm, NORM) else [*layers, norm]
     if not rows or len(kept) != len(layers) or len({(type(each), each.norm_first) for each in layers}) != 1:
         return False
@@ -313,14 +313,13 @@ def _fits(
 
 
 class CachedStep:
-    """One new position of each row through plain layers, by kernels; a Past whose rows are at one position."""
+    """Prepared calls for one new position per row through plain layers; a Past whose rows share one position."""
 
     def __init__(
         self, x: Tensor, layers: Sequence[Any], norm: Any, signature: tuple, kept: Sequence[Any], capacity: int | None
     ) -> None:
-        """x: like the new positions; signature: of such steps; kept: of each layer the Pair of what was seen, and that
-        of the memory, which is read where it lies."""
-        from fasttfm.models.step_launches import KernelOperations  # Triton may be missing elsewhere
+        """x: example input; kept: cached pairs per layer, of self-attention (copied) and cross-attention (shared)."""
+        from fasttfm.models.step_launches import KernelOperations  # requires Triton
 
         fused = norm if norm is not None and untouched(norm, NORM) else None
         modules = chain.from_iterable(each.modules() for each in (*layers, fused) if each is not None)
@@ -330,7 +329,7 @@ class CachedStep:
         self.rows, heads, self.length, size = own[0][0].shape
         slots, _, sources, _ = (0,) * 4 if memory[0] is None else memory[0][0].shape
         self._room = room = capacity if capacity and capacity > self.length else max(2 * self.length, _FIRST_CAPACITY)
-        self._places = torch.arange(self.rows * room, device=x.device).view(self.rows, room)
+        self._places = torch.arange(self.rows * room, device=x.device).view(self.rows, room)  # own cache entries
         self.ancestors = self._places.clone()
         self.position = torch.full((1,), self.length, device=x.device)
         self.sentence = torch.arange(slots, device=x.device)
@@ -342,11 +341,11 @@ class CachedStep:
         self._layers = StepLayers(layers, fused, heads, caches, memory, KernelOperations(self))
 
     def holds(self, signature: tuple) -> bool:
-        """Return whether there is room for a position, and all is as it was."""
+        """Return whether the next step can use these calls: capacity left, same signature, modules unchanged."""
         return self.length < self._room and signature == self._signature and self._snapshot.unchanged()
 
     def __call__(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """The output of one new position of each row, shaped as x; nothing is read back from the device."""
+        """The output for one new position per row, in x's shape; does not synchronize."""
         self._layers.input.copy_(x.view(self._layers.input.shape))
         if lengths is not None:
             self.source_lengths.copy_(lengths)
@@ -358,14 +357,14 @@ class CachedStep:
         return y if self._behind is None else normalise(y, self._behind)
 
     def reorder(self, rows: Tensor, *, memory: bool) -> None:
-        """See DecoderCache.reorder(); as many rows as there are, of which tables alone move."""
+        """See DecoderCache.reorder(); only tables are permuted, for an unchanged number of rows."""
         past = self._places[0] < self.position
         torch.where(past, self.ancestors.index_select(0, rows), self._places, out=self.ancestors)
         if memory:
             self.sentence.copy_(self.sentence.index_select(0, rows))
 
     def keys_values(self) -> list[Pair]:
-        """Keys and values of all that each layer has seen, copies."""
+        """Copies of the keys and values of each layer."""
         places = self.ancestors[:, : self.length]
-        seen = (each.flatten(0, 1)[places] for each in self._own)  # (R, L, 2, H, D)
-        return [each.permute(2, 0, 3, 1, 4).unbind(0) for each in seen]
+        pairs = (each.flatten(0, 1)[places] for each in self._own)  # (R, L, 2, H, D)
+        return [each.permute(2, 0, 3, 1, 4).unbind(0) for each in pairs]

@@ -1,4 +1,4 @@
-"""Tokens to vectors, and the sinusoids or learned vectors added to them (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+"""Token embeddings with sinusoidal or learned positions (Vaswani et al. 2017, sections 3.4 and 3.5)."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from fasttfm.reference import positional_encoding
 
 
 class Sinusoids(nn.Module):
-    """A table (length, width) of sinusoids, in no state dict; it is made anew where a model leaves the meta device."""
+    """Table (length, width) of sinusoids: a non-persistent buffer, recomputed when a model leaves the meta device."""
 
     table: Tensor
     _outgrown: tuple[Tensor, ...] = ()
-    """Tables before this one, whose memory CUDA graphs may read."""
+    """Earlier tables, kept alive for CUDA graphs that read them."""
 
     def __init__(
         self, length: int, width: int, variant: str = "paper", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, first: int = 0,
     ) -> None:  # fmt: skip
-        """first: the position that the table's first row is of."""
+        """first: position of the table's first row."""
         super().__init__()
         self.variant = variant
         self.first = first
@@ -32,7 +32,7 @@ class Sinusoids(nn.Module):
         self.register_buffer("table", table.to(device, dtype or torch.get_default_dtype()), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Hook of every conversion; to_empty() would leave the table unwritten."""
+        """Called by every conversion; to_empty() would leave the table uninitialized."""
         was_meta = self.table.is_meta
         super()._apply(fn, recurse)
         if was_meta and not self.table.is_meta:
@@ -54,15 +54,15 @@ class Sinusoids(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """A table (length, width) that is trained, row 0 for the first token. fairseq's has padding's rows before it."""
+    """Learned table (length, width); row 0 is the first token's, without fairseq's padding rows before it."""
 
     @property
     def table(self) -> Tensor:
-        """The table itself."""
+        """The weight, under the name that Sinusoids has."""
         return self.weight
 
     def rows(self, length: int, device: torch.device) -> Tensor:
-        """The table. Raises ValueError where it has fewer than `length` rows."""
+        """The table. Raises ValueError if it has fewer than `length` rows."""
         if length > self.num_embeddings:
             raise ValueError(f"a sequence has {length} tokens: this model has positions for {self.num_embeddings}")
         return self.weight
@@ -72,17 +72,17 @@ def embed(
     tokens: Tensor, embedding: Any, positions: Sinusoids | LearnedPositions, *, pad_id: int, dropout: Dropout,
     first_position: int = 0, packing: Packing | None = None,
 ) -> Tensor:  # fmt: skip
-    """dropout(embedding(tokens) * sqrt(width) + position), tokens (B, L) to (B, L, width); zero at pad_id.
+    """dropout(embedding(tokens) * sqrt(width) + position), (B, L, width) for tokens (B, L); zero at pad_id.
 
-    packing: tokens are packed, (1, T). An embedding that is more than its class is called. Raises ValueError for tokens
-    that learned positions have no row for.
+    packing: tokens are packed, (1, T). An embedding that is not plain is called as a module. Raises ValueError for
+    tokens beyond the learned positions.
     """
     last = packing.length if packing is not None else first_position + tokens.shape[1]
     if isinstance(positions, LearnedPositions):
         table = _with_padding(positions, tokens, last, pad_id, first_position, packing)
     else:
         table = positions.rows(last, tokens.device)
-    # the rows that are read: one signature, whatever the first position
+    # a slice, so that the signature does not depend on the first position
     table = table[packing.columns] if packing is not None else table[first_position:last]
     scale = table.shape[1] ** 0.5
     if untouched(embedding, EMBEDDING) and ordinary(embedding.weight) and not embedding.max_norm:
@@ -94,11 +94,10 @@ def embed(
 def _with_padding(
     positions: LearnedPositions, tokens: Tensor, last: int, pad_id: int, first: int, packing: Packing | None
 ) -> Tensor:
-    """The table of a sequence that ends at `last`, with rows of zeros for padding behind its end; see embed()."""
+    """The table up to position `last`: batch sizes are rounded up, so padding may exceed it, where rows are zeros."""
     extra = last - positions.num_embeddings
     if extra <= 0:
         return positions.weight
-    # sizes of batches are rounded up, so that there may be nothing but padding behind the table's end
     places = packing.columns if packing is not None else (tokens != pad_id).nonzero()[:, 1] + first
     positions.rows(int(places.max()) + 1 if len(places) else 0, tokens.device)
     return nn.functional.pad(positions.weight, (0, 0, 0, extra))

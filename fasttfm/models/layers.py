@@ -1,7 +1,6 @@
-"""The layers of the encoder and the decoder (Vaswani et al. 2017, section 3.1).
+"""Encoder and decoder layers (Vaswani et al. 2017, section 3.1): x (B, L, d) in, (B, L, d) out.
 
-Parameters carry the names that torch.nn.TransformerEncoderLayer and TransformerDecoderLayer give them, so state dicts
-travel both ways. A layer takes x (B, L, d) and returns (B, L, d).
+State dicts are interchangeable with torch.nn.TransformerEncoderLayer and TransformerDecoderLayer.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
 def feed_forward(
     x: Tensor, linear1: Any, activation: Callable[[Tensor], Tensor], dropout: Dropout | nn.Module, linear2: Any
 ) -> Tensor:
-    """linear2(dropout(activation(linear1(x)))), x (..., N), inside (..., F): the position-wise feed-forward network
-    (Vaswani et al. 2017, equation 2); one operator where the activation is ReLU or GELU.
+    """linear2(dropout(activation(linear1(x)))), x (..., N), hidden (..., F) (Vaswani et al. 2017, equation 2).
 
-    A linear layer or a dropout that is more than its class is called.
+    One operator for ReLU and GELU. A linear layer or dropout that is not plain is called as a module.
     """
     opened = opens(linear1, x)
     fused = fused_activation(activation) if opened else None
@@ -39,9 +37,9 @@ def feed_forward(
         return F.feed_forward(
             x, linear1.weight, linear1.bias, linear2.weight, linear2.bias, activation=fused, **dropout.options()
         )
-    rides = fused == "relu" and frozen(x)  # the ReLU in the product
-    hidden = linear(x, linear1.weight, linear1.bias, relu=rides) if opened else linear1(x)
-    hidden = hidden if rides else activation(hidden)
+    relu_fused = fused == "relu" and frozen(x)
+    hidden = linear(x, linear1.weight, linear1.bias, relu=relu_fused) if opened else linear1(x)
+    hidden = hidden if relu_fused else activation(hidden)
     if not isinstance(dropout, Dropout):
         hidden = dropout(hidden)
     elif dropout.dropout_p:
@@ -50,7 +48,7 @@ def feed_forward(
 
 
 class Layer(nn.Module):
-    """Base of all layers, fasttfm.nn's too: attentions, then a feed-forward network, each with a norm."""
+    """Base of all layers, including those of fasttfm.nn: attentions and a feed-forward network, each with a norm."""
 
     self_attn: Any
     multihead_attn: Any
@@ -62,23 +60,22 @@ class Layer(nn.Module):
     activation: Any
     norm_first: bool
     causal = False
-    """Whether self-attention sees no later position, unless a call says it."""
+    """Whether self-attention is causal by default."""
 
     def dropouts(self) -> list[Any]:
-        """Probabilities, or modules: of each attention's weights, inside the network, of each sub-layer's output."""
+        """Probabilities or modules: attention weights (one per attention), hidden units, output of each sub-layer."""
         raise NotImplementedError
 
     def with_network(self, attentions: Sequence[Callable[[Tensor], Tensor]], seed: LayerSeed) -> list[SubLayer]:
-        """The sub-layers: these attentions, then the feed-forward network."""
+        """All sub-layers: the given attentions, then the feed-forward network."""
         hidden, *outputs = self.dropouts()[len(attentions) :]
         network = partial(
             feed_forward, linear1=self.linear1, activation=self.activation, linear2=self.linear2,
             dropout=seed.dropout(Site.HIDDEN, hidden),
         )  # fmt: skip
         sites = (*OUTPUT_SITES[: len(attentions)], Site.FEED_FORWARD)
-        computed: list[Any] = [*attentions, network]
-        given = zip(computed, norms_of(self), map(seed.dropout, sites, outputs))
-        return [SubLayer(*each) for each in given]
+        functions: list[Any] = [*attentions, network]
+        return [*map(SubLayer, functions, norms_of(self), map(seed.dropout, sites, outputs))]
 
 
 class _PaperLayer(Layer):
@@ -103,7 +100,7 @@ class _PaperLayer(Layer):
 
 
 class EncoderLayer(_PaperLayer):
-    """Self-attention, then feed-forward; with causal, each position sees those up to itself, as in a language model."""
+    """Self-attention, then feed-forward; causal: a position attends to itself and earlier ones, as in GPT."""
 
     stands_for = "layer"
 
@@ -116,19 +113,19 @@ class EncoderLayer(_PaperLayer):
     ) -> list[SubLayer]:
         """See forward()."""
         dropout = seed.dropout(Site.SELF_ATTENTION_WEIGHTS, self.attention_dropout_p)
-        kept = None if cache is None else cache.target
-        own = partial(self.self_attn, lengths=lengths, causal=self.causal, cache=kept, dropout=dropout)
+        self_cache = None if cache is None else cache.target
+        own = partial(self.self_attn, lengths=lengths, causal=self.causal, cache=self_cache, dropout=dropout)
         return self.with_network([own], seed)
 
     def forward(
         self, x: Tensor, lengths: Lengths = None, *, seed: LayerSeed = NO_SEED, cache: LayerCache | None = None
     ) -> Tensor:
-        """x (B, S, d) to the same; lengths: of the rows; cache: x is the new positions after those that it keeps."""
+        """The output (B, S, d) for x (B, S, d); lengths: of the rows; cache: x holds only the new positions."""
         return through(x, self.sublayers(lengths, seed=seed, cache=cache), self.norm_first)
 
 
 class DecoderLayer(_PaperLayer):
-    """Masked self-attention, attention over the encoder's output, feed-forward."""
+    """Causal self-attention, cross-attention over the memory (the encoder's output), feed-forward."""
 
     stands_for = "layer"
     causal = True
@@ -154,8 +151,8 @@ class DecoderLayer(_PaperLayer):
         self, x: Tensor, memory: Tensor | None, lengths: Lengths = None, memory_lengths: Lengths = None, *,
         seed: LayerSeed = NO_SEED, cache: LayerCache | None = None,
     ) -> Tensor:  # fmt: skip
-        """x (B, L, d) to the same; memory (B, S, d), not read once the cache is complete.
+        """The output (B, L, d) for x (B, L, d); memory (B, S, d), not read once cached.
 
-        lengths, memory_lengths: of the rows of both; cache: x is the new positions after those that it keeps.
+        lengths, memory_lengths: of the rows of x and memory; cache: x holds only the new positions.
         """
         return through(x, self.sublayers(memory, lengths, memory_lengths, seed=seed, cache=cache), self.norm_first)

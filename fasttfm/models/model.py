@@ -1,4 +1,4 @@
-"""Base of whole models besides their layers: first weights, the loss, passes that are computed again or looked into."""
+"""Shared parts of whole models: initial weights, loss, activation checkpointing, recorded attention weights."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -15,11 +15,13 @@ from fasttfm.models.stack import Stack
 
 
 class Model(nn.Module):
-    """A module with stacks of layers somewhere in it."""
+    """Base of models with stacks of layers."""
 
     def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass: less memory, the same
-        gradients bit by bit; with kernels but for the order in which that of the memory is summed over the layers."""
+        """Save only the inputs of layers and recompute the rest in the backward pass.
+
+        Gradients are bitwise equal; with kernels, except that the memory's is summed over the layers in another order.
+        """
         for module in self.modules():
             if isinstance(module, Stack):
                 module.checkpoint_activations = enabled
@@ -27,7 +29,7 @@ class Model(nn.Module):
 
 @torch.no_grad()
 def reset_parameters(model: nn.Module, std: float) -> None:
-    """Draws fresh weights: normal(0, std) matrices, biases 0, norms 1."""
+    """Initialize weights: normal(0, std) matrices, biases 0, norms 1."""
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.reset_parameters()
@@ -45,25 +47,25 @@ def token_loss(
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of output(hidden), summed over targets other than pad_id; hidden (B, L, d), targets (B, L).
 
-    Returns (label-smoothed loss, loss without smoothing and without gradient), each 0-d. The logits (B, L, V) never
-    exist all at once where the operator can avoid it.
+    Returns (label-smoothed loss, loss without smoothing and without gradient), each 0-d. The logits (B, L, V) are
+    materialized only where the operator cannot avoid it.
     """
-    rows, wanted = hidden.flatten(0, 1), targets.flatten()
+    rows, targets = hidden.flatten(0, 1), targets.flatten()
     options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": pad_id}
     if untouched(output, LINEAR) and output.bias is None and ordinary(rows, output.weight):
-        return F.linear_cross_entropy(rows, output.weight, wanted, **options)
-    return F.cross_entropy(output(rows), wanted, reduction="sum", **options)
+        return F.linear_cross_entropy(rows, output.weight, targets, **options)
+    return F.cross_entropy(output(rows), targets, reduction="sum", **options)
 
 
 @contextlib.contextmanager
 def recorded_weights(attentions: Iterable[Attention]) -> Iterator[list[Tensor]]:
-    """Inside, every call of these attentions appends its weights (B, H, L, S), without dropout, to the list."""
+    """Record the weights (B, H, L, S), without dropout, of each call of these attentions within the block."""
     weights: list[Tensor] = []
 
     def record(module: Any, inputs: Any, options: Any) -> None:
         weights.append(module.weights(*inputs, **options))
 
     with contextlib.ExitStack() as hooks:
-        for attention in dict.fromkeys(attentions):  # a layer may be used several times
+        for attention in dict.fromkeys(attentions):  # layers may be shared
             hooks.callback(attention.register_forward_pre_hook(record, with_kwargs=True).remove)
         yield weights

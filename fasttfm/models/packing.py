@@ -1,4 +1,4 @@
-"""Sequences of a padded batch laid one after the other, so that padding costs nothing."""
+"""Packed batches: sequences concatenated without padding."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fasttfm.errors import ArgumentError, ArgumentTypeError
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Positions of the T elements of B sequences, in a batch padded to length S and in the packed (T, E) tensor.
+    """Layout of B sequences with T elements in total, padded to length S or packed to (T, E).
 
         packing = Packing.from_padding_mask(padding)       # (B, S) bool, True is padding
-        output = encoder(src, packing=packing)             # zeros at padding, which nothing was computed for
+        output = encoder(src, packing=packing)             # padding is skipped, its outputs are zeros
 
-    The layers themselves take packed tensors: layer(packing.pack(src), packing=packing).
+    Layers take packed tensors: layer(packing.pack(src), packing=packing).
     """
 
     positions: Tensor
-    """(T,) int64: the place of each element in the batch, counted row by row."""
+    """(T,) int64: index of each element in the flattened padded batch."""
     starts: Tensor
-    """(B + 1,) int32: where each sequence begins among the packed elements, and the end of the last."""
+    """(B + 1,) int32: the cu_seqlens of the packed tensor."""
     longest: int
-    """No sequence has more elements."""
+    """Upper bound of the sequence lengths (max_seqlen)."""
     batch: int
     """B."""
     length: int
@@ -35,7 +35,7 @@ class Packing:
 
     @classmethod
     def from_padding_mask(cls, key_padding_mask: Tensor) -> Packing:
-        """The packing without the elements that key_padding_mask (B, S) bool marks True; waits for the device once."""
+        """Skip the elements where key_padding_mask (B, S) bool is True; synchronizes with the device once."""
         if key_padding_mask.dtype != torch.bool:
             raise ArgumentTypeError(
                 f"key_padding_mask has dtype {key_padding_mask.dtype}: bool, True for padding, is needed"
@@ -51,10 +51,7 @@ class Packing:
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, length: int, tokens: int) -> Packing:
-        """The packing of sequences with padding at their ends; lengths (B,), padded to `length`.
-
-        tokens: the sum of lengths, told because a GPU would have to be waited for.
-        """
+        """Skip padding behind lengths (B,) in a batch padded to `length`; tokens: sum of lengths, to avoid a sync."""
         starts = _starts(lengths)
         device, batch = lengths.device, lengths.shape[0]
         rows = torch.repeat_interleave(torch.arange(batch, device=device), lengths, output_size=tokens)
@@ -63,15 +60,15 @@ class Packing:
 
     @property
     def tokens(self) -> int:
-        """The number of elements T."""
+        """Total number of elements T."""
         return self.positions.shape[0]
 
     def pack_tokens(self, tokens: Tensor) -> Tensor:
-        """tokens (B, S) to (1, T)."""
+        """Pack tokens (B, S) to (1, T)."""
         return tokens.flatten()[self.positions][None]
 
     def pack(self, x: Tensor, batch_first: bool = True) -> Tensor:
-        """x (B, S, E), or (S, B, E), to (T, E)."""
+        """Pack x (B, S, E), or (S, B, E), to (T, E)."""
         x = x if batch_first else x.transpose(0, 1)
         if x.dim() != 3 or tuple(x.shape[:2]) != (self.batch, self.length):
             raise ArgumentError(
@@ -80,7 +77,7 @@ class Packing:
         return x.reshape(-1, x.shape[-1]).index_select(0, self.positions)
 
     def unpack(self, y: Tensor, batch_first: bool = True) -> Tensor:
-        """y (T, E) to (B, S, E), or (S, B, E), zero at padding."""
+        """Unpack y (T, E) to (B, S, E), or (S, B, E), zero at padding."""
         x = y.new_zeros(self.batch * self.length, y.shape[-1]).index_copy(0, self.positions, y)
         x = x.view(self.batch, self.length, y.shape[-1])
         return x if batch_first else x.transpose(0, 1)

@@ -1,7 +1,7 @@
-"""Tells whether a submodule can be fused: exact class, no hooks, no overridden forward, plain parameters.
+"""Checks that a module can be fused instead of called: exact class, no hooks, no overridden forward, plain parameters.
 
-A parametrised, quantised, sharded or LoRA-wrapped module is of another class; pruning and the old weight_norm are
-hooks. Every shortcut around a call of a submodule asks here.
+A parametrized, quantized, sharded or LoRA-wrapped module is of another class; pruning and the old weight_norm are
+hooks. Every shortcut around a module call checks here.
 """
 
 from collections.abc import Iterable
@@ -31,21 +31,20 @@ _address, _stride, _bytes = Tensor.data_ptr, Tensor.stride, Tensor.nbytes.__get_
 
 
 def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
-    """Return whether module does what a class in kinds does, no more and no less.
+    """Return whether calling module does exactly what a class in kinds does.
 
-    A class of ours that computes the same as one in kinds says so in its own `stands_for`, which no class derived from
-    it inherits.
+    Our equivalents of these classes name them in `stands_for`, which does not apply to classes derived from ours.
     """
     return _unchanged(module, kinds) and not _has_any_global_hook()
 
 
 def opens(module: Any, *inputs: Tensor) -> bool:
-    """Return whether the parameters of a linear layer may be read instead of calling it with these inputs."""
+    """Return whether a linear layer can be replaced by a product with its parameters, for these inputs."""
     return untouched(module, LINEAR) and ordinary(*inputs, module.weight, module.bias)
 
 
 def apply_linear(module: Any, x: Tensor) -> Tensor:
-    """module(x) of a linear layer, x (..., N)."""
+    """module(x) for a linear layer, x (..., N), without the call if the layer is plain."""
     return linear(x, module.weight, module.bias) if opens(module, x) else module(x)
 
 
@@ -73,17 +72,19 @@ _PLACES: dict[str, frozenset[Any]] = {
     **dict.fromkeys(("dropout", "dropout1", "dropout2", "dropout3"), DROPOUT),
     "activation": _ACTIVATIONS,
 }
-"""Classes of a layer's submodules by name."""
+"""Allowed classes of a layer's submodules, by name."""
 
 
 def plain_width(layer: Any) -> int:
-    """The width of a layer, if no module in it is more than its class, its parameters are ordinary and of one width,
-    and one matrix projects all of an attention's keys; else 0."""
+    """The width of a plain layer, 0 for any other.
+
+    Plain: exact classes, ordinary parameters of one width, and attentions with one input projection.
+    """
     if torch.compiler.is_compiling() or _has_any_global_hook():
         return 0
     width = 0
-    waiting: list[tuple[Any, frozenset[Any]]] = [(layer, LAYER)]
-    for module, allowed in waiting:
+    queue: list[tuple[Any, frozenset[Any]]] = [(layer, LAYER)]
+    for module, allowed in queue:
         if not _unchanged(module, allowed):
             return 0
         if allowed is NORM:
@@ -97,26 +98,20 @@ def plain_width(layer: Any) -> int:
                 return 0
             if allowed is NORM and parameter.shape != (width,):
                 return 0
-        for name, child in module._modules.items():
-            waiting.append((child, _PLACES.get(name, frozenset())))
-    if not all(map(_projects_as_one, attentions_of(layer))):
-        return 0
+        queue += [(child, _PLACES.get(name, frozenset())) for name, child in module._modules.items()]
+    for attention in attentions_of(layer):
+        extra_keys = getattr(attention, "bias_k", None) is not None or getattr(attention, "add_zero_attn", False)
+        if attention.in_proj_weight is None or extra_keys:
+            return 0
     hidden = layer.linear1.weight.shape[0]
     fits = layer.linear1.weight.shape == (hidden, width) and layer.linear2.weight.shape == (width, hidden)
     return width if fits else 0
 
 
-def _projects_as_one(attention: Any) -> bool:
-    """Return whether in_proj_weight projects queries, and keys and values of no other tokens than the inputs'."""
-    if attention.in_proj_weight is None or getattr(attention, "bias_k", None) is not None:
-        return False
-    return not getattr(attention, "add_zero_attn", False)
-
-
 class Snapshot:
-    """State of modules at one time: classes, hooks, attributes, children, and the memory of their parameters.
+    """State of modules: classes, hooks, attributes, children, parameters and their memory.
 
-    Whether any of it has changed is asked in a few calls, however many modules there are.
+    unchanged() takes a few calls, however many modules there are.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -130,7 +125,7 @@ class Snapshot:
         self._memory = self._memory_now()
 
     def unchanged(self) -> bool:
-        """Return whether nothing is hooked, and all is as it was."""
+        """Return whether no hook was added and nothing else changed."""
         if any(self._hooks):
             return False
         held = self._all_held()
@@ -143,31 +138,28 @@ class Snapshot:
         return [*map(type, self._modules), *chain.from_iterable(map(dict.values, self._tables))]
 
     def _memory_now(self) -> list[Any]:
-        return [x for ask in (_address, _stride, _bytes) for x in map(ask, self._parameters)]
+        return [x for read in (_address, _stride, _bytes) for x in map(read, self._parameters)]
 
 
 def fused_activation(activation: object) -> str | None:
-    """The name by which the feed-forward operator computes an activation; None where it does not."""
+    """The activation's name in the feed-forward operator, or None if it is not fused."""
     if isinstance(activation, nn.ReLU | nn.GELU) and untouched(activation, _ACTIVATIONS):
         if isinstance(activation, nn.ReLU):
             return "relu"
         return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
     if activation is torch.relu:
         return "relu"
-    for name in FUSED:
-        if ACTIVATIONS[name] is activation:
-            return name
-    return None
+    return next((name for name in FUSED if ACTIVATIONS[name] is activation), None)
 
 
 def children(layer: Any, *names: str) -> list[Any]:
-    """The modules of these names that a layer has."""
-    modules = layer._modules  # nn.Module's own attributes cost a call each, more where there is none
+    """The submodules of these names that a layer has."""
+    modules = layer._modules  # nn.Module.__getattr__ costs a call each
     return [modules[name] for name in names if name in modules]
 
 
 def attentions_of(layer: Any) -> list[Any]:
-    """Self-attention, and a decoder's attention over the memory."""
+    """Self-attention, and cross-attention in a decoder."""
     return children(layer, "self_attn", "multihead_attn")
 
 
@@ -177,6 +169,6 @@ def norms_of(layer: Any) -> list[Any]:
 
 
 def norms_behind(layer: Any, after: Any) -> list[Any]:
-    """The norm behind each sub-layer: its own, or pre-norm that of the next one; after: the norm behind the layer."""
+    """The norm behind each sub-layer: its own, or pre-norm the next one's; after: the norm behind the layer."""
     own = norms_of(layer)
     return [*own[1:], after] if layer.norm_first else own

@@ -1,11 +1,11 @@
-"""A model as a directory that is given away, in the layout that Hugging Face's hub expects.
+"""Model directories for distribution, in the layout of the Hugging Face hub.
 
-    DIR/config.json           the model's configuration, and how it decodes
-        model.safetensors     weights, under the names of Transformer.state_dict()
-        spm.model             (or spm.src.model and spm.tgt.model; a *.vocabulary.json beside an imported one)
-        README.md             model card: what the model is, and what its training recorded
+    DIR/config.json           model configuration and decoding options
+        model.safetensors     weights, named as in Transformer.state_dict()
+        spm.model             (or spm.src.model and spm.tgt.model; with *.vocabulary.json if imported)
+        README.md             model card with training records
 
-A directory that `fasttfm train` made is read as well, of its best checkpoint.
+Directories of `fasttfm train` can be read too.
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ from fasttfm.system.folders import VOCABULARY_FILES, reading, replacing, settled
 PRETRAINED_FILE = "config.json"
 MODEL_TYPE = "fasttfm"
 SPECIAL_TOKENS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-"""Under the names of Hugging Face's configurations."""
+"""Names of Hugging Face's configurations."""
 _SHOWN_VALIDATIONS = 5
 _CARD = Path(__file__).with_name("card.md")
 
 
 def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Values:
-    """Read a model's description from its directory, or one of save_pretrained(); UserError where there is none.
+    """Read the configuration of a model directory, of `fasttfm train` or save_pretrained(). Raises UserError.
 
-    overrides: fields that are to have another value.
+    overrides: values that replace those of the files.
     """
     settled(folder)
     if (folder / CONFIG_FILE).is_file():
@@ -53,16 +53,16 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
         missing = "is not a directory" if folder.exists() else "does not exist"
         what = "has no config.yaml" if folder.is_dir() else missing
         raise UserError(f"{folder}: {what}: give a model directory that training or import made")
-    given = read_json(path)
-    if given.get("model_type") != MODEL_TYPE:
+    config = read_json(path)
+    if config.get("model_type") != MODEL_TYPE:
         raise UserError(
-            f"{path}: is of a model of type {given.get('model_type')!r}: fasttfm import makes a model directory of one"
+            f"{path}: is of a model of type {config.get('model_type')!r}: fasttfm import makes a model directory of one"
         )
-    decoding = given.get("decoding", {})
-    if "vocab_size" not in given or not isinstance(decoding, dict):
+    decoding = config.get("decoding", {})
+    if "vocab_size" not in config or not isinstance(decoding, dict):
         raise UserError(f"{path}: is cut off or was changed: it has no vocab_size or a wrong decoding; copy it again")
     values = Values()
-    for section, cls, fields in (("model", TransformerConfig, given), ("decoding", DecodingConfig, decoding)):
+    for section, cls, fields in (("model", TransformerConfig, config), ("decoding", DecodingConfig, decoding)):
         for name, kind in field_types(cls).items():
             if name in fields:
                 values[section][name] = convert(fields[name], kind, f"{path}, {name}")
@@ -74,9 +74,9 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
 
 
 def read_pretrained(folder: Path, checkpoint: str = "best") -> tuple[TransformerConfig, dict[str, Tensor], Path]:
-    """Configuration and weights of a model directory or of one of save_pretrained(), and the file they come from.
+    """Read configuration, weights and the weights' path from a directory of `fasttfm train` or save_pretrained().
 
-    checkpoint: as of `fasttfm translate`. Raises UserError naming what is missing, damaged or of another model.
+    checkpoint: as in `fasttfm translate`. Raises UserError for a file that is missing, damaged or of another model.
     """
     with reading(folder):
         values = read_values(folder)
@@ -90,10 +90,9 @@ def write_pretrained(
     folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], decoding: DecodingConfig | None = None,
     **others: Any,
 ) -> None:  # fmt: skip
-    """Write a directory as above, all of it or nothing; others: as write_model() takes them.
+    """Write a model directory atomically; decoding: by default that of model_dir; others: options of write_model().
 
-    decoding: that of others' model_dir where it is not given. Raises UserError for a directory that holds other files,
-    and where nothing can be written.
+    Raises UserError if the directory holds other files or cannot be written.
     """
     if decoding is None:
         source = others.get("model_dir")
@@ -108,8 +107,8 @@ def write_model(
 ) -> None:  # fmt: skip
     """Write a model into an existing directory.
 
-    tokenizers: source's and target's, one object for both where they are one; else those of model_dir are copied, whose
-    records the model card repeats. origin: lines of the card on where the model comes from.
+    tokenizers: for source and target, the same object if joint; by default those of model_dir are copied. model_dir
+    also supplies training records for the model card; origin: lines for its section on where the model comes from.
     """
     write_files(folder, describe(config, decoding), weights)
     if tokenizers is not None:
@@ -120,14 +119,14 @@ def write_model(
 
 
 def write_files(folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors into a directory that is there."""
+    """Write config.json and model.safetensors into an existing directory."""
     write_file(folder / PRETRAINED_FILE, (json.dumps(fields, indent=2) + "\n").encode())
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_file(folder / MODEL_FILE, save(tensors, {"format": "pt"}))
 
 
 def describe(config: TransformerConfig, decoding: DecodingConfig) -> dict[str, Any]:
-    """config.json: the fields of a model with what Hugging Face asks of every configuration, and how it decodes."""
+    """The contents of config.json: model fields, those that Hugging Face requires, and decoding options."""
     standard = DecodingConfig()
     return {
         "model_type": MODEL_TYPE,
@@ -158,10 +157,9 @@ def copy_tokenizers(model_dir: Path, folder: Path) -> None:
 
 
 def model_card(config: TransformerConfig, model_dir: Path | None = None, origin: Sequence[str] = ()) -> str:
-    """README.md of a model: what it is, how it is used, where it comes from, and what the records of its training say,
-    where there are."""
-    known = {"order": "pre-norm" if config.norm_first else "post-norm", "tokens": f"{config.vocab_size:,}"}
-    lines = [Template(_CARD.read_text(encoding="utf-8")).substitute(dataclasses.asdict(config), **known)]
+    """README.md of a model: architecture, usage, origin, and its training records if any."""
+    fields = {"order": "pre-norm" if config.norm_first else "post-norm", "tokens": f"{config.vocab_size:,}"}
+    lines = [Template(_CARD.read_text(encoding="utf-8")).substitute(dataclasses.asdict(config), **fields)]
     records = [] if model_dir is None else [*_data_lines(model_dir), *_record_lines(model_dir)]
     if origin:
         lines += ["## Origin", "", *(f"- {line}" for line in origin), ""]
@@ -181,11 +179,11 @@ def _data_lines(model_dir: Path) -> list[str]:
 
 
 def _record_lines(model_dir: Path) -> list[str]:
-    """The last validations of train.log.jsonl as a table."""
+    """A table of the last validations in train.log.jsonl."""
     try:
         records = [record for record in read_log(model_dir) if record["kind"] in ("valid", "final", "average")]
     except OSError:
-        return []
+        records = []
     if not records:
         return []
     table = ["", "| update | validation loss | perplexity | BLEU |", "|---|---|---|---|"]

@@ -1,10 +1,10 @@
-"""The residual connection, the dropout before it and the norm beside it (Vaswani et al. 2017, section 5.4).
+"""Residual connections with dropout and norm (Vaswani et al. 2017, section 5.4).
 
     post-norm   x' = LayerNorm(x + dropout(Sublayer(x)))      the paper
     pre-norm    x' = x + dropout(Sublayer(LayerNorm(x)))      tensor2tensor
 
-Each addition is one pass with the norm behind it: post-norm the sub-layer's own, pre-norm that of the next sub-layer.
-So both orders are one loop. A pass has one seed for all its dropouts, and a site for each.
+Each addition is fused with the norm behind it: the sub-layer's own (post-norm), or that of the next sub-layer
+(pre-norm). So one loop serves both orders. All dropouts of a forward pass share a seed and differ by site.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.plain import DROPOUT, NORM, untouched
 
 SITES_PER_LAYER = 8
-"""Numbers reserved for the dropouts of a layer."""
+"""Dropout sites reserved per layer."""
 
 
 class Site(IntEnum):
-    """Sites of a layer's dropouts, each with a mask of its own; an encoder's layer has no memory to attend to."""
+    """Dropouts of a layer, each with its own mask; encoder layers have no cross-attention."""
 
     SELF_ATTENTION_WEIGHTS = 0
     HIDDEN = 1
@@ -34,20 +34,20 @@ class Site(IntEnum):
 
 
 WEIGHT_SITES = (Site.SELF_ATTENTION_WEIGHTS, Site.CROSS_ATTENTION_WEIGHTS)
-"""Of the weights of a layer's attentions."""
+"""Dropouts of attention weights."""
 OUTPUT_SITES = (Site.SELF_ATTENTION, Site.CROSS_ATTENTION)
-"""Of what the attentions give."""
+"""Dropouts of attention outputs."""
 
 
 class LayerSeed(NamedTuple):
-    """Seed of a layer's dropouts; a layer that is used twice is given other sites the second time."""
+    """Seed and first dropout site of a layer; a layer that is used twice has other sites the second time."""
 
     seed: Tensor | None = None
-    """(1,) int64, of the whole pass; None: nothing is dropped."""
+    """(1,) int64, of the whole forward pass; None: no dropout."""
     first_site: int = 0
 
     def dropout(self, site: int, dropout: float | nn.Module) -> Any:
-        """The dropout at a site of the layer, with a probability or of a module, as dropout_of()."""
+        """The dropout at a site of the layer; dropout: a probability, or a module as in dropout_of()."""
         if isinstance(dropout, nn.Module):
             return dropout_of(dropout, self.seed, self.first_site + site)
         if self.seed is None or dropout <= LEAST_P:
@@ -59,30 +59,29 @@ NO_SEED = LayerSeed()
 
 
 def dropout_of(module: Any, seed: Tensor | None = None, site: int = 0) -> Any:
-    """The dropout that a module is; the module itself where it is more than nn.Dropout."""
+    """The Dropout equivalent to an nn.Dropout; any other module is returned itself."""
     return Dropout(module.p if module.training else 0.0, seed, int(site)) if untouched(module, DROPOUT) else module
 
 
 def probability(dropout: Any) -> float:
-    """The probability of a zero now; dropout: a probability, or a module that is nn.Dropout."""
+    """The current dropout probability; dropout: a probability or an nn.Dropout, 0 in eval mode."""
     if isinstance(dropout, nn.Module):
         return dropout_of(dropout).dropout_p
     return dropout
 
 
 class SubLayer(NamedTuple):
-    """Attention or a feed-forward network."""
+    """Attention or feed-forward network, with its norm and the dropout of its output."""
 
     compute: Callable[[Tensor], Tensor]
     """(..., N) to the same shape."""
     norm: Any
-    """Its own: pre-norm before it, post-norm behind it."""
+    """Pre-norm: before it; post-norm: behind it."""
     dropout: Dropout | nn.Module
-    """Of its output."""
 
 
 def through(x: Tensor, sublayers: Sequence[SubLayer], norm_first: bool, last: Any = None) -> Tensor:
-    """x (..., N) through sub-layers to the same shape; last: the norm behind a pre-norm stack, or None."""
+    """Run x (..., N) through sub-layers; last: the norm behind a pre-norm stack, or None."""
     norms = [each.norm for each in sublayers]
     y, behind = (normalise(x, norms[0]), [*norms[1:], last]) if norm_first else (x, norms)
     for sublayer, norm in zip(sublayers, behind):
@@ -95,7 +94,7 @@ def through(x: Tensor, sublayers: Sequence[SubLayer], norm_first: bool, last: An
 
 
 def add_and_normalise(output: Tensor, x: Tensor, norm: Any, dropout: Dropout | nn.Module) -> tuple[Tensor, Tensor]:
-    """y = norm(s) of s = x + dropout(output), and s; (..., N). Under autocast y has output's dtype and s has x's."""
+    """y = norm(s) and s = x + dropout(output), each (..., N). Under autocast y has output's dtype, s has x's."""
     if isinstance(dropout, Dropout) and _fuses(norm, x) and ordinary(output):
         return F.residual_layer_norm(output, x, norm.weight, norm.bias, norm.eps, **dropout.options())
     s = add(output, x, dropout)
@@ -119,5 +118,5 @@ def normalise(x: Tensor, norm: Any) -> Tensor:
 
 
 def _fuses(norm: Any, x: Tensor) -> bool:
-    """Return whether the operators may read the norm's parameters instead of calling it."""
+    """Return whether an operator may replace the call of norm."""
     return untouched(norm, NORM) and len(norm.normalized_shape) == 1 and ordinary(x, norm.weight, norm.bias)

@@ -1,4 +1,4 @@
-"""Parts of a decoder's step as launches of kernels, prepared once: bound to memory, a call does nothing but launch."""
+"""Operators of StepLayers as kernel launches, bound to their buffers: a call only launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fasttfm.models.step_layers import Call, Norm, Operations
 
 
 class KernelOperations(Operations):
-    """Launches of kernels."""
+    """Operations by kernels."""
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: Norm, y: Tensor, s: Tensor | None) -> Call:
         """See Operations."""
@@ -28,9 +28,9 @@ class KernelOperations(Operations):
 
     def attend_to_ancestors(self, joint: Tensor, cache: Tensor, heads: int, out: Tensor) -> Call:
         """See Operations."""
-        given = joint, cache, self.past.ancestors, self.past.position
-        launch = Ancestors(*given, heads=heads, scale=(out.shape[1] // heads) ** -0.5)
-        return partial(launch, *given, out)
+        args = joint, cache, self.past.ancestors, self.past.position
+        launch = Ancestors(*args, heads=heads, scale=(out.shape[1] // heads) ** -0.5)
+        return partial(launch, *args, out)
 
     def attend_to_memory(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Call:
         """See Operations."""

@@ -1,4 +1,4 @@
-"""A decoder's layers for one new position of each row, as calls that are prepared once, between fixed buffers."""
+"""Decoder layers for one new position per row: calls prepared once, on fixed buffers."""
 
 from __future__ import annotations
 
@@ -24,31 +24,29 @@ class Norm(NamedTuple):
 
 
 class Past(Protocol):
-    """Tables by which R rows find what they attend to, int64. Rows that lie side by side may share a slot: a position,
-    or a sentence."""
+    """Index tables of the keys that R rows attend to, int64; slots are groups of consecutive rows."""
 
     ancestors: Tensor
-    """(R, T): where the keys and values of each earlier position of a row are stored: row * T + position."""
+    """(R, T): cache index, row * T + position, of each earlier position of a row."""
     position: Tensor
-    """(slots,): the position of the new tokens."""
+    """(slots,): position of the new tokens."""
     sentence: Tensor
-    """(slots,): where the keys and values of the memory are stored."""
+    """(slots,): cache index of the memory."""
     source_lengths: Tensor
-    """(slots,): how many these are."""
+    """(slots,): length of the memory."""
 
 
 class Operations:
-    """Parts of StepLayers besides matrix products, in plain PyTorch on any device: the reference of the kernels.
+    """Operators of StepLayers besides matrix products, in plain PyTorch on any device: reference of the kernels.
 
-    A method returns the call that computes one part from buffers into buffers; nothing in it depends on numbers in
-    them.
+    Each method returns a call that reads and writes buffers, and whose control flow does not depend on their values.
     """
 
     def __init__(self, past: Past) -> None:
         self.past = past
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: Norm, y: Tensor, s: Tensor | None) -> Call:
-        """y = LayerNorm(s), s = residual + x, all (R, d); s may be the residual. Without residual y = LayerNorm(x)."""
+        """y = LayerNorm(s), s = residual + x, all (R, d); s may alias residual. Without residual, y = LayerNorm(x)."""
 
         def call() -> None:
             total = x if residual is None else torch.add(residual, x, out=s)
@@ -57,8 +55,10 @@ class Operations:
         return call
 
     def attend_to_ancestors(self, joint: Tensor, cache: Tensor, heads: int, out: Tensor) -> Call:
-        """Self-attention (R, d) of the new tokens, whose queries, keys and values are joint (R, 3 d), over their
-        rows' past in cache (R * T, 2 d), where their keys and values are stored."""
+        """Self-attention (R, d) of new tokens with packed QKV joint (R, 3 d), over the past of their rows.
+
+        Stores their keys and values in cache (R * T, 2 d).
+        """
         past, (rows, width) = self.past, out.shape
         steps = past.ancestors.shape[1]
 
@@ -66,15 +66,15 @@ class Operations:
             cache.index_copy_(0, remember_places(past), joint[:, width:])
             seen = cache.index_select(0, past.ancestors.view(-1)).view(rows, steps, 2, heads, -1)
             keys, values = seen.permute(2, 0, 3, 1, 4)
-            there = torch.arange(steps, device=out.device) <= past.position[:, None, None]
-            mask = there[:, None].expand(-1, rows // len(there), 1, steps).reshape(rows, 1, 1, steps)
+            is_past = torch.arange(steps, device=out.device) <= past.position[:, None, None]
+            mask = is_past[:, None].expand(-1, rows // len(is_past), 1, steps).reshape(rows, 1, 1, steps)
             query = joint[:, :width].view(rows, heads, 1, -1)
             out.copy_(nnF.scaled_dot_product_attention(query, keys, values, mask).view(out.shape))
 
         return call
 
     def attend_to_memory(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Call:
-        """Attention (R, d) of query (R, d) over each slot's sentence in keys and values (Q, H, sources, D)."""
+        """Cross-attention (R, d) of query (R, d) over each slot's sentence in keys and values (Q, H, S, D)."""
         past, (_, heads, sources, size) = self.past, keys.shape
 
         def call() -> None:
@@ -88,13 +88,13 @@ class Operations:
 
 
 class StepLayers:
-    """Layers that are no more than their classes, and the norm behind them; weights are read where they lie."""
+    """Calls of one step through plain layers and the norm behind them; weights are read in place."""
 
     def __init__(
         self, layers: Sequence[Any], norm: Any, heads: int, own: Tensor, memory: Any, operations: Operations
     ) -> None:
-        """own (layers, R * T, 2 d): the key beside the value of each token, see Past.ancestors; memory: of each layer
-        keys and values (Q, H, sources, D), of one that attends to none anything. All of one dtype."""
+        """own (layers, R * T, 2 d): key and value of each token, by Past.ancestors; memory: keys and values (Q, H, S,
+        D) per layer, unused without cross-attention. All of one dtype."""
         attention = layers[0].self_attn
         width = attention.out_proj.weight.shape[0]
         rows = own.shape[1] // operations.past.ancestors.shape[1]
@@ -107,9 +107,8 @@ class StepLayers:
         pre_norm = layers[0].norm_first
         stream = self._sums if pre_norm else x
         self.input = stream
-        """(R, d): where x is written before each step."""
+        """(R, d): buffer of the input."""
         self.calls: list[Call] = []
-        """Calls of a step, in order."""
         if pre_norm:
             self.calls.append(operations.norm(stream, None, _norm(layers[0].norm1), x, None))
         after = [*(each.norm1 for each in layers[1:]), norm if pre_norm else None]
@@ -121,7 +120,6 @@ class StepLayers:
                 if following is None:
                     self.calls.append(partial(torch.add, self._out, stream, out=y))
                 else:
-                    # post-norm, nobody reads the sum
                     residual = stream if pre_norm else x
                     self.calls.append(operations.norm(self._out, residual, _norm(following), y, self._sums))
                 x, y = y, x
@@ -129,7 +127,7 @@ class StepLayers:
             self.calls.append(operations.norm(x, None, _norm(norm), y, None))
             x = y
         self.output = x
-        """(R, d): what the next step writes anew."""
+        """(R, d): buffer of the output, overwritten by the next step."""
 
     def _self_attention(self, number: int, layer: Any, x: Tensor) -> list[Call]:
         attention = layer.self_attn
@@ -141,9 +139,9 @@ class StepLayers:
 
     def _cross_attention(self, number: int, layer: Any, x: Tensor) -> list[Call]:
         attention, bias = layer.multihead_attn, layer.multihead_attn.in_proj_bias
-        of_query, (keys, values) = None if bias is None else bias[: self._width], self._memory[number]
+        query_bias, (keys, values) = None if bias is None else bias[: self._width], self._memory[number]
         return [
-            product(x, attention.in_proj_weight[: self._width], of_query, self._query),
+            product(x, attention.in_proj_weight[: self._width], query_bias, self._query),
             self._operations.attend_to_memory(self._query, keys, values, self._heads_joined),
             product(self._heads_joined, attention.out_proj.weight, attention.out_proj.bias, self._out),
         ]
@@ -152,7 +150,7 @@ class StepLayers:
         weight, bias = layer.linear1.weight, layer.linear1.bias
         hidden = self._hidden[: len(x) * len(weight)].view(len(x), -1)
         last = product(hidden, layer.linear2.weight, layer.linear2.bias, self._out)
-        if layer.activation is nn.functional.relu and bias is not None and x.is_cuda:  # in cuBLASLt's epilogue
+        if layer.activation is nn.functional.relu and bias is not None and x.is_cuda:  # cuBLASLt epilogue
             first = partial(torch._addmm_activation, bias.detach(), x, weight.detach().t(), use_gelu=False, out=hidden)
             return [first, last]
         return [product(x, weight, bias, hidden), _activation(layer.activation, hidden), last]
@@ -164,24 +162,22 @@ def _norm(norm: Any) -> Norm:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Call:
-    """The call that computes x weight^T + bias, (M, N), into out."""
+    """Return a call that writes x weight^T + bias, (M, N), to out."""
     weight = weight.detach().t()
-    return (
-        partial(torch.mm, x, weight, out=out)
-        if bias is None
-        else partial(torch.addmm, bias.detach(), x, weight, out=out)
-    )
+    if bias is None:
+        return partial(torch.mm, x, weight, out=out)
+    return partial(torch.addmm, bias.detach(), x, weight, out=out)
 
 
 def _activation(activation: Callable[..., Tensor], x: Tensor) -> Call:
-    """The call that applies it to x, in place."""
+    """Return a call that applies activation to x in place."""
     if activation is nn.functional.relu:
         return partial(torch.relu_, x)
     return lambda: x.copy_(activation(x))
 
 
 def remember_places(past: Past) -> Tensor:
-    """(R,): where the keys and values of the new tokens are stored, which becomes part of their rows' past."""
+    """Append the new tokens to the past of their rows; returns their cache indices (R,)."""
     rows, steps = past.ancestors.shape
     positions = past.position[:, None].expand(-1, rows // len(past.position)).reshape(-1)
     places = torch.arange(rows, device=positions.device) * steps + positions

@@ -1,7 +1,8 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), trainable and decodable."""
+"""The encoder-decoder Transformer (Vaswani et al. 2017)."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,11 +28,11 @@ from fasttfm.store.weights import model_weights, with_weights
 if TYPE_CHECKING:
     from fasttfm.data.batches import Batch
 
-_SOURCE_SITE, _TARGET_SITE = 0, 1  # of the embeddings' dropouts, before those of the layers
+_SOURCE_SITE, _TARGET_SITE = 0, 1  # dropouts of the embeddings; those of layers follow
 
 
 class _Targets(NamedTuple):
-    """Inputs of the loss besides those of a pass."""
+    """Inputs of the loss besides those of forward()."""
 
     tokens: Tensor
     label_smoothing: float
@@ -39,11 +40,11 @@ class _Targets(NamedTuple):
 
 
 class Transformer(Model):
-    """An encoder-decoder Transformer; see TransformerConfig for every choice.
+    """An encoder-decoder Transformer; see TransformerConfig for all options.
 
-    Tokens are int64; config.pad_id fills short sequences. Sources end in the end-of-sentence token; target inputs begin
-    with the beginning-of-sentence token. Shared tables stay shared when a state dict is loaded, with assign=True too:
-    the output's is then the target embedding's.
+    Tokens are int64, padded with config.pad_id. Sources end in the end-of-sentence token; target inputs begin with the
+    beginning-of-sentence token. Shared embeddings stay shared after load_state_dict(assign=True): the output layer then
+    has the target embedding's table.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -71,7 +72,7 @@ class Transformer(Model):
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
-        """Build the model of a preset (fasttfm/config/presets/NAME.yaml) for a vocabulary, with any fields changed.
+        """Build a preset (fasttfm/config/presets/NAME.yaml) for a vocabulary; changes: fields of TransformerConfig.
 
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """
@@ -79,20 +80,20 @@ class Transformer(Model):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Transformer:
-        """Load the model of a directory that save_pretrained(), `fasttfm import` or `fasttfm train` made, in float32.
+        """Load a model, in float32, from a directory of save_pretrained(), `fasttfm import` or `fasttfm train`.
 
-        checkpoint: of a directory of `fasttfm train`: best, last, average, an update's number, or a path. Raises
-        UserError naming what is missing, damaged or of another model.
+        checkpoint: best, last, average, an update's number or a path, for directories of `fasttfm train`. Raises
+        UserError for a file that is missing, damaged or of another model.
         """
         config, weights, saved = read_pretrained(Path(folder), checkpoint)
         return with_weights(lambda: cls(config), weights, saved).eval()
 
     def save_pretrained(self, folder: str | Path, model_dir: str | Path | None = None) -> None:
-        """Write config.json, model.safetensors and a model card to a directory: what from_pretrained() reads.
+        """Write config.json, model.safetensors and a model card to a directory for from_pretrained().
 
-        model_dir: the directory of `fasttfm train` or from_pretrained() that the tokenizer's files, the way of decoding
-        and the training's records are copied from; without it the directory has no tokenizer and translates no text.
-        Raises UserError for a directory that holds other files, and where nothing can be written.
+        model_dir: directory of `fasttfm train` or save_pretrained() to copy the tokenizer, decoding options and
+        training records from; without it the model cannot translate text. Raises UserError if the directory holds other
+        files or cannot be written.
         """
         source = None if model_dir is None else Path(model_dir)
         write_pretrained(Path(folder), self.config, model_weights(self), model_dir=source)
@@ -102,16 +103,16 @@ class Transformer(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new initial weights by config.init; with xavier, biases are 0 and norms 1."""
+        """Initialize weights by config.init; with xavier, biases are 0 and norms 1."""
         xavier = self.config.init == "xavier"
         for module in self.modules():
             if isinstance(module, Attention):
-                # Glorot's bound for each square projection; torch.nn draws the three as one (3d, d) matrix
+                # Xavier's bound for each square projection; torch.nn draws the three as one (3d, d) matrix
                 for part in module.in_proj_weight.chunk(3) if xavier else (module.in_proj_weight,):
                     nn.init.xavier_uniform_(part)
                 nn.init.zeros_(module.in_proj_bias)
             elif module is self.output and self.config.share_embeddings != "none":
-                if module.bias is not None:  # its table was drawn as the target embedding
+                if module.bias is not None:  # the weight is the target embedding's
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm | nn.Embedding | nn.Linear):
                 module.reset_parameters()
@@ -119,11 +120,10 @@ class Transformer(Model):
                     nn.init.xavier_uniform_(module.weight)
                     nn.init.zeros_(module.bias)
         if xavier:
-            # a shared table is drawn again
-            drawn: list[Any] = [self.source_embedding, self.target_embedding, self.output]
+            tables: list[Any] = [self.source_embedding, self.target_embedding, self.output]  # shared ones drawn again
             if self.config.positional_encoding == "learned":
-                drawn += [self.source_positions, self.target_positions]
-            for module in drawn:
+                tables += [self.source_positions, self.target_positions]
+            for module in tables:
                 nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
             if self.output.bias is not None:
                 nn.init.zeros_(self.output.bias)
@@ -131,7 +131,7 @@ class Transformer(Model):
             embedding.weight[self.config.pad_id] = 0.0
 
     def __prepare_scriptable__(self) -> Any:
-        """Answer torch.jit.script, which asks this of a module first."""
+        """Refuse torch.jit.script, which calls this first. Raises RuntimeError."""
         raise RuntimeError(
             "fasttfm.models.Transformer cannot be scripted: torch.compile and torch.export take it; TorchScript takes "
             "torch.nn.Transformer, which load_state_dict() fills with encoder.* and decoder.* of this model"
@@ -143,10 +143,10 @@ class Transformer(Model):
         self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None, *, targets: _Targets | None = None,
     ) -> Any:  # fmt: skip
-        """Logits (B, L, V) for source (B, S) and target inputs (B, L), each position seeing the targets up to itself.
+        """Logits (B, L, V) for source (B, S) and target inputs (B, L), with causal attention over the targets.
 
-        source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded. targets: what loss()
-        asks for, by calling the model, so that whoever wraps it (FSDP) takes part; then its two losses come back.
+        source_lengths, target_lengths (B,): tokens before padding; None: no padding. targets: passed by loss(), which
+        calls the model so that wrappers (FSDP) take effect; returns its two losses.
         """
         seed = self._seed()
         lengths: tuple[Any, Any] = (source_lengths, target_lengths)
@@ -166,80 +166,81 @@ class Transformer(Model):
         target_lengths: Tensor | None = None, *, label_smoothing: float = 0.1,
         packed_tokens: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """The training loss, summed over the target tokens that are not padding.
+        """The training loss, summed over target tokens except padding.
 
-        packed_tokens, the sums of source_lengths and of target_lengths (which must then be given): the layers see the
-        tokens alone, one sentence after the other, and compute no padding; the loss is the same, dropout drawn anew.
-        Returns (label-smoothed loss, loss without smoothing and without gradient, number of tokens), each 0-d. The
-        logits (B, L, V) never exist all at once where the operator can avoid it.
+        packed_tokens: sums of source_lengths and target_lengths, which it requires; sequences are packed and padding is
+        not computed. The loss is the same, with other dropout masks. Returns (label-smoothed loss, loss without
+        smoothing and without gradient, number of tokens), each 0-d. The logits (B, L, V) are materialized only where
+        the operator cannot avoid it.
         """
         targets = _Targets(target_out, label_smoothing, packed_tokens)
         losses = self(source, target_in, source_lengths, target_lengths, targets=targets)
         return *losses, (target_out != self.config.pad_id).sum()
 
     def batch_loss(self, batch: Batch, *, label_smoothing: float = 0.1, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """loss() of a batch of pairs, without its number of tokens, which the batch knows."""
+        """The two losses of loss() for a batch of sentence pairs."""
         tokens = (batch.source_tokens, batch.target_tokens) if packed else None
         targets = _Targets(batch.target_out, label_smoothing, tokens)
         return self(batch.source, batch.target_in, batch.source_lengths, batch.target_lengths, targets=targets)
 
     def _seed(self) -> Tensor | None:
-        """One for all dropouts of a pass, whose sites tell them apart."""
+        """The seed of all dropouts of a forward pass, or None in eval mode."""
         return F.draw_seed(self.target_positions.table.device) if self.training else None
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
         """The encoder's output (B, S, d) for source (B, S)."""
         return self._encode(source, source_lengths, self._seed())
 
-    def _embed(self, side: str, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
-        dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
-        embedding, positions = getattr(self, f"{side}_embedding"), getattr(self, f"{side}_positions")
-        return embed(tokens, embedding, positions, pad_id=self.config.pad_id, dropout=dropout, **given)
+    def _embed(
+        self, side: str, tokens: Tensor, lengths: Any, site: int, seed: Tensor | None, first_position: int = 0
+    ) -> Tensor:
+        return embed(
+            tokens, getattr(self, f"{side}_embedding"), getattr(self, f"{side}_positions"), pad_id=self.config.pad_id,
+            dropout=NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site),
+            first_position=first_position, packing=lengths if isinstance(lengths, Packing) else None,
+        )  # fmt: skip
 
     def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None) -> Tensor:
-        """(B, S, d) of source (B, S)."""
-        packing = lengths if isinstance(lengths, Packing) else None
-        x = self._embed("source", source, _SOURCE_SITE, seed, packing=packing)
-        return self.encoder(x, lengths, seed=seed)
+        return self.encoder(self._embed("source", source, lengths, _SOURCE_SITE, seed), lengths, seed=seed)
 
     def _decode(
         self, target: Tensor, lengths: Any, memory: Tensor, memory_lengths: Any, seed: Tensor | None,
         cache: DecoderCache | None = None,
     ) -> Tensor:  # fmt: skip
-        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d); cache: of the targets before them."""
-        places: dict[str, Any] = {"packing": lengths if isinstance(lengths, Packing) else None}
-        if cache is not None:
-            places["first_position"] = cache.length
-        x = self._embed("target", target, _TARGET_SITE, seed, **places)
+        """The decoder's output (B, L, d) for target inputs (B, L) over the memory (B, S, d); cache: of earlier ones."""
+        x = self._embed("target", target, lengths, _TARGET_SITE, seed, 0 if cache is None else cache.length)
         return self.decoder(x, memory, lengths, memory_lengths, seed=seed, cache=cache)
 
     @torch.no_grad()
     def attention_weights(
         self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None, target_lengths: Tensor | None = None
     ) -> dict[str, list[Tensor]]:
-        """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
-        encoder = [layer.self_attn for layer in self.encoder.layers]
-        decoder = [layer.self_attn for layer in self.decoder.layers]
-        cross = [layer.multihead_attn for layer in self.decoder.layers]
-        with recorded_weights(encoder) as of_encoder, recorded_weights(decoder) as own, recorded_weights(cross) as over:
+        """Weights of every layer, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
+        attentions = {
+            "encoder": [layer.self_attn for layer in self.encoder.layers],
+            "decoder": [layer.self_attn for layer in self.decoder.layers],
+            "cross": [layer.multihead_attn for layer in self.decoder.layers],
+        }
+        with contextlib.ExitStack() as stack:
+            weights = {name: stack.enter_context(recorded_weights(each)) for name, each in attentions.items()}
             self._decode(target, target_lengths, self._encode(source, source_lengths, None), source_lengths, None)
-        return {"encoder": of_encoder, "decoder": own, "cross": over}
+        return weights
 
     @torch.no_grad()
     def cross_attention(
         self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None, *, layer: int,
     ) -> Tensor:  # fmt: skip
-        """The weights of a decoder layer (from 1), the mean of its heads, (B, L, S) float32.
+        """Cross-attention weights of a decoder layer (from 1), averaged over heads, without dropout: (B, L, S) float32.
 
-        Without dropout. Layer 0 is the last but one, and the last of two; the first has not seen enough of the target.
-        Raises ValueError for a layer that is not there.
+        Layer 0 means the last but one, or the last of two: the first has seen too little of the target. Raises
+        ValueError for a layer that does not exist.
         """
         layers = len(self.decoder.layers)
         if not 0 <= layer <= layers:
-            raise ValueError(f"layer {layer} is not there: the model has layers 1 to {layers}")
-        chosen_layer = self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1]
-        with recorded_weights([chosen_layer.multihead_attn]) as weights:
+            raise ValueError(f"layer {layer} does not exist: the model has layers 1 to {layers}")
+        module = self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1].multihead_attn
+        with recorded_weights([module]) as weights:
             self._decode(target, target_lengths, self._encode(source, source_lengths, None), source_lengths, None)
         return weights[0].float().mean(dim=1)
 
@@ -247,18 +248,15 @@ class Transformer(Model):
 def _packings(
     tokens: tuple[Tensor, Tensor], lengths: tuple[Any, Any], sums: tuple[int, int]
 ) -> tuple[Packing, Packing]:
-    """The packings of sources and of targets, padded (B, L); sums: of their lengths."""
+    """Packings of sources and targets, each (B, L) with lengths (B,); sums: of the lengths."""
     if lengths[0] is None or lengths[1] is None:
-        raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
+        raise ValueError("packed_tokens needs source_lengths and target_lengths: it holds their sums")
     source, target = (Packing.from_lengths(each, x.shape[1], n) for each, x, n in zip(lengths, tokens, sums))
     return source, target
 
 
 def _share_tables(model: Transformer, _: Any = None) -> None:
-    """Makes shared tables one parameter again, which load_state_dict(assign=True) does not.
-
-    An adapter's layer around one of them has no parameter of that name, and keeps what it is around.
-    """
+    """Tie shared tables again after load_state_dict(assign=True), unless an adapter (PEFT) wraps one of them."""
     plain = isinstance(model.output, nn.Linear) and isinstance(model.target_embedding, nn.Embedding)
     if plain and model.config.share_embeddings != "none":
         model.output.weight = model.target_embedding.weight

@@ -1,6 +1,6 @@
-"""torch.nn's Transformer modules on fasttfm's operators: change the import, keep the code, the weights, the optimizer.
+"""Drop-in replacements of torch.nn's Transformer modules: change the import, keep code, weights and optimizer.
 
-docs/replace-torch-nn.md tells what each argument does here, and what is different on purpose.
+docs/replace-torch-nn.md lists each argument and the intended differences.
 """
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError

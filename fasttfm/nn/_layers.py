@@ -1,4 +1,4 @@
-"""Base of encoder and decoder layers with torch.nn's interface: from its arguments to the layers of models."""
+"""Base of encoder and decoder layers: maps torch.nn's arguments to the layers of fasttfm.models."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,33 +34,25 @@ class Attends(NamedTuple):
     """Arguments of one attention of a layer."""
 
     keys: Tensor | None
-    """Keys and values; None: the queries."""
+    """Keys and values; None: self-attention."""
     attn_mask: Tensor | None
     key_padding_mask: Tensor | None
     is_causal: bool
     names: dict[str, str]
-    """The layer's names of the attention's arguments, for errors."""
+    """For errors: the layer's name of each attention argument."""
     cache: AttentionCache | None = None
 
 
 class Layer(layers.Layer):
-    """Base of both kinds of layers; torch.nn's class follows it among the bases."""
+    """Base of both layers, before torch.nn's class in the MRO."""
 
     @checks_arguments
     def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu, layer_norm_eps: float = 1e-5,
+        batch_first: bool = False, norm_first: bool = False, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         check_layer(d_model, nhead, dim_feedforward, dropout)
         activation = activation_function(activation)
         super().__init__(
@@ -76,28 +68,29 @@ class Layer(layers.Layer):
     def dropouts(self: Any) -> list[Any]:
         """See models.layers.Layer."""
         modules = children(self, "dropout", "dropout1", "dropout2", "dropout3")
-        return [*map(_dropout_p, attentions_of(self)), *modules]
+        attention_p = [getattr(a, "dropout", 0.0) if a.training else 0.0 for a in attentions_of(self)]
+        return [*attention_p, *modules]
 
-    def _compute(self, x: Tensor, given: Sequence[Attends], packings: Packings) -> Tensor:
-        """The layer's output for x, with the arguments of its attentions; packings: of x and of the memory."""
+    def _compute(self, x: Tensor, args: Sequence[Attends], packings: Packings) -> Tensor:
+        """The layer's output for x; args: of each attention; packings: of x and the memory."""
         attentions = attentions_of(self)
-        for attention, each in zip(attentions, given):
+        for attention, each in zip(attentions, args):
             _check_input(attention, each.names["key"], x if each.keys is None else each.keys)
-        output = self._as_node(x, attentions, given, packings) if given[0].cache is None else None
+        output = self._as_node(x, attentions, args, packings) if args[0].cache is None else None
         if output is not None:
             return output
         drops = any(map(_drops, (*attentions, *self.dropouts()[len(attentions) :])))
         seed = LayerSeed(draw_seed(x.device) if drops else None)
         attends = [
             partial(_attend, attention, each, seed.seed, site, packings)
-            for attention, each, site in zip(attentions, given, WEIGHT_SITES)
+            for attention, each, site in zip(attentions, args, WEIGHT_SITES)
         ]
         return through(x, self.with_network(attends, seed), self.norm_first)
 
-    def _as_node(self, x: Tensor, attentions: list[Any], given: Sequence[Attends], packings: Packings) -> Tensor | None:
-        """_compute() as one node of autograd, where kernels compute and nothing in the layer was exchanged; else None.
+    def _as_node(self, x: Tensor, attentions: list[Any], args: Sequence[Attends], packings: Packings) -> Tensor | None:
+        """_compute() as one autograd node, or None unless kernels compute and the layer is plain.
 
-        Raises as the attention for masks that do not fit.
+        Raises for masks of a wrong shape, dtype or device.
         """
         packed = packings[0] is not None
         if type(x) not in PLAIN_TENSORS or x.dim() != 3 - packed or not may_run():
@@ -105,10 +98,10 @@ class Layer(layers.Layer):
         stack = prepared_for(self, [self]) if backends.kernel_route(backends.current, x) == "triton" else None
         if stack is None:
             return None
-        memory, merged = given[-1].keys, []
-        for attention, (keys, mask, padding, causal, names, _) in zip(attentions, given):
+        memory, merged = args[-1].keys, []
+        for attention, (keys, mask, padding, causal, names, _) in zip(attentions, args):
             if packed and (padding is not None or (mask is not None and not causal)):
-                return None  # which raises
+                return None  # the attention raises
             keys = x if keys is None else keys
             if not packed:
                 try:
@@ -122,16 +115,16 @@ class Layer(layers.Layer):
         dtype = stack.dtype_of_products(x, batch)
         if dtype is None:
             return None
-        if stack.drops:  # only now: the operators would draw another one
+        if stack.drops:  # drawn last: the fallback draws its own
             batch = batch._replace(seed=draw_seed(x.device))
-        y = stack.run(x, batch, dtype, causal=tuple([bool(each.is_causal) for each in given]))
+        y = stack.run(x, batch, dtype, causal=tuple([bool(each.is_causal) for each in args]))
         return y[0] if packed else y
 
 
 def _adopt(layer: nn.Module) -> None:
-    """Makes the attentions and norms that torch.nn's constructor built in layer ours, parameters and all.
+    """Convert the attentions and norms that torch.nn's constructor built to our classes, keeping their parameters.
 
-    They are known by torch's own classes, also where the names in torch.nn have been given to others.
+    Compares with torch's own classes, because the names in torch.nn may be patched.
     """
     for child in layer.children():
         if type(child) is TorchAttention:
@@ -140,31 +133,26 @@ def _adopt(layer: nn.Module) -> None:
             child.__class__ = LayerNorm
 
 
-def overrides(layer: Any, theirs: type, **given: Any) -> bool:
-    """Return whether a block of torch.nn's forward is not that of `theirs`, torch.nn's class: in a derived class, or
-    set on the object. Raises ArgumentError where something is given, not None, that torch.nn's forward does not know.
+def overrides(layer: Any, torch_class: type, **extensions: Any) -> bool:
+    """Return whether a block of torch_class's forward is overridden, by a derived class or on the object.
+
+    Raises ArgumentError if so and an extension, which torch.nn's forward does not have, is not None.
     """
     blocks, kind = ("_sa_block", "_mha_block", "_ff_block"), type(layer)
-    changed = [b for b in blocks if getattr(kind, b, None) is not getattr(theirs, b, None) or b in layer.__dict__]
-    if changed and (names := [name for name, value in given.items() if value is not None]):
-        raise ArgumentError(
-            f"{names[0]} does not go with an overridden {changed[0]}: override forward, or leave it out"
-        )
+    changed = [b for b in blocks if getattr(kind, b, None) is not getattr(torch_class, b, None) or b in layer.__dict__]
+    if changed and (names := [name for name, value in extensions.items() if value is not None]):
+        raise ArgumentError(f"{names[0]} does not go with an overridden {changed[0]}: override forward, or omit it")
     return bool(changed)
 
 
 def argument_names(queries: str, keys: str) -> dict[str, str]:
-    """Return the names of an attention's arguments in a layer whose own are `queries` and `keys`."""
+    """Map the names of an attention's arguments to those of a layer with inputs `queries` and `keys`."""
     masks = {"attn_mask": f"{keys}_mask", "key_padding_mask": f"{keys}_key_padding_mask"}
     return {"query": queries, "key": keys, "value": keys, **masks}
 
 
-def _dropout_p(attention: Any) -> float:
-    return getattr(attention, "dropout", 0.0) if attention.training else 0.0
-
-
 def _drops(module: Any) -> bool:
-    """Return whether a dropout drops, or an attention that is not called."""
+    """Return whether a dropout, or a fused attention, needs a seed."""
     if not module.training:
         return False
     if isinstance(module, MultiheadAttention):
@@ -172,9 +160,9 @@ def _drops(module: Any) -> bool:
     return getattr(module, "p", 0.0) > 0.0
 
 
-def _attend(attention: Any, given: Attends, seed: Tensor | None, site: int, packings: Packings, y: Tensor) -> Tensor:
-    """The output of an attention sub-layer for y; what torch.nn's attention does not know is left out where None."""
-    keys, attn_mask, padding, causal, names, cache = given
+def _attend(attention: Any, args: Attends, seed: Tensor | None, site: int, packings: Packings, y: Tensor) -> Tensor:
+    """The output of an attention sub-layer for y; extensions to torch.nn's arguments are passed only if not None."""
+    keys, attn_mask, padding, causal, names, cache = args
     packing, key_packing = packings
     extensions = {"cache": cache, "packing": packing, "key_packing": None if keys is None else key_packing}
     options: dict[str, Any] = {
@@ -185,7 +173,7 @@ def _attend(attention: Any, given: Attends, seed: Tensor | None, site: int, pack
     try:
         if untouched(attention, _ATTENTION) and attention.takes(y, keys, keys):
             heads, _ = attention.joined_heads(y, keys, keys, seed=seed, site=int(site), **options)
-            # As torch.nn does: its attention reads the projection's parameters and never calls the module.
+            # as in torch.nn, out_proj is not called: its attention reads the parameters
             return linear(heads, attention.out_proj.weight, attention.out_proj.bias)
         return attention(y, keys, keys, **options)[0]
     except (ArgumentError, ArgumentTypeError) as error:
@@ -193,7 +181,7 @@ def _attend(attention: Any, given: Attends, seed: Tensor | None, site: int, pack
 
 
 def _check_input(attention: Any, name: str, tensor: Tensor) -> None:
-    """Raises unless tensor fits the layer of attention; one of another class looks for itself."""
+    """Raise unless tensor fits attention; attentions of other classes check their own inputs."""
     if isinstance(attention, MultiheadAttention):
         weight = attention.in_proj_weight
         if ordinary(tensor, weight) and weight is not None:

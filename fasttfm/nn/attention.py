@@ -21,13 +21,13 @@ from fasttfm.nn.errors import check_dropout, check_sizes, check_tensor, refuse_s
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention (Vaswani et al. 2017, section 3.2.2) on fasttfm's fused attention.
+    """torch.nn.MultiheadAttention (Vaswani et al. 2017, section 3.2.2) on fused attention.
 
-    Arguments, initial values and state dict are torch.nn's. Beyond it: a query with no key to attend gives zeros
-    (before the output projection) and passes no gradient, in training and in eval, with weights and without;
-    is_causal=True needs no attn_mask; `cache` keeps keys and values between calls; `packing` leaves padding out.
-    is_causal is believed: attn_mask is not read then. Raises ArgumentError (a ValueError) for sizes or shapes that do
-    not agree, ArgumentTypeError (a TypeError) for a mask that is neither bool nor floating.
+    Arguments, initialization and state dict are torch.nn's. Differences: a fully masked query gives zeros (before the
+    output projection) and no gradient, in training and eval, with and without weights; is_causal=True needs no
+    attn_mask and does not read its values; `cache` keeps keys and values between calls; `packing` skips padding. Raises
+    ArgumentError (a ValueError) for sizes or shapes that do not agree, ArgumentTypeError (a TypeError) for a mask that
+    is neither bool nor floating.
     """
 
     stands_for = "attention"
@@ -57,16 +57,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal: bool = False, *, cache: AttentionCache | None = None, packing: Packing | None = None,
         key_packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Attention of query over key and value, and its weights with need_weights.
+        """Attention of query over key and value; returns the output, in query's shape, and the weights or None.
 
         query (L, N, E), key (S, N, kdim), value (S, N, vdim); batch first: (N, L, E) ...; unbatched: (L, E) ...
-        key_padding_mask (N, S), unbatched (S,); attn_mask (L, S) or (N * H, L, S): bool, True hides, or floats that are
-        added to the scores. is_causal: query i sees the keys up to i. need_weights asks for the weights, averaged over
-        the heads (N, L, S) or with average_attn_weights=False of each (N, H, L, S), dropout included.
-        cache: keys and values of earlier calls come before these, and S counts them too; see fasttfm.nn.DecoderCache.
-        packing: query is packed (T, E), and so are key and value, by key_packing where it differs; no other mask than
-        is_causal is possible then, and no weights.
-        Returns the output, shaped as query, and the weights or None.
+        key_padding_mask (N, S), unbatched (S,); attn_mask (L, S) or (N * H, L, S): bool, True is masked, or floats to
+        add to the scores. is_causal: query i attends to keys up to i. need_weights: also return the weights with
+        dropout, averaged over heads (N, L, S), or per head (N, H, L, S) with average_attn_weights=False.
+        cache: keys and values of earlier calls precede these and count in S; see fasttfm.nn.DecoderCache.
+        packing: query is packed (T, E), key and value too, by key_packing if it differs; excludes need_weights and all
+        masks but is_causal.
         """
         for name, flag in (
             ("need_weights", need_weights), ("average_attn_weights", average_attn_weights), ("is_causal", is_causal)
@@ -83,7 +82,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return linear(heads, self.out_proj.weight, self.out_proj.bias), weights
 
     def takes(self, *inputs: Tensor) -> bool:
-        """Return whether these inputs and the parameters are tensors that the operators take."""
+        """Return whether the operators support the tensor classes of these inputs and the parameters."""
         parameters = (self.in_proj_weight, self.in_proj_bias, self.q_proj_weight, self.out_proj.weight)
         return ordinary(*inputs, *parameters, self.out_proj.bias)
 
@@ -93,9 +92,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal: bool = False, *, cache: AttentionCache | None = None, packing: Packing | None = None,
         key_packing: Packing | None = None, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Concat(head_1 .. head_H), which forward() multiplies by W^O, shaped as query, and the weights or None.
+        """Concat(head_1 .. head_H), in query's shape, and the weights or None; forward() multiplies by W^O.
 
-        seed (1,) int64 and site decide the dropout's mask, as in fasttfm.functional.attention; the rest as there.
+        seed (1,) int64, site: select the dropout mask, as in fasttfm.functional.attention; others as in forward().
         """
         dropout = Dropout(self.dropout if self.training else 0.0, seed, site)
         batched, packings = query.dim() == 3, (packing, key_packing or packing)
@@ -104,8 +103,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self.check(query, key, value, key_padding_mask, None if packing is not None else attn_mask, cache)
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask[None]
-        given = () if packing is not None else (attn_mask, key_padding_mask)
-        if cache is None and not need_weights and self._joins(key, value, *given):
+        used_masks = () if packing is not None else (attn_mask, key_padding_mask)
+        if cache is None and not need_weights and self._is_joint(key, value, *used_masks):
             mask = masks.merged(None if is_causal else attn_mask, key_padding_mask, self.num_heads)
             return self._joint_heads(query, key, mask, is_causal, dropout, packings), None
         q, k, v = self._heads(query, key, value, batched, cache)
@@ -118,7 +117,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if cache is not None:
             offset = cache.length if cache.grows else 0
             k, v = cache.update(k, v)
-        causal = is_causal and not (offset and q.shape[2] == 1)  # the newest query sees every key
+        causal = is_causal and not (offset and q.shape[2] == 1)  # the newest query attends to all keys
         attn_mask = None if causal else attn_mask
         if extra := (self.bias_k is not None) + self.add_zero_attn:
             if causal:
@@ -136,54 +135,47 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             weights = weights.mean(dim=1)
         return joined.flatten(-2), weights if weights is None or batched else weights[0]
 
-    def _joins(self, key: Tensor, value: Tensor, *given: Tensor | None) -> bool:
-        """Return whether one product projects keys and values, and attention takes them as written; given: masks."""
-        return (
-            key is value
-            and self.in_proj_weight is not None
-            and self.bias_k is None
-            and not self.add_zero_attn
-            and not any(mask is not None and mask.requires_grad for mask in given)
-        )
+    def _is_joint(self, key: Tensor, value: Tensor, *used_masks: Tensor | None) -> bool:
+        """Return whether attention can read packed projections: one product for keys and values, nothing appended."""
+        appended = self.bias_k is not None or self.add_zero_attn
+        needs_grad = any(mask is not None and mask.requires_grad for mask in used_masks)
+        return key is value and self.in_proj_weight is not None and not appended and not needs_grad
 
     def _joint_heads(
         self, query: Tensor, memory: Tensor, mask: Tensor | None, causal: bool, dropout: Dropout, packings: tuple
     ) -> Tensor:
-        """The joined heads of query over memory, batched or not, or packed."""
+        """Concatenated heads of query over memory; batched, unbatched or packed."""
         batched = query.dim() == 3
         heads = self._project(query, memory, batched)
-        looks = packings[0] is None and heads.joint.is_cpu and dropout.dropout_p == 0.0
-        if looks and takes_fused(*(views := _views(heads)), Options(None, mask, causal, 0, 0.0, 1.0, None, 0)):
+        may_fuse = packings[0] is None and heads.joint.is_cpu and dropout.dropout_p == 0.0
+        if may_fuse and takes_fused(*(views := _views(heads)), Options(None, mask, causal, 0, 0.0, 1.0, None, 0)):
             output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:
             output = attend(heads, *packings, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)
         return self._batch_led(output, batched) if batched else output[0]
 
     def _batch_led(self, x: Tensor, batched: bool) -> Tensor:
-        """x (B, L, ...), (L, B, ...) or unbatched (L, ...) to (B, L, ...); of a batch also the way back."""
+        """Convert x (B, L, ...), (L, B, ...) or unbatched (L, ...) to (B, L, ...); batched, its own inverse."""
         if not batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
     def _project(self, query: Tensor, memory: Tensor, batched: bool) -> Projected:
-        """Projections as one product, or two, wrote them, the batch first, of 1 where input has none."""
-        given = None if memory is query else memory
-        heads = projected(query, given, self.in_proj_weight, self._in_proj_bias(), self.num_heads)
+        """Packed projections, batch first; unbatched, a batch of 1."""
+        source = None if memory is query else memory
+        heads = projected(query, source, self.in_proj_weight, self._in_proj_bias(), self.num_heads)
         return Projected(*(None if x is None else self._batch_led(x, batched) for x in heads))  # type: ignore[arg-type]
 
     def _in_proj_bias(self) -> Tensor | None:
         bias: Tensor | None = self.in_proj_bias
         if bias is not None and bias.dtype != self.out_proj.weight.dtype:
-            bias = bias.to(self.out_proj.weight.dtype)  # torch.nn adds a bias of any dtype
+            bias = bias.to(self.out_proj.weight.dtype)  # torch.nn accepts any dtype
         return bias
 
     def _heads(
         self, query: Tensor, key: Tensor, value: Tensor, batched: bool, cache: AttentionCache | None
     ) -> tuple[Any, ...]:
-        """Queries (B, H, L, D), keys and values (B, H, S, D): views of as few matrix products as the inputs allow.
-
-        Keys and values are None where the cache holds them already.
-        """
+        """Queries (B, H, L, D), keys and values (B, H, S, D), None if cached; by as few products as possible."""
         complete = cache is not None and cache.complete
         if key is value and self.in_proj_weight is not None and not complete:
             return _views(self._project(query, key, batched))
@@ -197,7 +189,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return (*heads, None, None)[:3]
 
     def _with_extra_keys(self, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Keys and values (B, H, S, D) with those of add_bias_kv and add_zero_attn, which every query sees."""
+        """Append the keys and values of add_bias_kv and add_zero_attn to key and value (B, H, S, D)."""
         pairs = []
         for x, bias in ((key, self.bias_k), (value, self.bias_v)):
             if bias is not None:
@@ -210,7 +202,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None,
         cache: AttentionCache | None,
     ) -> None:  # fmt: skip
-        """Raises for inputs and masks that do not agree."""
+        """Raise for inputs and masks that do not agree."""
         dims = query.dim()
         if dims not in (2, 3):
             raise ArgumentError(f"query {tuple(query.shape)} must be 3-D (batched) or 2-D (unbatched)")
@@ -252,15 +244,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             "a mask other than is_causal": masked, "need_weights": need_weights, "cache": cache is not None,
             "add_bias_kv": self.bias_k is not None, "add_zero_attn": self.add_zero_attn,
         }  # fmt: skip
-        for name, given in refused.items():
-            if given:
+        for name, is_set in refused.items():
+            if is_set:
                 raise ArgumentError(f"packing does not go with {name}: unpack first")
         if query.dim() != 2:
             raise ArgumentError(f"query {tuple(query.shape)} must be packed, (T, E): packing.pack(query)")
 
 
 def _views(projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (B, H, ., D) of batched projections."""
+    """Queries, keys and values (B, H, ., D), views of batched projections."""
     parts = projected.joint.permute(2, 0, 3, 1, 4).unbind(0)
     if projected.query is None:
         return parts  # type: ignore[return-value]

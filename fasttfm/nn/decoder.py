@@ -1,4 +1,4 @@
-"""The decoder with torch.nn's interface, and with a cache."""
+"""Decoder with torch.nn's interface and a KV cache."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "m
 
 
 class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
-    """torch.nn.TransformerDecoderLayer (Vaswani et al. 2017, section 3.1) on fasttfm's fused operators.
+    """torch.nn.TransformerDecoderLayer (Vaswani et al. 2017, section 3.1) on fused operators.
 
-    Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
+    Arguments, initialization and state dict are torch.nn's; fused as in TransformerEncoderLayer.
     """
 
     stands_for = "layer"
@@ -33,11 +33,11 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
         tgt_is_causal: bool = False, memory_is_causal: bool = False, *, cache: LayerCache | None = None,
         packing: Packing | None = None, memory_packing: Packing | None = None,
     ) -> Tensor:  # fmt: skip
-        """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
+        """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; masks as in MultiheadAttention.
 
-        cache: DecoderCache.layer(i). tgt then holds the new positions alone; they see all positions of the cache, and
-        one another causally unless there is a tgt_mask (new, all); tgt_key_padding_mask (N, all) counts all too.
-        packing, memory_packing: tgt and memory are packed, (T, E), and the only possible mask is tgt_is_causal.
+        cache: DecoderCache.layer(i); tgt then holds only the new positions, which attend to all cached ones, and
+        causally to each other unless tgt_mask (new, all) is given; tgt_key_padding_mask is (N, all).
+        packing, memory_packing: tgt and memory are packed, (T, E); excludes all masks but tgt_is_causal.
         """
         if overrides(self, TorchDecoderLayer, cache=cache, packing=packing):
             return super().forward(
@@ -48,7 +48,7 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
         _check_packings(packing, memory_packing)
         if self_cache is not None and tgt_mask is None:
             tgt_is_causal = True
-        if self_cache is not None and self_cache.length and memory_is_causal:  # the new queries are not the first ones
+        if self_cache is not None and self_cache.length and memory_is_causal:  # new queries start at an offset
             queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
             memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, self_cache.length), False
         own = Attends(None, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES, self_cache)
@@ -57,7 +57,7 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
 
 
 class TransformerDecoder(torch.nn.TransformerDecoder):
-    """torch.nn.TransformerDecoder, with the same arguments, and a cache for generating position by position."""
+    """torch.nn.TransformerDecoder with the same arguments, and a cache for token-by-token generation."""
 
     @checks_arguments
     def __init__(self, decoder_layer: nn.Module, num_layers: int, norm: nn.Module | None = None) -> None:
@@ -71,13 +71,13 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
         tgt_is_causal: bool | None = None, memory_is_causal: bool = False, *, cache: DecoderCache | None = None,
         packing: Packing | None = None, memory_packing: Packing | None = None,
     ) -> Tensor:  # fmt: skip
-        """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
+        """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; masks as in MultiheadAttention.
 
-        tgt_is_causal: None looks whether tgt_mask is the causal mask; True is believed, and needs no mask.
-        cache: tgt holds the new positions alone, attention is causal, and what the cache holds is not computed again;
-        the outputs are those of a causal pass over all positions. Raises ArgumentTypeError for layers without a cache.
-        packing, memory_packing: what is padding in tgt and in memory, in place of their padding masks; it is not
-        computed and comes back as zeros. Both may also be packed already, (T, E), and the output is then.
+        tgt_is_causal: None compares tgt_mask with the causal mask; True is trusted, and needs no mask.
+        cache: tgt holds only the new positions and attention is causal; outputs equal those of a causal pass over all
+        positions. Raises ArgumentTypeError for layers without a cache.
+        packing, memory_packing: replace the padding masks of tgt and memory; padding is skipped and its outputs are
+        zeros. Both inputs may also be packed already, (T, E), and so is the output then.
         """
         if cache is None:
             tgt_is_causal = masks.detect_causal(tgt_mask, tgt_is_causal, masks.length_of(tgt, self.layers))
@@ -98,9 +98,9 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
             hidden = places >= cache.source_lengths[:, None]
             memory_key_padding_mask = hidden if memory.dim() == 3 else hidden[0]
         batch_first = masks.batch_first(self.layers)
-        output, padded = tgt, tgt.dim() == 3
+        output, is_padded = tgt, tgt.dim() == 3
         if packing is not None and memory_packing is not None:
-            output = packing.pack(tgt, batch_first) if padded else tgt
+            output = packing.pack(tgt, batch_first) if is_padded else tgt
             memory = memory_packing.pack(memory, batch_first) if memory.dim() == 3 else memory
         options: dict[str, Any] = {
             "tgt_mask": tgt_mask, "memory_mask": memory_mask, "tgt_key_padding_mask": tgt_key_padding_mask,
@@ -113,11 +113,11 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
             kept = {} if cache is None else {"cache": cache.layer(number)}
             output = layer(output, memory, **options, **kept)
         output = output if self.norm is None else self.norm(output)
-        return packing.unpack(output, batch_first) if packing is not None and padded else output
+        return packing.unpack(output, batch_first) if packing is not None and is_padded else output
 
 
 def _plain(layers: Any, tgt: Tensor, memory: Tensor) -> bool:
-    """Return whether layers are no more than their classes at inference, and tgt is one new position of each row."""
+    """Return whether all layers are plain and in eval mode, and tgt is one new position per row."""
     if not all(plain_width(each) and not overrides(each, TorchDecoderLayer) for each in layers):
         return False
     attentions = [a for each in layers for a in attentions_of(each)]
@@ -133,8 +133,6 @@ def _plain(layers: Any, tgt: Tensor, memory: Tensor) -> bool:
 
 
 def _check_packings(packing: Packing | None, memory_packing: Packing | None) -> None:
-    """Raises ArgumentError unless both or neither is given."""
+    """Raise ArgumentError unless both or neither is None."""
     if (packing is None) != (memory_packing is None):
-        raise ArgumentError(
-            "packing and memory_packing go together: give Packing.from_padding_mask of both, or neither"
-        )
+        raise ArgumentError("packing and memory_packing go together: pass both (Packing.from_padding_mask) or neither")

@@ -1,4 +1,4 @@
-"""Errors that the modules raise for arguments that cannot be used."""
+"""Argument checks shared by the modules."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from fasttfm.errors import ArgumentError, ArgumentTypeError
 
 
 def check_dropout(dropout: float) -> None:
-    """Raises ArgumentError unless dropout is a probability."""
+    """Raise ArgumentError unless dropout is a probability."""
     if not 0.0 <= dropout <= 1.0:
         raise ArgumentError(f"dropout is {dropout} but must be a probability in [0, 1]")
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Raises ArgumentError for a negative size; None is none."""
+    """Raise ArgumentError for a negative size; None is skipped."""
     for name, size in sizes.items():
         if size is not None and size < 0:
             raise ArgumentError(f"{name} is {size} but must not be negative")
 
 
 def check_layer(d_model: int, nhead: int, dim_feedforward: int, dropout: float) -> None:
-    """Raises ArgumentError unless an encoder or decoder layer can be built of these."""
+    """Raise ArgumentError for sizes that no encoder or decoder layer can have."""
     check_dropout(dropout)
     check_sizes(dim_feedforward=dim_feedforward)
     if d_model <= 0 or nhead <= 0 or d_model % nhead:
@@ -30,7 +30,7 @@ def check_layer(d_model: int, nhead: int, dim_feedforward: int, dropout: float) 
 
 
 def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: Tensor) -> None:
-    """Raises unless tensor (..., width) can be multiplied by weight; argument is where the width was given."""
+    """Raise unless tensor (..., width) can be multiplied by weight; argument: the constructor's name for the width."""
     if tensor.device != weight.device:
         raise ArgumentError(f"{name} is on {tensor.device} but the module is on {weight.device}: move one of them")
     if tensor.shape[-1:] != (width,):
@@ -42,7 +42,7 @@ def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: T
 
 
 def refuse_scripting(module: nn.Module) -> Any:
-    """The __prepare_scriptable__ of fasttfm.nn, which torch.jit.script asks of a module first: raises RuntimeError."""
+    """Refuse torch.jit.script, as __prepare_scriptable__ of a module. Raises RuntimeError."""
     raise RuntimeError(
         f"fasttfm.nn.{type(module).__name__} cannot be scripted: call fasttfm.restore_modules(model) first, which "
         "makes its modules torch.nn's again, parameters and all"

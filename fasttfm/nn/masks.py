@@ -1,4 +1,4 @@
-"""torch.nn's masks (True, or -inf, hides) turned into the one mask that fasttfm.functional takes (True attends)."""
+"""Conversion of torch.nn's masks (True or -inf is masked) to fasttfm.functional's single mask (True attends)."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from fasttfm.functional.subclasses import instead, ordinary, unread
 def check_mask(
     name: str, mask: Tensor | None, shapes: tuple[tuple[int, ...], ...], device: torch.device | None = None
 ) -> None:
-    """Raises unless mask is None, or bool or floating, of one of the shapes and, where one is given, on device."""
+    """Raise unless mask is None, or bool or floating, of one of the shapes and on device if given."""
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -31,7 +31,7 @@ def check_mask(
 
 
 def check_stack_mask(name: str, mask: Tensor | None, x: Tensor, layers: Iterable[torch.nn.Module]) -> None:
-    """Raises unless mask is None or one that self-attention over x takes, in layers that tell their heads."""
+    """Raise unless mask is None or fits self-attention over x; skipped if the layers have no self_attn.num_heads."""
     heads = getattr(getattr(next(iter(layers), None), "self_attn", None), "num_heads", None)
     if mask is None or heads is None or x.dim() not in (2, 3):
         return
@@ -41,9 +41,9 @@ def check_stack_mask(name: str, mask: Tensor | None, x: Tensor, layers: Iterable
 
 
 def merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
-    """Both masks as one that broadcasts to (B, H, L, S), bool where both are, else floats to add.
+    """Combine attn_mask (L, S) or (B * H, L, S) and key_padding_mask (B, S) to one that broadcasts to (B, H, L, S).
 
-    attn_mask (L, S) or (B * H, L, S); key_padding_mask (B, S).
+    Bool if both are bool, else floats to add to the scores.
     """
     if attn_mask is not None:
         batch = attn_mask.shape[0] // heads
@@ -68,31 +68,27 @@ def _attends(mask: Tensor | None) -> Tensor | None:
 
 
 def with_extra_keys(mask: Tensor | None, extra: int) -> Tensor | None:
-    """mask (…, S) of torch.nn's meaning, lengthened by keys that every query sees."""
+    """Extend a torch.nn mask (..., S) by keys that all queries attend to."""
     return None if mask is None else torch.nn.functional.pad(mask, (0, extra))
 
 
 def causal_mask(queries: int, keys: int, device: torch.device, offset: int = 0) -> Tensor:
-    """(L, S) bool, True (hidden) where a key lies after its query, whose position is its row + offset."""
+    """Causal mask (L, S) bool, True is masked; the position of query i is i + offset."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1 + offset)
 
 
 def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> bool:
-    """is_causal where it is given; else whether mask is the square causal mask of this length.
+    """Return is_causal unless None, else whether mask is the square causal mask of this length.
 
-    Looking at the mask waits for the device, as in torch.nn; say is_causal to avoid it. Nothing is looked at while a
-    graph is traced: the mask is then used as it is, which gives the same result.
+    Comparing the mask synchronizes with the device, as in torch.nn; pass is_causal to avoid it. While tracing, the mask
+    is not compared but applied, with the same result.
     """
     if is_causal is not None:
         is_flag("is_causal", is_causal)
         return is_causal
-    if (
-        mask is None
-        or mask.is_meta
-        or not ordinary(mask)
-        or tuple(mask.shape) != (length, length)
-        or torch.compiler.is_compiling()
-    ):
+    if mask is None or mask.is_meta or not ordinary(mask) or tuple(mask.shape) != (length, length):
+        return False
+    if torch.compiler.is_compiling():
         return False
     causal = causal_mask(length, length, mask.device)
     if not mask.is_floating_point():
@@ -101,13 +97,13 @@ def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> b
 
 
 def batch_first(layers: Iterable[torch.nn.Module]) -> bool:
-    """Return whether the first of the layers has the batch in the first dimension."""
+    """Return batch_first of the first layer, False if it has none."""
     first = next(iter(layers), None)
     return getattr(getattr(first, "self_attn", None), "batch_first", False)
 
 
 def length_of(x: Tensor, layers: Iterable[torch.nn.Module]) -> int:
-    """Positions in x (B, L, E), (L, B, E) or unbatched (L, E), whose layout the layers know."""
-    if x.dim() == 0:  # a layer refuses it by name
+    """The length L of x (B, L, E), (L, B, E) or unbatched (L, E), by the layout of the layers."""
+    if x.dim() == 0:  # the layers raise
         return 0
     return x.shape[1 if x.dim() == 3 and batch_first(layers) else 0]

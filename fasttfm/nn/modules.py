@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm with torch.nn's interface, the feed-forward network and the positional encoding as modules."""
+"""LayerNorm and RMSNorm with torch.nn's interface, feed-forward network and positional encoding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +19,11 @@ from fasttfm.nn.errors import check_dropout, check_sizes, refuse_scripting
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm (Ba et al. 2016) on fasttfm's kernel: the same arguments, parameters and state dict.
+    """torch.nn.LayerNorm (Ba et al. 2016) on fasttfm's kernel: same arguments, parameters and state dict.
 
-    Statistics are float32 for half precision. Under autocast the output keeps the input's dtype, where torch.nn's is
-    float32. Raises ArgumentError where the input does not end in normalized_shape or is on another device,
-    ArgumentTypeError for a dtype that does not go with the weights'.
+    Statistics are float32 for half precision. Under autocast the output keeps the input's dtype (torch.nn: float32).
+    Raises ArgumentError for an input of another shape or device, ArgumentTypeError for a dtype that does not match the
+    weight's.
     """
 
     stands_for = TorchLayerNorm
@@ -32,7 +32,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
     @names_arguments
     def forward(self, input: Tensor) -> Tensor:
-        """input (..., *normalized_shape); the same shape and dtype comes back."""
+        """Normalize input (..., *normalized_shape); shape and dtype are kept."""
         weight: Tensor | None = self.weight
         bias: Tensor | None = self.bias
         if not _takes(self, "input", input, weight, bias):
@@ -52,11 +52,11 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm (Zhang and Sennrich 2019) on fasttfm's kernel: the same arguments, parameters and state dict.
+    """torch.nn.RMSNorm (Zhang and Sennrich 2019) on fasttfm's kernel: same arguments, parameters and state dict.
 
-    The mean of squares is float32 for half precision, and so is eps where none is given: the smallest step of float32
-    from 1, of float64 for float64. The output keeps the input's dtype. Raises ArgumentError where the input does not
-    end in normalized_shape or is on another device, ArgumentTypeError for one that is not floating-point.
+    The mean of squares is float32 for half precision; the default eps is torch.finfo(float32).eps, of float64 for
+    float64. The output keeps the input's dtype. Raises ArgumentError for an input of another shape or device,
+    ArgumentTypeError for one that is not floating-point.
     """
 
     stands_for = TorchRMSNorm
@@ -65,7 +65,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     @names_arguments
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., *normalized_shape); the same shape and dtype comes back."""
+        """Normalize x (..., *normalized_shape); shape and dtype are kept."""
         weight: Tensor | None = self.weight
         if not _takes(self, "x", x, weight):
             return super().forward(x)
@@ -73,13 +73,13 @@ class RMSNorm(torch.nn.RMSNorm):
         if eps is None:
             eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
         if len(self.normalized_shape) == 1:
-            return _laid_out(F.rms_norm(x, weight, eps), x)
+            return _in_layout_of_input(F.rms_norm(x, weight, eps), x)
         weight = None if weight is None else weight.flatten()
-        return _laid_out(F.rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps).view(x.shape), x)
+        return _in_layout_of_input(F.rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps).view(x.shape), x)
 
 
-def _laid_out(y: Tensor, x: Tensor) -> Tensor:
-    """y with its channels last where x has them so, as torch's RMSNorm gives it."""
+def _in_layout_of_input(y: Tensor, x: Tensor) -> Tensor:
+    """y in x's memory format if that is channels-last, like torch.nn.RMSNorm's output."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if x.dim() in formats and not x.is_contiguous() and x.is_contiguous(memory_format=formats[x.dim()]):
         return y.contiguous(memory_format=formats[x.dim()])
@@ -87,50 +87,43 @@ def _laid_out(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _takes(norm: Any, name: str, input: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> bool:
-    """Return whether the operators normalise input. Raises for shapes, dtypes, devices that torch.nn does not take."""
+    """Return whether the operators support input. Raises for shapes, dtypes and devices that torch.nn rejects."""
     shape = norm.normalized_shape
     if tuple(input.shape[-len(shape) :]) != shape:
-        raise ArgumentError(f"{name} {tuple(input.shape)} must end in normalized_shape {shape} to be normalised")
+        raise ArgumentError(f"{name} {tuple(input.shape)} must end in normalized_shape {shape}")
     if not ordinary(input, weight, bias) or not shape or 0 in shape:
         return False
     if not input.is_floating_point():
-        raise ArgumentTypeError(f"{name} has dtype {input.dtype}: only floating types can be normalised")
+        raise ArgumentTypeError(f"{name} has dtype {input.dtype}: a floating type is needed")
     if weight is not None and input.device != weight.device:
         raise ArgumentError(f"{name} is on {input.device} but the module is on {weight.device}: move one of them")
     return True
 
 
 def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The function that a layer's activation argument names. Raises ArgumentError for another name."""
+    """Resolve an activation argument to a function. Raises ArgumentError for an unknown name."""
     if callable(activation):
         return activation
-    if activation == "relu":
-        return nn.functional.relu
-    if activation == "gelu":
-        return nn.functional.gelu
+    if activation in ("relu", "gelu"):
+        return getattr(nn.functional, activation)
     raise ArgumentError(f"activation is {activation!r}: 'relu', 'gelu' or a callable is needed")
 
 
 class FeedForward(nn.Module):
-    """linear2(dropout(activation(linear1(x)))): Vaswani et al. 2017, equation 2, with ReLU.
+    """linear2(dropout(activation(linear1(x)))), with ReLU equation 2 of Vaswani et al. 2017.
 
-    d_model: width of input and output; d_ff: width inside; dropout: on the hidden activation; activation: 'relu' (the
-    fused kernel), 'gelu' or a callable; bias, device, dtype as in torch.nn.Linear, whose initial values it has. Its
-    parameters are called as in torch.nn.TransformerEncoderLayer: linear1.weight, linear1.bias, linear2.weight, ...
-    Raises ArgumentError for a dropout outside [0, 1] or an unknown activation.
+    d_model: width of input and output; d_ff: hidden width; dropout: of the hidden activations; activation: 'relu' or
+    'gelu' (fused), or a callable; bias, device, dtype and initialization as in torch.nn.Linear. Parameters are named
+    as in torch.nn.TransformerEncoderLayer: linear1.weight, linear1.bias, linear2.weight, ... Raises ArgumentError for
+    a dropout outside [0, 1] or an unknown activation.
     """
 
     @checks_arguments
     def __init__(
-        self,
-        d_model: int,
-        d_ff: int = 2048,
-        dropout: float = 0.0,
-        activation: str | Callable[[Tensor], Tensor] = "relu",
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, d_model: int, d_ff: int = 2048, dropout: float = 0.0,
+        activation: str | Callable[[Tensor], Tensor] = "relu", bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         check_dropout(dropout)
         check_sizes(d_model=d_model, d_ff=d_ff)
         super().__init__()
@@ -141,7 +134,7 @@ class FeedForward(nn.Module):
 
     @names_arguments
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., d_model) to the same shape."""
+        """The output (..., d_model) for x (..., d_model)."""
         return feed_forward(x, self.linear1, self.activation, dropout_of(self.dropout), self.linear2)
 
 
@@ -150,8 +143,8 @@ class PositionalEncoding(Sinusoids):
 
     d_model: even width; dropout; max_length: positions in the table; variant: 'paper' interleaves
     sin(pos / 10000^(2i/d)) and cos, 'tensor2tensor' puts all sines of pos / 10000^(i/(d/2-1)) before the cosines;
-    batch_first as in the layers. The table is a buffer, no parameter, and not part of the state dict.
-    Raises ArgumentError for an odd width, an unknown variant or a sequence longer than the table.
+    batch_first as in the layers. The table is a non-persistent buffer. Raises ArgumentError for an odd width, an
+    unknown variant or a sequence longer than the table.
     """
 
     @checks_arguments
@@ -171,9 +164,9 @@ class PositionalEncoding(Sinusoids):
 
     @names_arguments
     def forward(self, x: Tensor, first_position: int = 0) -> Tensor:
-        """x (L, N, E), (N, L, E) with batch_first, or unbatched (L, E); the same shape and dtype comes back.
+        """Encode x (L, N, E), (N, L, E) with batch_first, or unbatched (L, E); shape and dtype are kept.
 
-        first_position is the number of the first element, for sequences that come piece by piece.
+        first_position: position of the first element, for sequences processed in pieces.
         """
         batched = x.dim() == 3
         dim = 1 if batched and self.batch_first else 0

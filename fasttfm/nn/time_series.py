@@ -1,4 +1,4 @@
-"""A Transformer for series of numbers: linear maps in place of token embeddings."""
+"""Transformer for time series: linear layers instead of token embeddings."""
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +15,18 @@ from fasttfm.nn import (
 
 
 class TimeSeriesTransformer(nn.Module):
-    """An encoder-decoder Transformer of time series, with a linear map before and after (sources: time series).
+    """An encoder-decoder Transformer for time series, with linear input and output layers (sources: time series).
 
     d_model: feature size; nhead, num_encoder_layers, num_decoder_layers, dropout as in torch.nn.Transformer;
-    dim_feedforward_encoder, dim_feedforward_decoder: width inside the feed-forward networks;
-    src_input_size, tgt_input_size: numbers at each position; tgt_output_size: numbers that come out at each, 1 for a
-    series, the vocabulary for tokens;
-    embed: a Linear to d_model before the positions; without it, inputs are 1 wide (the number is added to every
-    channel) or d_model wide, and get their positions as they are;
-    positional_encoding: 'paper', 'tensor2tensor' or None, because some series do better without;
-    causal_target_mask: target position i sees the target up to i; triangular_memory_mask: and the source up to i.
-    max_length: positions in the table. Layers are batch-first, post-norm, with ReLU.
-    The memory mask is kept, and built again when a length or the device changes; causality needs no tensor.
-    Raises ArgumentError for an input of another width.
+    dim_feedforward_encoder, dim_feedforward_decoder: hidden widths of the feed-forward networks;
+    src_input_size, tgt_input_size: values per position; tgt_output_size: output values per position, 1 for a series,
+    the vocabulary size for tokens;
+    embed: apply a Linear to d_model before the positions; without it, inputs are 1 wide (broadcast to all channels) or
+    d_model wide;
+    positional_encoding: 'paper', 'tensor2tensor' or None, which suits some series better;
+    causal_target_mask: target position i attends to targets up to i; triangular_memory_mask: and to sources up to i;
+    max_length: positions in the table. Layers are batch-first and post-norm with ReLU. The memory mask is cached by
+    lengths and device. Raises ArgumentError for an input of another width.
     """
 
     def __init__(
@@ -60,30 +59,29 @@ class TimeSeriesTransformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new initial weights: Glorot uniform for each matrix, biases 0, norms 1."""
+        """Initialize weights: Xavier uniform matrices, biases 0, norms 1."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, MultiheadAttention):
-                for part in module.in_proj_weight.chunk(3):  # Glorot's bound for each of the three, which are one here
+                for part in module.in_proj_weight.chunk(3):  # Xavier's bound for each square projection
                     nn.init.xavier_uniform_(part)
                 nn.init.zeros_(module.in_proj_bias)
-            elif isinstance(module, nn.Linear):  # attention's output too
+            elif isinstance(module, nn.Linear):  # including attention's out_proj
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
     def memory_mask(self, target_length: int, source_length: int, device: torch.device) -> Tensor | None:
-        """(L, S) bool, True hides: all but the lower triangle; None without triangular_memory_mask."""
+        """Mask (L, S) bool of keys above the diagonal, True is masked; None without triangular_memory_mask."""
         if not self.triangular_memory_mask:
             return None
-        kept, shape = self._memory_mask, (target_length, source_length)
-        if kept is None or tuple(kept.shape) != shape or kept.device != device:
-            kept = torch.ones(shape, dtype=torch.bool, device=device).triu_(1)
-            self._memory_mask = kept
-        return kept
+        mask, shape = self._memory_mask, (target_length, source_length)
+        if mask is None or tuple(mask.shape) != shape or mask.device != device:
+            self._memory_mask = mask = torch.ones(shape, dtype=torch.bool, device=device).triu_(1)
+        return mask
 
     def _embedded(self, name: str, x: Tensor, embedding: nn.Linear | None) -> Tensor:
-        """x (B, L, width) to (B, L, d_model), with positions and dropout."""
+        """Embed x (B, L, width) to (B, L, d_model), with positions and dropout."""
         widths = (1, self.d_model) if embedding is None else (embedding.in_features,)
         if x.dim() != 3 or x.shape[2] not in widths:
             allowed = " or ".join(map(str, widths))
@@ -91,15 +89,15 @@ class TimeSeriesTransformer(nn.Module):
         return self.positions(x.expand(-1, -1, self.d_model) if embedding is None else embedding(x))
 
     def encode(self, source: Tensor) -> Tensor:
-        """source (B, S, src_input_size) to memory (B, S, d_model)."""
+        """Encode source (B, S, src_input_size) to the memory (B, S, d_model)."""
         return self.encoder(self._embedded("source", source, self.source_embedding))
 
     def decode(self, target: Tensor, memory: Tensor) -> Tensor:
-        """target (B, L, tgt_input_size) and memory (B, S, d_model) to (B, L, d_model)."""
+        """Decode target (B, L, tgt_input_size) over memory (B, S, d_model) to (B, L, d_model)."""
         embedded = self._embedded("target", target, self.target_embedding)
         mask = self.memory_mask(target.shape[1], memory.shape[1], memory.device)
         return self.decoder(embedded, memory, memory_mask=mask, tgt_is_causal=self.causal_target_mask)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """source (B, S, src_input_size), target (B, L, tgt_input_size); returns (B, L, tgt_output_size)."""
+        """The output (B, L, tgt_output_size) for source (B, S, src_input_size) and target (B, L, tgt_input_size)."""
         return self.generator(self.decode(target, self.encode(source)))

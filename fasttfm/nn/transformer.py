@@ -1,4 +1,4 @@
-"""Encoder and decoder in one, with torch.nn's interface."""
+"""Encoder-decoder Transformer with torch.nn's interface."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,37 +16,27 @@ from fasttfm.nn.modules import LayerNorm
 
 
 class Transformer(torch.nn.Transformer):
-    """torch.nn.Transformer (Vaswani et al. 2017) made of fasttfm.nn's encoder and decoder.
+    """torch.nn.Transformer (Vaswani et al. 2017) with fasttfm.nn's encoder and decoder.
 
-    Arguments, initial values and state dict are torch.nn's.
+    Arguments, initialization and state dict are torch.nn's.
     """
 
     @checks_arguments
     def __init__(
-        self,
-        d_model: int = 512,
-        nhead: int = 8,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
-        custom_encoder: nn.Module | None = None,
-        custom_decoder: nn.Module | None = None,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: torch.device | str | None = None,
+        self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048, dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu, custom_encoder: nn.Module | None = None,
+        custom_decoder: nn.Module | None = None, layer_norm_eps: float = 1e-5, batch_first: bool = False,
+        norm_first: bool = False, bias: bool = True, device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_sizes(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
-        nn.Module.__init__(self)  # torch.nn's own constructor would build, and draw, torch.nn's layers
+        nn.Module.__init__(self)  # torch.nn's constructor would build torch.nn's layers and draw random numbers
         layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
 
-        def stack(made: Any, layers: Any, count: int) -> nn.Module:
-            first = layers(*layer, device, dtype)
-            return made(first, count, LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype))
+        def stack(stack_class: Any, layer_class: Any, count: int) -> nn.Module:
+            first = layer_class(*layer, device, dtype)
+            return stack_class(first, count, LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype))
 
         encoder, decoder = custom_encoder, custom_decoder
         if encoder is None:
@@ -66,7 +56,8 @@ class Transformer(torch.nn.Transformer):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """src (S, N, E), tgt (L, N, E), or batch first, or unbatched; comes back as tgt. Masks: as in the layers."""
+        """The output, in tgt's shape, for src (S, N, E), tgt (L, N, E), or batch first, or unbatched; masks as in the
+        layers."""
         if isinstance(self.encoder, TransformerEncoder):
             masks.check_stack_mask("src_mask", src_mask, src, self.encoder.layers)
         batch_dim = 0 if self.batch_first else 1

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1: the last 5; big model the last 20)."""
+"""Checkpoint averaging (Vaswani et al. 2017, section 6.1: the last 5, or 20 for the big model)."""
 
 from pathlib import Path
 
@@ -12,10 +12,7 @@ from fasttfm.system.wording import counted
 
 
 def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """Mean of the weights of several checkpoints, summed in float64, in the first one's dtypes.
-
-    Raises UserError when they are not all of one model.
-    """
+    """Mean weights of checkpoints, summed in float64, in the first one's dtypes. Raises UserError for other shapes."""
     first = read_weights(checkpoints[0])
     sums = {name: tensor.double() for name, tensor in first.items()}
     for path in checkpoints[1:]:
@@ -30,9 +27,8 @@ def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
 def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[int]]:
     """Average the `last` newest checkpoints of a model directory into its checkpoint `average`.
 
-    None takes five, or all where there are fewer. Only checkpoints that were saved one after the other count: one that
-    was kept for its score alone may be far older.
-    Returns where it was written and the steps it is made of. Raises UserError when there are fewer.
+    last: None: five, or all if fewer. Only consecutive checkpoints count: one kept for its score may be much older.
+    Returns the path and the steps averaged. Raises UserError if there are too few.
     """
     model_dir = Path(model_dir)
     steps = consecutive_steps(model_dir)

@@ -1,4 +1,4 @@
-"""Callbacks of other programs while a model trains: W&B, MLflow, a chart of one's own.
+"""Training callbacks, for W&B, MLflow or plots of your own.
 
     class Printer(Callback):
         def on_validate(self, record, translations):
@@ -6,8 +6,8 @@
 
     train(values, data, model, callbacks=[Printer()])
 
-Rank 0 alone calls, between two updates, from the thread that trains: training waits for what a method does, and ends
-with what it raises. TensorBoard is such a callback (fasttfm.training.tensorboard).
+Only rank 0 calls them, between two updates in the training thread: training waits for a method, and stops if it raises.
+TensorBoard is such a callback (fasttfm.training.tensorboard).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,25 +16,25 @@ from typing import Any, Protocol
 
 
 class Callback(Protocol):
-    """Base class of callbacks: override the methods that you need; the others do nothing.
+    """Base class of callbacks; override the methods you need.
 
     A record is a line of train.log.jsonl (see fasttfm.training.log): `kind`, `step` and numbers by name. After a resume
-    records that come after the checkpoint come again.
+    the records after the checkpoint are repeated.
     """
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        """Called with numbers of the last `log_interval` updates (kind train), of a skipped update (skipped), or
-        the settings that --resume-with has changed (resumed)."""
+        """Called for the last `log_interval` updates (kind train), a skipped update (skipped), and settings changed by
+        --resume-with (resumed)."""
         return
 
     def on_validate(self, record: Mapping[str, Any], translations: Sequence[str]) -> None:
-        """Called with a validation (kind valid), and at the end with those of the best and the last checkpoint by the
-        search that users get (final) and of the averaged checkpoint (average).
+        """Called for a validation (kind valid), and at the end for best and last checkpoints with the final decoding
+        (final) and the averaged checkpoint (average).
 
-        translations: one a validation pair; none where only the loss is validated.
+        translations: one per validation pair; empty if only the loss is validated.
         """
         return
 
     def on_save(self, checkpoint: Path) -> None:
-        """Called with a checkpoint's directory once it is completely on the disk."""
+        """Called with a checkpoint's directory once it is on disk."""
         return

@@ -1,9 +1,8 @@
-"""Gradients summed over the ranks in buckets, each as soon as the backward pass has made the last gradient of it.
+"""All-reduce of gradients in buckets, each as soon as its last gradient is complete.
 
-A bucket travels while the backward pass goes on with the layers before it. That hides waiting, for a network or for the
-links between GPUs, and no work: two ranks on two cores copy and add up on the cores that they train on. Buckets are
-of fixed parameters in a fixed order, so that every rank sends the same ones in the same order, and two runs add up the
-same numbers in the same order.
+Communication overlaps with the backward pass of earlier layers. That hides latency of a network or of links between
+GPUs, not work: two ranks on two cores copy and add on the cores they train on. Buckets hold fixed parameters in a fixed
+order, so all ranks send the same buckets in the same order and results are reproducible.
 Source: Li et al. 2020, PyTorch Distributed, section 3.2 (gradient bucketing, overlap of computation and communication).
 """
 
@@ -15,41 +14,38 @@ from torch import Tensor
 from fasttfm.training.workers import Workers
 
 BUCKET = 2_000_000
-"""Gradients of a bucket, at least: 8 MB. Smaller ones start earlier and cost more messages."""
+"""Minimum elements of a bucket, 8 MB. Smaller buckets start earlier and cost more messages."""
 
 
 class GradientExchange:
-    """The gradients of several ranks, in one tensor (P,) of which the buckets are parts."""
+    """Gradients to sum over ranks, in one tensor (P,) that is split into buckets."""
 
     def __init__(self, parameters: Sequence[Tensor], workers: Workers, bucket: int = BUCKET) -> None:
-        """parameters: leaves in the order of the model, whose last one has its gradient first."""
+        """parameters: leaves in model order; the last one's gradient is complete first."""
         self._workers = workers
         self._parameters = list(reversed(parameters))
         counts = [parameter.numel() for parameter in self._parameters]
         message = torch.zeros(sum(counts), dtype=torch.float32, device=self._parameters[0].device)
         self._views = [part.view_as(p) for part, p in zip(message.split(counts), self._parameters)]
         self._buckets = _buckets(counts, bucket)
-        """Numbers of the parameters [begin, end) of each."""
+        """Parameters [begin, end) of each bucket."""
         self._parts = message.split([sum(counts[begin:end]) for begin, end in self._buckets])
         self._bucket_of: dict[int, int] = {}
         for number, (begin, end) in enumerate(self._buckets):
             self._bucket_of |= {id(parameter): number for parameter in self._parameters[begin:end]}
         self._missing: list[int] | None = None
-        """Gradients that each bucket still waits for; None while nothing is to be sent."""
+        """Incomplete gradients per bucket; None: send nothing during the backward pass."""
         self._started: list[Callable[[], None]] = []
-        """Waiting calls of the buckets that have been sent, in order."""
+        """Calls that wait for the buckets sent so far, in order."""
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._note)
 
     def expect_last(self) -> None:
-        """The next backward pass is the last of the update: what it completes is sent."""
+        """Send buckets during the next backward pass, the last of the update."""
         self._missing = [end - begin for begin, end in self._buckets]
 
     def finish(self) -> None:
-        """Send what has not been sent, wait for all, and give every parameter the sum as its gradient.
-
-        Every rank calls it once an update, also one that had nothing to compute.
-        """
+        """Send the remaining buckets, wait for all and set the sums as gradients; once per update on each rank."""
         self._missing = None
         while len(self._started) < len(self._buckets):
             self._send()
@@ -60,7 +56,7 @@ class GradientExchange:
             parameter.grad = view
 
     def _note(self, parameter: Tensor) -> None:
-        """A gradient is complete."""
+        """Hook: the gradient of parameter is complete."""
         if self._missing is None:
             return
         self._missing[self._bucket_of[id(parameter)]] -= 1
@@ -68,12 +64,12 @@ class GradientExchange:
             self._send()
 
     def _send(self) -> None:
-        """Begin to sum the next bucket over the ranks."""
+        """Start the all-reduce of the next bucket."""
         number = len(self._started)
         begin, end = self._buckets[number]
-        given = [(view, p.grad) for view, p in zip(self._views[begin:end], self._parameters[begin:end])]
-        filled = [(view, gradient) for view, gradient in given if gradient is not None]
-        if len(filled) < len(given):
+        pairs = [(view, p.grad) for view, p in zip(self._views[begin:end], self._parameters[begin:end])]
+        filled = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        if len(filled) < len(pairs):
             self._parts[number].zero_()
         if filled:
             torch._foreach_copy_([view for view, _ in filled], [gradient for _, gradient in filled])
@@ -81,7 +77,7 @@ class GradientExchange:
 
 
 def _buckets(counts: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Consecutive numbers [begin, end) with at least so many elements each, but for the last."""
+    """Split into ranges [begin, end) of at least `least` elements each, except the last."""
     buckets, begin, elements = [], 0, 0
     for number, count in enumerate(counts):
         elements += count

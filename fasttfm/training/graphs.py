@@ -1,4 +1,4 @@
-"""Updates as CUDA graphs: batches are copied into buffers, one set a shape (there are a few dozen, data/shapes.py)."""
+"""CUDA graphs of updates, with one set of input buffers per batch shape (a few dozen, see data/shapes.py)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +14,12 @@ from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.workers import Workers
 
 DEVICES = {"cuda"}
-"""Types of devices that train from fixed addresses."""
+"""Device types that capture updates."""
 _TENSORS = [name for name, kind in get_type_hints(Batch).items() if kind is Tensor]
 
 
 def why_uncaptured(module: nn.Module, batches: TrainingBatches, config: TrainingConfig, workers: Workers) -> str | None:
-    """The reason, for a person, that updates cannot be captured; None where they can."""
+    """The reason why updates cannot be captured, or None."""
     reasons = {
         "several workers exchange gradients": workers.size > 1,
         "packed batches are of ever new shapes": config.packed,
@@ -30,13 +30,13 @@ def why_uncaptured(module: nn.Module, batches: TrainingBatches, config: Training
 
 
 def run_on_batch(graphs: Graphs, run: Callable[[Any], None], batch: Batch | None) -> None:
-    """Run on a batch in buffers, None without one; batches of one shape must come with one and the same function."""
+    """Call run(batch), captured by batch shape; run must be the same function for each shape. None: without batch."""
     if batch is None:
         graphs(lambda: run(None), None)
         return
 
     def on_buffers(*buffers: Tensor) -> None:
-        # the counts of this batch are not those of the next one of its shape: whoever reads them would be wrong
+        # invalid counts: those of the captured batch would be wrong in replays
         run(replace(batch, **dict(zip(_TENSORS, buffers)), source_tokens=-1, target_tokens=-1))
 
     graphs(on_buffers, batch.shape, [getattr(batch, name) for name in _TENSORS])

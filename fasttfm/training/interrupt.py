@@ -1,4 +1,4 @@
-"""Ctrl-C, and the SIGTERM of a cluster that wants its machine back, that never leave anything half done."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP during training, without leaving partial work."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fasttfm.system.signals import ignore_repeats, raise_stopped, taken_over
 
 
 class Interruption:
-    """While active, the first Ctrl-C, SIGTERM or SIGHUP sets `requested` and lets the running update finish.
+    """While active, the first Ctrl-C, SIGTERM or SIGHUP sets `requested` and lets the current update finish.
 
-    A second Ctrl-C stops at once; a second SIGTERM does not, because some senders (GNU timeout) send two. In a block
-    under `at_once` the first signal raises KeyboardInterrupt, because nothing there can be left half done. SIGHUP stays
-    ignored under nohup. Outside the main thread Python delivers no signals and everything stays as it is.
+    A second Ctrl-C stops immediately; a second SIGTERM does not, because some senders (GNU timeout) send two. Within
+    at_once() the first signal raises KeyboardInterrupt. SIGHUP stays ignored under nohup. Outside the main thread
+    nothing changes, because Python delivers no signals there.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.number: int = signal.SIGINT
-        """Of the first signal that came."""
+        """The first signal received."""
         self._immediate = False
         self._previous: dict[int, Any] = {}
 
@@ -39,20 +39,20 @@ class Interruption:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.requested or isinstance(exception[1], KeyboardInterrupt):  # of this process, or of one of its peers
+        if self.requested or isinstance(exception[1], KeyboardInterrupt):  # received here or by a peer
             ignore_repeats()
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """The block may be stopped in the middle."""
+        """Let signals raise KeyboardInterrupt within the block, which has nothing to undo."""
         self._immediate = True
         try:
             yield
         finally:
             self._immediate = False
-            taken_over()  # what could not be raised in the block ends the run as a signal outside does
+            taken_over()  # a signal not raised in the block ends the run like one outside
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True

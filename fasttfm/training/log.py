@@ -1,4 +1,4 @@
-"""The record of a run: train.log.jsonl, one JSON object a line.
+"""The training log train.log.jsonl, one JSON object per line.
 
     {"kind": "train", "step": 50, "epoch": 1, "loss": 8.1, "nll": 7.9, "lr": 6.25e-05, "tokens_per_second": 9100, …}
     {"kind": "valid", "step": 1000, "loss": 4.2, "nll": 2.6, "bleu": 12.3, "best": true, …}
@@ -7,7 +7,7 @@
     {"kind": "final", "step": 8000, "loss": 3.2, "nll": 1.6, "bleu": 37.9}
     {"kind": "average", "step": 8000, "average_of": [7750, 8000], "loss": 3.1, "nll": 1.5, "bleu": 38.1}
 
-A resumed run first drops what lies behind its checkpoint, so that no update is ever recorded twice.
+A resumed run first drops the records after its checkpoint, so that no update is recorded twice.
 """
 
 import itertools
@@ -25,40 +25,33 @@ class RunLog:
     """Appends records to train.log.jsonl."""
 
     def __init__(self, model_dir: Path, resume_step: int, validated: int | None = None) -> None:
-        """resume_step: update that the run goes on from; records of later ones and of an average are removed.
+        """resume_step: update of the checkpoint; later records, and those of an average, are removed.
 
-        validated: update of the last validation that the checkpoint knows of, resume_step when None; it is earlier when
-        Ctrl-C saved in the middle of a validation, and one that was recorded after that is done again.
-        A run that begins at 0 has no checkpoint that says whose the records are: it keeps them in another file.
+        validated: update of the checkpoint's last validation (None: resume_step), earlier if Ctrl-C saved during a
+        validation; later validations are repeated. A run that starts at 0 moves existing records to another file.
         """
         self.path = model_dir / LOG_FILE
         self.previous: Path | None = None
-        """Folder of the records of an earlier run."""
+        """File with the records of an earlier run."""
         records = read_log(model_dir)
         if records and resume_step == 0:
             self.previous = _unused_name(self.path)
             os.replace(self.path, self.previous)
             records = []
-        newest = {
-            "train": resume_step,
-            "skipped": resume_step,
-            "valid": resume_step if validated is None else validated,
-        }
+        valid_step = resume_step if validated is None else validated
+        newest = {"train": resume_step, "skipped": resume_step, "valid": valid_step}
         kept = [r for r in records if r["step"] <= newest.get(r["kind"], -1)]
         replace_file(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self._file: TextIO = self.path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record; numbers that are not finite are written as null."""
-        plain = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in record.items()
-        }
+        """Append a record; numbers that are not finite become null."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
 
     def flush(self) -> None:
-        """Put everything on the disk; done before a checkpoint is saved, which counts on these records."""
+        """Sync the file to disk, before a checkpoint is saved that relies on it."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -67,6 +60,6 @@ class RunLog:
 
 
 def _unused_name(path: Path) -> Path:
-    """train.log.1.jsonl beside train.log.jsonl, or with the next number that is not taken."""
+    """The first unused name of train.log.1.jsonl, train.log.2.jsonl, ..."""
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())

@@ -1,4 +1,4 @@
-"""Runs as pictures, from their logs: the loss curve of one, or several over updates or minutes."""
+"""Plots of training logs: the curves of one run, or of several over updates or minutes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PICTURE = "curve.png"
 Axis = Literal["updates", "minutes"]
 Records = list[dict[str, Any]]
 _MOST_RUNS = 10
-"""Colours that can be told apart."""
+"""Number of distinguishable colors."""
 
 
 def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
-    """Draw training and validation loss, and BLEU, over the updates of a model directory.
+    """Plot training loss, validation loss and BLEU of a run over its updates.
 
-    Writes PNG to target (MODEL/curve.png when None) and returns where. Raises UserError when nothing was logged yet.
+    Writes PNG to target (None: MODEL/curve.png) and returns its path. Raises UserError if nothing was logged yet.
     """
     model_dir = Path(model_dir)
     target = Path(target) if target else model_dir / PICTURE
@@ -38,10 +38,10 @@ def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
 
 
 def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "updates") -> None:
-    """Draw training loss, validation loss and BLEU of the logs of several model directories, a colour each.
+    """Plot training loss, validation loss and BLEU of several runs, one color each.
 
-    target: .png or .svg. over: the number of the update, or the minutes since the run began, validation and earlier
-    sessions included. Raises UserError for another ending, for a run without records and for more than 10 runs.
+    target: .png or .svg. over: updates, or minutes since the run began, including validation and earlier sessions.
+    Raises UserError for another suffix, a run without records or more than 10 runs.
     """
     target = Path(target)
     kind = target.suffix.lower().removeprefix(".")
@@ -110,7 +110,7 @@ def _of_kind(records: Records, kind: str) -> Records:
 
 
 def _with(records: Records, key: str) -> Records:
-    """Return the records that have a number of that name."""
+    """Records with a number under key."""
     return [record for record in records if isinstance(record.get(key), int | float)]
 
 

@@ -1,4 +1,4 @@
-"""The type of a run's matrix products, and what `auto` stands for on a device."""
+"""Precision of matrix products in training."""
 
 import torch
 
@@ -6,9 +6,9 @@ from fasttfm.system.machine import multiplies_bfloat16
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:
-    """Return fp32, bf16 or fp16: what was asked for, and for `auto` bf16 where the device has units for it, else fp32.
+    """Return fp32, bf16 or fp16; `auto` is bf16 if the device has bf16 units, else fp32.
 
-    A processor without them computes bf16 by way of fp32, which takes several times as long.
+    A CPU without them emulates bf16, several times slower.
     """
     if precision != "auto":
         return precision
@@ -16,5 +16,5 @@ def resolved_precision(precision: str, device: torch.device) -> str:
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype that torch.autocast is to cast to on the device; None: products stay in float32."""
+    """The dtype for torch.autocast on the device; None: float32."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(resolved_precision(precision, device))

@@ -1,4 +1,4 @@
-"""Display of a training run for a person: a bar on a terminal, plain lines anywhere else."""
+"""Progress of a training run: a bar on a terminal, plain lines otherwise."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _hushed = False
 
 @contextmanager
 def hushed(quiet: bool = True) -> Iterator[None]:
-    """Within it, if quiet, there is no bar and no line, warnings apart."""
+    """Suppress bars and lines, except warnings, within the block if quiet."""
     global _hushed
     before, _hushed = _hushed, _hushed or quiet
     try:
@@ -26,14 +26,14 @@ def hushed(quiet: bool = True) -> Iterator[None]:
 
 
 class Progress:
-    """Shows updates done, loss, learning rate, tokens/s, padding and the time left. It never reads a tensor.
+    """Shows updates, loss, learning rate, tokens/s, padding and time left, without reading tensors.
 
-    When nobody reads any more (`| head`, a terminal that was closed, a full disk), it falls silent and training goes
-    on: the same numbers are in the log.
+    If writing fails (`| head`, a closed terminal, a full disk) it falls silent and training continues; the log has the
+    same numbers.
     """
 
     def __init__(self, output: TextIO | None = None) -> None:
-        """output: where to write, standard error when None."""
+        """output: None: standard error."""
         self.output = output or sys.stderr
         self._drawn = 0.0
         self._text = "starting"
@@ -42,17 +42,17 @@ class Progress:
             self._bar = tqdm(total=1.0, file=self.output, dynamic_ncols=True, bar_format=_BAR)
 
     def update(self, step: int, share: float, seconds_left: float) -> None:
-        """Update `step` is done, and with it `share` in [0, 1] of the run. Draws at most twice a second."""
+        """Show that update `step`, and a share in [0, 1] of the run, is complete; at most twice per second."""
         now = time.monotonic()
         if self._bar is None or now - self._drawn < _SECONDS_BETWEEN_DRAWINGS:
             return
         self._drawn = now
         self._bar.n = share
-        text = f"{duration(seconds_left)} left, update {step:,}, {self._text}"  # a narrow terminal cuts the end off
+        text = f"{duration(seconds_left)} left, update {step:,}, {self._text}"  # narrow terminals cut off the end
         self._write(lambda: self._bar.set_postfix_str(text, refresh=True))
 
     def train(self, record: dict[str, Any], share: float, seconds_left: float) -> None:
-        """New training numbers, from a record of the log."""
+        """Show the numbers of a log record."""
         self._text = (
             f"loss {record['loss']:.3f}, lr {record['lr']:.2e}, {record['tokens_per_second']:,.0f} tokens/s, "
             f"{record['padding']:.0%} padding"
@@ -62,14 +62,14 @@ class Progress:
             self.say(f"{share:4.0%}, update {record['step']:,}, epoch {record['epoch']}, {self._text}, {left} left")
 
     def say(self, line: str) -> None:
-        """One line that stays."""
+        """Print a line above the bar."""
         if self._bar is None:
             tell(line, self.output)
         else:
             self._write(lambda: self._bar.write(line, file=self.output))
 
     def close(self) -> None:
-        """Leave the bar as it is and go to a new line."""
+        """Finish the bar and start a new line."""
         if self._bar is not None:
             self._write(self._bar.close)
             self._bar = None
@@ -83,7 +83,7 @@ class Progress:
 
 
 def tell(line: str, output: TextIO | None = None) -> None:
-    """Print a line that stays, to standard error when output is None; in vain when nobody reads."""
+    """Print a line to output (None: standard error); errors are ignored."""
     output = output or sys.stderr
     if _hushed and not line.startswith("warning"):
         return
@@ -94,15 +94,15 @@ def tell(line: str, output: TextIO | None = None) -> None:
 
 
 def _silence(output: TextIO) -> None:
-    """Send a stream nowhere: Python would try to write, and complain, once more at exit."""
+    """Redirect a stream to /dev/null, because Python would write again, and report an error, at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-    except (OSError, ValueError):  # not a file of the operating system
+    except (OSError, ValueError):  # no file descriptor
         return
 
 
 def duration(seconds: float) -> str:
-    """75 -> 1:15, 3725 -> 1:02:05."""
+    """Format seconds: 75 -> 1:15, 3725 -> 1:02:05."""
     minutes, rest = divmod(max(round(seconds), 0), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

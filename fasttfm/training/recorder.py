@@ -1,4 +1,4 @@
-"""Output of a run while it trains: records of the log, lines for a person, and warnings."""
+"""Output of a training run: log records, progress and warnings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _HOPELESS = 10
-"""A loss of so many times that of guessing is pointed out. Models begin at one to three times."""
+"""Multiple of a random guess's loss above which we warn. Models start at one to three times."""
 
 
 class Recorder:
-    """Writes the records of one session, shows its progress and calls the callbacks."""
+    """Writes the log records of a session, shows progress and calls callbacks."""
 
     def __init__(self, model_dir: Path, updates: Updates, callbacks: Sequence[Callback] = ()) -> None:
         config, position = updates.config, updates.position
@@ -44,18 +44,14 @@ class Recorder:
             self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
 
     def training(self, seconds: float, share: float, seconds_left: float) -> Callable[[list[float]], None]:
-        """Return the function that records the updates since the last record; it takes Updates.numbers(), once arrived.
+        """Start a record of the updates since the last one; returns a function to write it, given Updates.numbers().
 
-        seconds: time since the run began; share in [0, 1] of the run.
+        seconds: since the run began; share: completed share of the run, in [0, 1].
         """
         updates, sums, position = self.updates, self.updates.sums, self.updates.position
         record: dict[str, Any] = {
-            "kind": "train",
-            "step": position.step,
-            "epoch": position.epoch + 1,
-            "loss": math.nan,
-            "nll": math.nan,
-            "gradient_norm": math.nan,
+            "kind": "train", "step": position.step, "epoch": position.epoch + 1,
+            **dict.fromkeys(("loss", "nll", "gradient_norm"), math.nan),
             "lr": updates.learning_rate,
             "padding": 1 - sums.real_cells / sums.cells,
             "target_tokens": sums.target_tokens,
@@ -63,7 +59,7 @@ class Recorder:
             "seconds": round(seconds, 2),
             "batch_shapes": len(updates.shapes),
             "peak_memory": peak_memory(),
-        }
+        }  # fmt: skip
 
         def write(numbers: list[float]) -> None:
             loss, nll, norm, tokens, scale = numbers
@@ -82,11 +78,11 @@ class Recorder:
         return write
 
     def resumed(self, changed: Mapping[str, Any]) -> None:
-        """Record the settings that a run goes on with in place of those that it was begun with."""
+        """Record the settings that a resume changed."""
         self._log({"kind": "resumed", "step": self.updates.position.step, **changed})
 
     def skipped(self, update: Skipped) -> None:
-        """Record an update that changed nothing; its pairs (rows) are those of the prepared data, counted from 0."""
+        """Record a skipped update with the indices of its pairs (rows) in the prepared data."""
         unit = self.updates.batches.unit
         self._log({"kind": "skipped", "step": update.step, f"{unit}s": update.elements})
         self.progress.say(
@@ -95,26 +91,26 @@ class Recorder:
         )
 
     def validation(self, score: Score, step: int, is_best: bool, seconds: float) -> None:
-        """Record a validation and keep what the model wrote."""
+        """Record a validation and save its outputs."""
         record = {"epoch": self.updates.position.epoch + 1, "best": is_best, "seconds": round(seconds, 2)}
         self._score("valid", score, step, f"valid.step-{step:09d}.txt", record)
         self.progress.say(f"update {step:,}: {score}{' (best so far)' if is_best else ''}")
 
     def average(self, score: Score, step: int, steps: list[int]) -> None:
-        """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
+        """Record the score of the average of the checkpoints of `steps`, at the end of the run."""
         self._score("average", score, step, "valid.average.txt", {"average_of": steps})
 
     def final(self, score: Score, step: int) -> None:
-        """Record the validation of a checkpoint by the search that users get, when the run was over."""
+        """Record the score of a checkpoint with the final decoding, at the end of the run."""
         self._score("final", score, step, f"valid.final-{step:09d}.txt", {})
 
     def saved(self, checkpoint: Path) -> None:
-        """A checkpoint is whole and on the disk."""
+        """Call on_save of all callbacks for a checkpoint on disk."""
         for callback in self._callbacks:
             callback.on_save(checkpoint)
 
     def close(self) -> None:
-        """Close the log and leave the terminal."""
+        """Close the log and the progress bar."""
         self.progress.close()
         self.log.close()
         if self._tensorboard is not None:

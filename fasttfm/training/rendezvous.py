@@ -1,9 +1,9 @@
-"""A store that holds nothing of an earlier attempt, for ranks that torchrun has started again.
+"""A fresh rendezvous store for ranks that torchrun restarted.
 
-torchrun keeps one store for all attempts of a run (pytorch#135712), and gloo puts every rank's address there under the
-same names each time. A rank that comes first after a restart then reads where another one listened before it was
-killed: both wait for the other to connect, for ever, or are refused. Restart counts do not help: each machine counts
-its own. So rank 0 gives every attempt a name, and the other ranks tell that they have it before anything else is read.
+torchrun keeps one store for all attempts of a run (pytorch#135712), and gloo stores every rank's address in it under
+the same keys each time. After a restart, a rank may read the address where another one listened before it was killed:
+both then wait forever for a connection, or are refused. Restart counts do not help, because each machine has its own.
+So rank 0 names every attempt, and the other ranks acknowledge the name before anything else is read.
 """
 
 import datetime
@@ -17,13 +17,13 @@ from fasttfm.errors import UserError
 from fasttfm.system.parsing import parse_json
 
 _PERIOD = 0.02
-"""Seconds between two looks at the store."""
+"""Polling interval in seconds."""
 
 
 def store_of_attempt(store: dist.Store, rank: int, size: int, patience: datetime.timedelta) -> dist.Store:
-    """`store` under a name that only the ranks of this attempt use. Every rank calls it once, in any order.
+    """Prefix `store` with a name unique to this attempt; every rank calls it once.
 
-    Raises UserError where a rank has not come after `patience`.
+    Raises UserError if a rank does not join within `patience`.
     """
     store = dist.PrefixStore("fasttfm", store)
     deadline = time.monotonic() + patience.total_seconds()
@@ -32,11 +32,11 @@ def store_of_attempt(store: dist.Store, rank: int, size: int, patience: datetime
 
 
 def _name_attempt(store: dist.Store, size: int, deadline: float) -> str:
-    """Rank 0's part: publish the name with the tokens seen so far until every other rank has answered with the name."""
+    """On rank 0, publish a name with the tokens seen so far until all other ranks have answered with it."""
     name = uuid.uuid4().hex
     others = range(1, size)
     while missing := [rank for rank in others if _read(store, f"answer/{rank}") != name]:
-        # a token may be of a rank's earlier life: it is read again until the living one answers
+        # a token may be from before the restart: read it again until the live rank answers
         tokens = {rank: _read(store, f"token/{rank}") for rank in others}
         store.set("attempt", json.dumps({"name": name, "tokens": tokens}))
         _pause(deadline, f"rank {missing[0]} of {size} has not joined: look at its machine's output")
@@ -44,7 +44,7 @@ def _name_attempt(store: dist.Store, size: int, deadline: float) -> str:
 
 
 def _join_attempt(store: dist.Store, rank: int, deadline: float) -> str:
-    """Another rank's part: answer the first name that was published with the token of this process."""
+    """On other ranks, answer the first name published with this process's token."""
     token = uuid.uuid4().hex
     store.set(f"token/{rank}", token)
     while True:

@@ -1,4 +1,4 @@
-"""One training run from start to end: data, model directory, model, trainer, average; of any task."""
+"""A training run of any task, from data and model directory to the averaged checkpoint."""
 
 import dataclasses
 import errno
@@ -45,34 +45,24 @@ class Outcome:
     score: Score | None
     """Validation of the last weights, if this session validated."""
     best: Score | None
-    """Validation of the best checkpoint, if it was validated by another search than the one that users get."""
+    """Validation of the best checkpoint with the final decoding, if training validated with another."""
     average: Score | None
-    """Validation of the averaged checkpoint, if the recipe asks for one."""
+    """Validation of the averaged checkpoint, if the recipe requests one."""
 
 
 def train(
-    values: Values,
-    data_dir: Path,
-    model_dir: Path,
-    device: torch.device | None = None,
-    *,
-    task: Task | None = None,
-    init_from: Path | None = None,
-    resumed_with: Sequence[str] = (),
-    settings: str = "",
-    callbacks: Sequence[Callback] = (),
-    started: float | None = None,
-) -> Outcome | None:
+    values: Values, data_dir: Path, model_dir: Path, device: torch.device | None = None, *, task: Task | None = None,
+    init_from: Path | None = None, resumed_with: Sequence[str] = (), settings: str = "",
+    callbacks: Sequence[Callback] = (), started: float | None = None,
+) -> Outcome | None:  # fmt: skip
     """Train a model on prepared data into `model_dir`, or resume its training.
 
-    values: from fasttfm.config.gather, of the task's kind. device: None takes a GPU if there is one. task: None for
-    translation. init_from: a checkpoint, or a model
-    directory whose best one is meant, with whose weights a new run begins. resumed_with: settings that have another
-    value than the run, which must have begun. settings: of the process, to be shown.
-    callbacks: called by rank 0. started: when the minutes of the run began, by time.monotonic(); None: now.
-    Started by torchrun, the processes train together; all but rank 0 get None.
-    Raises UserError for anything that the caller can put right; Stopped, a KeyboardInterrupt, with a line for the user
-    after Ctrl-C, SIGTERM or SIGHUP.
+    values: from fasttfm.config.gather, of the task's kind. device: None: a GPU if available. task: None: translation.
+    init_from: initial weights of a new run, a checkpoint or a model directory (its best one). resumed_with: names of
+    settings that a resumed run changes. settings: process settings to print. callbacks: called by rank 0. started:
+    start of the run by time.monotonic(); None: now. Under torchrun all ranks train together; only rank 0 gets an
+    Outcome. Raises UserError for problems that the caller can fix; Stopped, a KeyboardInterrupt with a message for the
+    user, after Ctrl-C, SIGTERM or SIGHUP.
     """
     started = time.monotonic() if started is None else started
     task = task or Translation()
@@ -80,7 +70,7 @@ def train(
     minutes = values["training"].get("rank_timeout_minutes", TrainingConfig().rank_timeout_minutes)
     with joined(device, minutes) as workers:
         if not workers.is_first:
-            workers.wait()  # what is wrong with data or directory is found, and told, by rank 0 alone
+            workers.wait()  # rank 0 alone reports problems with data or directory
         data = task.open(data_dir)
         config = task.build(values, data)
         _set_threads(config.training.threads, device)
@@ -101,10 +91,10 @@ def train(
             if is_out_of_memory(error):
                 raise _out_of_memory(config, device) from error
             if not isinstance(error, OSError) or error.errno is None:
-                raise  # raised by hand somewhere, not by the operating system
+                raise  # not from the operating system
             few = error.errno == errno.EMFILE
             remedy = "allow more open files (ulimit -n)" if few else "make room or make the directory writable"
-            # writing to an open file on a full disk names no file
+            # error.filename is None for writes to an open file
             raise UserError(
                 f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: {remedy}, "
                 "then run the same command again to go on from the last one"
@@ -112,8 +102,10 @@ def train(
 
 
 def _decided(config: RunConfig, model_dir: Path, device: torch.device) -> RunConfig:
-    """The configuration with what `auto` stands for: the precision of the run which is gone on with, else the one for
-    rank 0's device. UserError where that run's config.yaml says what no run has begun with."""
+    """Resolve precision `auto`: the resumed run's, else that of rank 0's device.
+
+    Raises UserError for a precision in the run's config.yaml that no run writes.
+    """
     if config.training.precision != "auto" or not saved_steps(model_dir):
         return _with_precision(config, resolved_precision(config.training.precision, device))
     saved = read_config(model_dir, config.kind)["training"]["precision"]
@@ -121,7 +113,7 @@ def _decided(config: RunConfig, model_dir: Path, device: torch.device) -> RunCon
     if saved != "auto":
         try:
             return _with_precision(config, saved)
-        except ValueError as error:  # goes with nothing else that was asked for
+        except ValueError as error:  # conflicts with other settings
             reason = str(error)
     raise UserError(
         f"{model_dir / CONFIG_FILE}: training.precision {saved} was not written by this run ({reason}): copy the file "
@@ -134,7 +126,7 @@ def _with_precision(config: RunConfig, precision: Any) -> RunConfig:
 
 
 def _set_threads(threads: int, device: torch.device) -> None:
-    """Threads of this process: those asked for, else one where several ranks share the machine's cores."""
+    """Set the threads of this process; by default 1 if several ranks share the machine's cores."""
     if not threads and device.type == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
         threads = 1
     if threads:
@@ -142,43 +134,28 @@ def _set_threads(threads: int, device: torch.device) -> None:
 
 
 def _train(
-    task: Task,
-    config: RunConfig,
-    data: Data,
-    model_dir: Path,
-    device: torch.device,
-    workers: Workers,
-    init_from: Path | None,
-    settings: str,
-    callbacks: Sequence[Callback],
-    started: float,
+    task: Task, config: RunConfig, data: Data, model_dir: Path, device: torch.device, workers: Workers,
+    init_from: Path | None, settings: str, callbacks: Sequence[Callback], started: float,
     changed: dict[str, tuple[Any, Any]],
-) -> Outcome | None:
-    config = _with_precision(config, workers.broadcast(config.training.precision))  # rank 0's, on any device
+) -> Outcome | None:  # fmt: skip
+    config = _with_precision(config, workers.broadcast(config.training.precision))  # rank 0's, on all devices
     recipe = config.training
     torch.manual_seed(recipe.seed)
     is_sharded = recipe.shard and workers.size > 1
     model = task.model(config.model)
-    if not is_sharded:  # a model that is divided need not fit
+    if not is_sharded:  # a sharded model may not fit on one device
         model.to(device)
     if workers.is_first and init_from is not None and not saved_steps(model_dir):
         task.initialise(model, init_from, model_dir)
     if is_sharded and not saved_steps(model_dir):
-        given = workers.broadcast_tensors(model_weights(model) if workers.is_first else None)
-        load_weights(model, given, model_dir)
+        weights = workers.broadcast_tensors(model_weights(model) if workers.is_first else None)
+        load_weights(model, weights, model_dir)
     validates = recipe.valid_interval_updates and (workers.is_first or not recipe.shard)
     trainer = Trainer(
-        model,
-        task.batches(config, data),
-        recipe,
-        model_dir,
-        validator=task.validator(config, data, device) if validates else None,
-        device=device,
-        workers=workers,
-        callbacks=callbacks,
-        started=started,
+        model, task.batches(config, data), recipe, model_dir, device=device, workers=workers, callbacks=callbacks,
+        validator=task.validator(config, data, device) if validates else None, started=started,
         changed={name: new for name, (_, new) in changed.items()},
-    )
+    )  # fmt: skip
     for name, (old, new) in changed.items():
         tell(f"{name} is {written(new)} from here on, {written(old)} before")
     if workers.is_first:
@@ -213,8 +190,10 @@ def _out_of_memory(config: RunConfig, device: torch.device) -> UserError:
 
 
 def _finish(model: Any, trainer: Trainer) -> dict[str, Score]:
-    """Validate by the search that users get, where the run has used another: its best and its last checkpoint, and the
-    average that the recipe asks for, whose weights stay in the model. By name, as Outcome has them."""
+    """Average checkpoints if requested, and validate best, last and average with the final decoding.
+
+    Returns scores by their name in Outcome. The model keeps the averaged weights.
+    """
     position, validator = trainer.updates.position, trainer.validator
     of_users = None if validator is None else validator.of_users()
     folder, saved = trainer.model_dir, saved_steps(trainer.model_dir)
@@ -231,12 +210,12 @@ def _finish(model: Any, trainer: Trainer) -> dict[str, Score]:
             recorder.final(score := of_users(model), step)
             scores |= {name: score for name, each in steps.items() if each == step}
         if averaged:
-            path, of = average_last(folder, averaged)
-            tell(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in of)}")
+            path, sources = average_last(folder, averaged)
+            tell(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in sources)}")
             if validator is not None:
                 load_weights(model, read_weights(path), path)
                 scores["average"] = score = (of_users or validator)(model)
-                recorder.average(score, position.step, of)
+                recorder.average(score, position.step, sources)
     return scores
 
 

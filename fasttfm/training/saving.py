@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what is saved as the model and its state, and taking up the newest one."""
+"""Saving and resuming: the model and training state of a checkpoint."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,40 +26,39 @@ class Saving:
     model_dir: Path
     updates: Updates
     saved: tuple[int, int] = (0, 0)
-    """Step and last validation at the newest checkpoint, which may be on its way to the disk."""
+    """Step and last validation of the newest checkpoint, which may still be in writing."""
     background: Background = field(default_factory=Background)
     _identity: tuple[int, int] | None = None
-    """Of the model directory's lock, which another folder at its path has not."""
+    """Device and inode of the model directory's lock file, which tell it from another directory at its path."""
 
     def __post_init__(self) -> None:
-        self._identity = self._found()
+        self._identity = self._lock_identity()
 
-    def _found(self) -> tuple[int, int] | None:
+    def _lock_identity(self) -> tuple[int, int] | None:
         try:
-            found = (self.model_dir / LOCK_FILE).stat()
+            status = (self.model_dir / LOCK_FILE).stat()
         except FileNotFoundError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def refuse_another_folder(self) -> None:
-        """Raise UserError where the model directory was moved, removed or put in another's place while training."""
-        if self._found() != self._identity:
+        """Raise UserError if the model directory was moved, removed or replaced during training."""
+        if self._lock_identity() != self._identity:
             raise UserError(
                 f"{self.model_dir}: was moved or removed while training wrote into it, and nothing more is saved: put "
                 "it back, its last checkpoint is whole, and run the same command again, or give another --out"
             )
 
     def is_due(self) -> bool:
-        """Return whether anything has changed since the newest checkpoint."""
+        """Return whether an update or validation followed the newest checkpoint."""
         position = self.updates.position
         return position.step > 0 and (position.step, position.validated) != self.saved
 
     def save(self, seconds: float) -> None:
-        """Begin to save a checkpoint, and then to delete those that are not kept. Training may go on meanwhile.
+        """Save a checkpoint, then prune old ones, in the background; called by rank 0, or by all ranks if sharded.
 
-        seconds: time spent, earlier sessions included. Called by rank 0, and by all where the model is divided: they
-        send it their parts. Raises DivergedWeights, and saves nothing, when a weight is not finite, and what saving the
-        one before raised.
+        seconds: time spent so far, including earlier sessions. Raises DivergedWeights, and saves nothing, for
+        non-finite weights, and errors of the save before.
         """
         position, optimization, workers = self.updates.position, self.updates.optimization, self.updates.workers
         with optimization.averaged():
@@ -99,19 +98,18 @@ class Saving:
         }
 
     def mark(self) -> None:
-        """The state as it is has been saved, by this rank or by rank 0."""
+        """Note that the current state has been saved, by this rank or by rank 0."""
         self.saved = (self.updates.position.step, self.updates.position.validated)
 
     def resume(self) -> int | None:
-        """Take up the newest checkpoint, if there is one; the other ranks get weights and state from rank 0.
+        """Resume from the newest checkpoint, if any; rank 0 sends weights and state to the others.
 
-        Returns the number of ranks that saved it, None without one. Raises UserError with the way on when it cannot be
-        taken up.
+        Returns the number of ranks that saved it, or None. Raises UserError with a remedy if it cannot be loaded.
         """
         workers, module = self.updates.workers, self.updates.module
         source = workers.broadcast(self._newest_checkpoint() if workers.is_first else None)
         if source is None:
-            if not self.updates.is_sharded:  # else all ranks were given the weights before they were divided
+            if not self.updates.is_sharded:  # else weights were broadcast before sharding
                 weights = workers.broadcast_tensors(model_weights(module) if workers.is_first else None)
                 load_weights(module, weights, self.model_dir)
             return None
@@ -136,7 +134,7 @@ class Saving:
         return checkpoint
 
     def _read(self, checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Put a checkpoint's weights into the model; the values and tensors of its state. Rank 0 reads it."""
+        """Load a checkpoint's weights into the model; returns values and tensors of its state. Rank 0 reads it."""
         workers, module = self.updates.workers, self.updates.module
         weights, state = None, None
         try:
@@ -144,11 +142,11 @@ class Saving:
                 weights, state = read_weights(checkpoint), read_state(checkpoint)
         except DamagedCheckpoint as error:
             raise UserError(f"{error.problem}; {way_on(self.model_dir)}") from error
-        given = workers.broadcast_tensors(weights)
+        weights = workers.broadcast_tensors(weights)
         if self.updates.is_sharded:
-            load_parts(module, given)
+            load_parts(module, weights)
         else:
-            load_weights(module, given, checkpoint)
+            load_weights(module, weights, checkpoint)
         values = workers.broadcast(None if state is None else state.values)
         return values, workers.broadcast_tensors(None if state is None else state.tensors)
 

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the update number, so that resuming needs nothing but that; one also of the clock."""
+"""Learning rate schedules: functions of the update number, so that resuming needs no state; one also of time."""
 
 import math
 
@@ -6,7 +6,7 @@ from fasttfm.config.training import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, d_model: int, step: int, seconds: float = 0.0) -> float:
-    """Learning rate of update `step`, counted from 1; seconds: of training so far, with earlier parts of a resumed run.
+    """Learning rate of update `step` (from 1); seconds: training time so far, including earlier sessions.
 
     noam            noam_scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)   (Vaswani et al. 2017, equation 3)
     inverse-sqrt    lr * min(step / warmup, (warmup / step)^0.5)                     (fairseq's inverse_sqrt)
@@ -34,5 +34,5 @@ def learning_rate(config: TrainingConfig, d_model: int, step: int, seconds: floa
 
 
 def _between(config: TrainingConfig, share: float) -> float:
-    """The learning rate that is a share of the way up from min_lr to lr."""
+    """Interpolate from min_lr (share 0) to lr (share 1)."""
     return config.min_lr + (config.lr - config.min_lr) * share

@@ -1,8 +1,8 @@
-"""A model that is divided among the ranks: FSDP2, for what does not fit into one.
+"""Sharded training with FSDP2, for models that do not fit on one rank.
 
-Every rank holds a part of each weight, of its gradient and of Adam's moments, cut along the first dimension. A layer's
-weights are gathered when it computes, forward and backward, and its gradients are summed into the parts while the
-backward pass goes on with the layer before. The optimizer sees the parts as plain tensors.
+Every rank holds a shard of each weight, gradient and Adam moment, split along the first dimension. Weights of a layer
+are gathered for its forward and backward pass; reducing its gradients overlaps with the backward pass of the layer
+before. The optimizer sees shards as plain tensors.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 def shard(model: nn.Module, device: torch.device, ranks: int) -> None:
-    """Divide a model, whose weights are the same on all ranks and may be on the CPU, among the ranks' devices."""
+    """Shard a model with the same weights on all ranks, possibly on the CPU, over the ranks' devices."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(device.type, (ranks,))
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    for layer in dict.fromkeys(layer for stack in stacks for layer in stack.layers):  # a shared one once
+    for layer in dict.fromkeys(layer for stack in stacks for layer in stack.layers):  # shared layers once
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # a layer's output is a view, as all of ours are; nothing writes to one in place
+    # our layers return views, which nothing modifies in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # the trainer divides by tokens, and gloo has no mean
+            module.set_gradient_divide_factor(1.0)  # the trainer divides by tokens; gloo has no mean
             module.set_force_sum_reduction_for_comms(True)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in the same memory; all of one that is not divided."""
+    """A view of this rank's shard; the tensor itself if it is not sharded."""
     return tensor.to_local().detach() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def part_of(whole: Tensor, like: Any) -> Tensor:
-    """This rank's part of a whole tensor, divided as `like` is."""
+    """This rank's shard of a full tensor, split like `like`."""
     if not _is_divided(like):
         return whole
     mesh = like.device_mesh
@@ -56,7 +56,7 @@ def part_of(whole: Tensor, like: Any) -> Tensor:
 
 
 def divided(part: Tensor, like: Any) -> Tensor:
-    """The DTensor that a rank's part, of the shape of its part of `like`, belongs to."""
+    """The DTensor of which part is this rank's shard, split like `like`; part itself if their shapes differ."""
     if not _is_divided(like) or part.shape != local(like).shape:
         return part
     from torch.distributed.tensor import DTensor
@@ -67,10 +67,7 @@ def divided(part: Tensor, like: Any) -> Tensor:
 
 
 def whole(tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, Tensor]:
-    """Copies of tensors as they are now, whole and on the CPU, for rank 0; the others get nothing.
-
-    All ranks must call it for a model that is divided.
-    """
+    """Full copies of tensors on the CPU, on rank 0 only; all ranks must call it if they are sharded."""
     copies = {}
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
@@ -80,13 +77,13 @@ def whole(tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, Tensor]:
 
 
 def load_parts(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Put whole weights into a divided model."""
+    """Load full weights into a sharded model."""
     with torch.no_grad():
         for name, tensor in model_weights(model).items():
             local(tensor).copy_(part_of(weights[name], tensor))
 
 
 def _is_divided(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor; what makes some is imported then."""
+    """Return whether tensor is a DTensor, without importing the module if nothing has."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -1,4 +1,4 @@
-"""Parts of a run that differ from one kind of model to the next."""
+"""Interface of training tasks: what differs between kinds of models."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -18,32 +18,32 @@ from fasttfm.training.validation import DividedValidator
 
 
 class Task(ABC):
-    """Makes data, configuration, model, batches and validation of a run (fasttfm.training.run)."""
+    """Creates data, configuration, model, batches and validator of a run (fasttfm.training.run)."""
 
     @abstractmethod
     def open(self, data_dir: Path) -> Any:
-        """The checkpoints.model_dir.Data of a prepared directory; UserError when it is none."""
+        """Open a prepared directory as store.model_dir.Data. Raises UserError for any other."""
 
     @abstractmethod
     def build(self, values: Values, data: Any) -> RunConfig:
-        """The configuration, with what the data decide; UserError for values that do not fit."""
+        """Build the configuration, completed from the data. Raises UserError for values that do not fit."""
 
     @abstractmethod
     def model(self, config: Any) -> Any:
-        """A TrainableModel with weights drawn from torch's generator, on the CPU; config: the section `model`."""
+        """Create a TrainableModel with random weights on the CPU; config: the section `model`."""
 
     @abstractmethod
     def batches(self, config: Any, data: Any) -> TrainingBatches:
-        """The training batches; config is what build() gave."""
+        """Create the training batches; config: from build()."""
 
     @abstractmethod
     def validator(self, config: Any, data: Any, device: torch.device) -> DividedValidator[Any]:
-        """Return the validator."""
+        """Create the validator; config: from build()."""
 
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
-        """Put the weights of a checkpoint, or of a model directory's best one, into a model that begins.
+        """Initialize a model from a checkpoint, or from a model directory's best one.
 
-        These must be of the same vocabulary and shape. Raises UserError.
+        Raises UserError for another vocabulary or other shapes.
         """
         if not init_from.exists():
             raise UserError(f"--init-from {init_from}: does not exist: give a checkpoint or a model directory")
@@ -58,5 +58,5 @@ class Task(ABC):
         load_weights(model, self.weights_for(model, read_weights(checkpoint)), checkpoint)
 
     def weights_for(self, model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights of a checkpoint that a model takes when it begins: all."""
+        """Select the weights of a checkpoint that initialize a model: by default all."""
         return weights

@@ -1,4 +1,4 @@
-"""The numbers of a run as TensorBoard reads them, in an event file below MODEL/tensorboard."""
+"""TensorBoard event files of a run, in MODEL/tensorboard."""
 
 import os
 import socket
@@ -12,13 +12,13 @@ from fasttfm.training.callback import Callback
 
 
 class TensorBoard(Callback):
-    """Every number of a record as the scalar `kind/name` of its step, written at once.
+    """Writes each number of a record as the scalar `kind/name`, unbuffered.
 
-    torch's SummaryWriter writes them in a thread, which tells of a full disk by a traceback of its own.
+    torch's SummaryWriter writes from a thread, which prints its own traceback for a full disk.
     """
 
     def __init__(self, folder: Path, resume_step: int) -> None:
-        """resume_step: update that the run goes on from; what was written of later ones is hidden."""
+        """resume_step: update to resume from; later scalars are hidden."""
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
@@ -30,7 +30,7 @@ class TensorBoard(Callback):
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter((folder / name).open("ab", buffering=0))
         self._put(file_version="brain.Event:2")
-        if resume_step:  # hides what a killed session wrote behind the checkpoint
+        if resume_step:  # hides scalars that a killed session wrote after the checkpoint
             self._put(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def on_log(self, record: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: when to update, log, validate, save and stop, and going on exactly where a run stopped."""
+"""The training loop: when to update, log, validate, save and stop, with exact resume."""
 
 import math
 import signal
@@ -26,30 +26,20 @@ from fasttfm.training.validation import DividedValidator, Score
 from fasttfm.training.workers import ALONE, Workers
 
 _SETTLING = 16
-"""Updates that fp16 may skip beyond the limit: its loss scale begins at 65,536 and is halved at each."""
+"""Updates that fp16 may skip beyond the limit: its loss scale starts at 65,536 and is halved by each."""
 
 
 class Trainer:
-    """Trains `model` on `batches` and keeps its checkpoints in `model_dir`. One object, one call of `run`."""
+    """Trains `model` on `batches` with checkpoints in `model_dir`; call run() once."""
 
     def __init__(
-        self,
-        model: TrainableModel,
-        batches: TrainingBatches,
-        config: TrainingConfig,
-        model_dir: Path,
-        *,
-        validator: DividedValidator[Any] | None,
-        device: torch.device,
-        workers: Workers = ALONE,
-        callbacks: Sequence[Callback] = (),
-        started: float | None = None,
-        changed: Mapping[str, Any] | None = None,
-    ) -> None:
-        """validator: of every rank, or of rank 0 where the model is divided.
+        self, model: TrainableModel, batches: TrainingBatches, config: TrainingConfig, model_dir: Path, *,
+        validator: DividedValidator[Any] | None, device: torch.device, workers: Workers = ALONE,
+        callbacks: Sequence[Callback] = (), started: float | None = None, changed: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """validator: on every rank, or on rank 0 only if the model is sharded; workers: all ranks.
 
-        workers: the ranks that train together. started: when the session began, by time.monotonic(); None: now.
-        changed: settings that the run goes on with, in place of those that it was begun with.
+        started: start of the session by time.monotonic(); None: now. changed: settings changed by a resume.
         """
         self.model = model
         self.config = config
@@ -63,15 +53,15 @@ class Trainer:
         self.last_score: Score | None = None
         self._started = time.monotonic() if started is None else started
         self._start_up = 0.0
-        """Seconds from there to the session's first update."""
+        """Seconds from the start of the session to its first update."""
         self._elapsed = 0.0
-        """Seconds since the run began, earlier sessions included, as rank 0 last told it."""
+        """Seconds since the run began, including earlier sessions, by rank 0's clock."""
 
     def run(self) -> str:
-        """Train until the configuration says stop, resuming from the last checkpoint if there is one.
+        """Train to the configured end, from the last checkpoint if there is one; returns the reason to stop.
 
-        Returns why it stopped. Ctrl-C, SIGTERM and SIGHUP finish the running batch, save the last whole update and
-        raise Stopped with a line for the user.
+        Ctrl-C, SIGTERM and SIGHUP finish the current batch, save the last complete update and raise Stopped with a
+        message for the user.
         """
         before = self.saving.resume()
         self.updates.module.train()
@@ -124,21 +114,20 @@ class Trainer:
                     self._recorder.progress.update(position.step, *self._share_done())
 
     def _agree(self, interruption: Interruption) -> int:
-        """Let all ranks have rank 0's clock, and know whether any is to stop: the signal's number, or 0.
+        """Synchronize rank 0's clock and any rank's stop signal; returns the signal's number, or 0.
 
-        A signal counts from here on alone: ranks that looked at it at moments of their own would part ways.
+        Signals take effect here only, so that all ranks stop at the same update.
         """
         if self.workers.is_orphaned:
             interruption.requested, interruption.number = True, signal.SIGHUP
         elapsed = self._seconds() if self.workers.is_first else 0.0
-        wanted = interruption.number if interruption.requested else 0
-        self._elapsed, number = self.workers.maximum([elapsed, wanted])
+        self._elapsed, number = self.workers.maximum([elapsed, interruption.number if interruption.requested else 0])
         return int(number)
 
     # When
 
     def _is_due(self, interval: int, reason: str | None, at_end: bool = False) -> bool:
-        """Return whether something that happens every `interval` updates (0: never) and at the end happens now."""
+        """Return whether an action due every `interval` updates (0: never) and at the end is due now."""
         step = self.updates.position.step
         if step == 0:
             return False
@@ -164,7 +153,7 @@ class Trainer:
         return self.updates.position.seconds + time.monotonic() - self._started
 
     def _share_done(self) -> tuple[float, float]:
-        """Return the share of the run that is over, in [0, 1] by the limit that will end it, and the seconds left."""
+        """Return the completed share of the run, in [0, 1], by the limit reached first, and the seconds left."""
         config, position = self.config, self.updates.position
         share = position.step / config.max_update
         if config.max_epoch:
@@ -179,7 +168,7 @@ class Trainer:
     # What
 
     def _record(self) -> None:
-        """Begin a line of the log, which is written when its numbers have arrived."""
+        """Start a log record; it is written once its numbers have arrived on the host."""
         self.updates.add_up_totals()
         if self._recorder is not None:
             write = self._recorder.training(self._elapsed, *self._share_done())
@@ -192,9 +181,9 @@ class Trainer:
         self.updates.forget_sums()
 
     def _validate(self, interruption: Interruption) -> bool:
-        """Validate by all ranks; whether the result is among the best that are kept. An interruption leaves it undone.
+        """Validate on all ranks, or on rank 0 if sharded; returns whether the result is among the kept best.
 
-        Of a divided model, rank 0 alone validates.
+        An interruption cancels the validation.
         """
         self._take_arrivals(wait=True)
         position = self.updates.position
@@ -204,16 +193,16 @@ class Trainer:
             score = self._score(model, interruption)
             improved = self._judge(score) if score is not None and self.workers.is_first else False
         except KeyboardInterrupt:
-            interruption.requested |= self.workers.size == 1  # of several ranks, the one that was stopped knows
+            interruption.requested |= self.workers.size == 1  # else the interrupted rank requests it
         improved, position.validated, position.worse, position.best = self.workers.broadcast(
             (improved, position.validated, position.worse, position.best)
         )
         return improved
 
     def _whole_model(self) -> nn.Module:
-        """The model as it is validated, with the average of its weights if there is one; for rank 0.
+        """The model to validate; if sharded, an unsharded copy, with averaged weights if any, on rank 0's device.
 
-        Of a divided model, a whole one on rank 0's device. All ranks must call it.
+        All ranks must call it.
         """
         if not self.updates.is_sharded:
             return self.updates.module
@@ -226,7 +215,7 @@ class Trainer:
         return model.to(self.updates.device)
 
     def _score(self, model: nn.Module, interruption: Interruption) -> Score | None:
-        """The validation of a model, of a divided one that _whole_model() made; None on a rank that takes no part."""
+        """The validation of the model from _whole_model(), or None on ranks that do not validate."""
         if self.validator is None:
             return None
         if self.updates.is_sharded:
@@ -235,7 +224,7 @@ class Trainer:
             return self.validator(model, self.workers, interruption.at_once)
 
     def _judge(self, score: Score) -> bool:
-        """Record a validation, and tell whether the result is among the best that are kept."""
+        """Record a validation; returns whether the result is among the kept best."""
         assert self._recorder is not None
         self.saving.refuse_another_folder()
         position = self.updates.position
@@ -251,7 +240,7 @@ class Trainer:
         return (score.rank, position.step) in position.best
 
     def _save(self) -> None:
-        """Save what has changed. Rank 0 saves for all."""
+        """Save a checkpoint if anything has changed, on rank 0."""
         if not self.saving.is_due():
             return
         self.updates.add_up_totals()
@@ -266,23 +255,20 @@ class Trainer:
         self.saving.mark()
 
     def _look_at_saved(self, wait: bool = False) -> None:
-        """Tell of checkpoints that are on the disk; wait: for the one that is being written, too.
-
-        Raises UserError where one could not be written.
-        """
+        """Report checkpoints that have been written; wait: for the current one. Raises UserError if writing failed."""
         for checkpoint in self.saving.background.written(wait):
             if self._recorder is not None:
                 self._recorder.saved(checkpoint)
         if wait:
-            self.workers.wait()  # or a launcher that sees one rank end would stop rank 0 while it saves
+            self.workers.wait()  # a launcher stops rank 0, even while saving, once another rank ends
 
     def _take_arrivals(self, wait: bool = False) -> None:
-        """Record what the device has sent, with wait all that it was asked for."""
+        """Process the numbers that have arrived from the device; wait: for all pending ones."""
         self.updates.arrivals.take(wait)
         self._tell_of_skipped()
 
     def _tell_of_skipped(self) -> None:
-        """Record the updates whose gradient was not finite; UserError when that does not end, or fp16 has no room."""
+        """Record skipped updates. Raises UserError for too many in a row, or an fp16 loss scale below 1."""
         skipped, self.updates.skipped = self.updates.skipped, []
         if self._recorder is None:
             return
@@ -296,7 +282,7 @@ class Trainer:
             self._give_up(scaler.get_scale(), "the loss scale of fp16")
 
     def _give_up(self, value: float, what: str = "the loss") -> NoReturn:
-        """Raise UserError, with the last good checkpoint: after a skipped update, weights are those that made it so."""
+        """Raise UserError, after deleting checkpoints of skipped updates, whose weights diverged."""
         self.saving.background.written(wait=True)
         if self.updates.position.first_skipped is not None:
             delete_since(self.model_dir, self.updates.position.first_skipped)

@@ -1,4 +1,4 @@
-"""Training and validation of the encoder-decoder Transformer on prepared sentence pairs."""
+"""Training task: the encoder-decoder Transformer on prepared sentence pairs."""
 
 import copy
 import dataclasses
@@ -32,15 +32,14 @@ LEAST_BLEU = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Validation(Score):
-    """Results of one validation, per target token; its outputs are the translations of the pairs, in order."""
+    """Results of a validation per target token; outputs are the translations, in order."""
 
     bleu: float | None
-    """Cased sacreBLEU of the translations against the raw references; None when only the loss was asked for."""
+    """Cased sacreBLEU against the raw references; None if only the loss was computed."""
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Higher is better: BLEU from LEAST_BLEU on, below which it is noise, and with equal BLEU or none the lower
-        loss."""
+        """Sort key, higher is better: BLEU, 0 below LEAST_BLEU where it is noise, then the lower loss."""
         return (self.bleu if self.bleu is not None and self.bleu >= LEAST_BLEU else 0.0, -self.nll)
 
     def __str__(self) -> str:
@@ -49,20 +48,14 @@ class Validation(Score):
 
 
 class Validator(DividedValidator[tuple[list[float], list[str]]]):
-    """Validates on the validation pairs of prepared data; the batches are made once. Draws no random numbers."""
+    """Validates on the validation pairs of prepared data, without drawing random numbers."""
 
     def __init__(
-        self,
-        data: PreparedData,
-        *,
-        max_tokens: int,
-        decoding: DecodingConfig | None,
-        users: DecodingConfig | None = None,
-        bleu_tokenizer: str = AUTO,
-        **settings: Any,
-    ) -> None:
-        """decoding: how to translate for BLEU, None for the loss alone. users: how `fasttfm translate` does. settings:
-        as DividedValidator takes them."""
+        self, data: PreparedData, *, max_tokens: int, decoding: DecodingConfig | None,
+        users: DecodingConfig | None = None, bleu_tokenizer: str = AUTO, **settings: Any,
+    ) -> None:  # fmt: skip
+        """decoding: for BLEU during training; None: loss only. users: decoding of `fasttfm translate`. settings: of
+        DividedValidator."""
         super().__init__(**settings)
         self.data = data
         self.decoding, self._users = (
@@ -71,9 +64,9 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         self.bleu_tokenizer = bleu_tokenizer
         self._references: list[str] = []
         if decoding is not None:
-            # what is damaged or not installed is better said now than in an hour
+            # fail now for damaged data or a missing package
             self._references = data.valid_target_text
-            if bleu_tokenizer == AUTO:  # on every machine the same
+            if bleu_tokenizer == AUTO:  # the same on every machine
                 self.bleu_tokenizer = tokenizer_of(self._references, packages=False)
             bleu(["."], ["."], tokenize=self.bleu_tokenizer)
         pairs = data.valid
@@ -94,7 +87,7 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         return other
 
     def part(self, model: Transformer, rank: int, size: int) -> tuple[list[float], list[str]]:
-        """Sums of loss and nll, and the tokens, of a rank's batches; the translations of its sources."""
+        """Sums of loss, nll and tokens of a rank's batches, and the translations of its sources."""
         sums = self.loss_sums(model, self._batches[rank::size])
         if self.decoding is None:
             return sums, []
@@ -102,7 +95,7 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
 
     def score(self, part: tuple[list[float], list[str]], workers: Workers) -> Validation:
-        """The score over all pairs, and with BLEU the translations in their order."""
+        """The score of all pairs; with BLEU, also their translations in order."""
         loss, nll, tokens = workers.sum(part[0])
         if self.decoding is None:
             return Validation(loss=loss / tokens, nll=nll / tokens, bleu=None)
@@ -117,11 +110,11 @@ class Translation(Task):
     """fasttfm train."""
 
     def open(self, data_dir: Path) -> PreparedData:
-        """A directory of fasttfm prepare."""
+        """Open a directory of fasttfm prepare."""
         return PreparedData.open(data_dir)
 
     def build(self, values: Values, data: PreparedData) -> RunConfig:
-        """The sizes of the vocabularies are those of the data."""
+        """Build the configuration with the data's vocabulary sizes."""
         sizes = {"vocab_size": len(data.target_tokenizer)}
         if not data.joint:
             sizes["source_vocab_size"] = len(data.source_tokenizer)
@@ -140,50 +133,44 @@ class Translation(Task):
         return Transformer(config)
 
     def weights_for(self, model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All; for a model of fewer layers every second, third … of the layers (Sanh et al. 2019, section 3)."""
+        """All weights; for a model of fewer layers those of evenly spaced layers (Sanh et al. 2019, section 3)."""
         for stack in ("encoder", "decoder"):
             weights = _fewer_layers(weights, stack, len(getattr(model, stack).layers))
         return weights
 
     def batches(self, config: RunConfig, data: PreparedData) -> TokenBatches:
-        """Pairs of like length together."""
+        """Batches of pairs of similar length."""
         batching, together = config.data, config.training.update_freq
-        given = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
+        args = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
         try:
             if not (batching.subword_sampling or batching.case_augment):
-                return TokenBatches(*given, together=together)
+                return TokenBatches(*args, together=together)
             tokenizers, share = (data.source_tokenizer, data.target_tokenizer), batching.case_augment
+            case = CaseAugment(share, tokenizers, data.source_tags) if share else None
+            processes = min(together, max(1, cores_of_rank() - 1))
             return SampledBatches(
-                *given,
-                amount=batching.subword_sampling,
-                tokenizers=tokenizers,
-                case=CaseAugment(share, tokenizers, data.source_tags) if share else None,
-                together=together,
-                processes=min(together, max(1, cores_of_rank() - 1)),
-            )
+                *args, amount=batching.subword_sampling, tokenizers=tokenizers, case=case, together=together,
+                processes=processes,
+            )  # fmt: skip
         except ValueError as error:
             raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
 
     def validator(self, config: RunConfig, data: PreparedData, device: torch.device) -> Validator:
-        """Loss and, where the recipe asks for it, BLEU."""
+        """Validates the loss and, if the recipe requests it, BLEU."""
         recipe = config.training
-        decoding = dataclasses.replace(config.decoding, beam=recipe.valid_beam, nbest=1)
+        decoding = dataclasses.replace(config.decoding, beam=recipe.valid_beam, nbest=1) if recipe.valid_bleu else None
         return Validator(
-            data,
-            max_tokens=config.data.max_tokens,
-            decoding=decoding if recipe.valid_bleu else None,
-            users=config.decoding,
-            bleu_tokenizer=recipe.valid_bleu_tokenizer,
-            **settings_of(recipe, device),
-        )
+            data, max_tokens=config.data.max_tokens, decoding=decoding, users=config.decoding,
+            bleu_tokenizer=recipe.valid_bleu_tokenizer, **settings_of(recipe, device),
+        )  # fmt: skip
 
 
 def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
-    """Raise UserError where there are fewer learned positions than a sentence may have tokens with its marker."""
+    """Raise UserError if sentences with their marker may exceed the learned positions."""
     most, batching = config.model.max_length, config.data
     limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
     amounts = {"--subword-sampling": batching.subword_sampling, "--case-augment": batching.case_augment}
-    for flag in (flag for flag, amount in amounts.items() if amount):  # a draw may be as long as its characters
+    for flag in (flag for flag, amount in amounts.items() if amount):  # up to one token per character
         limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"
     longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
     if most < limit:
@@ -193,13 +180,13 @@ def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
 
 
 def _fewer_layers(weights: dict[str, Tensor], stack: str, layers: int) -> dict[str, Tensor]:
-    """The weights with evenly spaced layers of the stack alone; as they are where these are not spread evenly."""
+    """Keep evenly spaced layers of a stack; unchanged if the number of layers is no multiple."""
     prefix = f"{stack}.layers."
-    there = len({name.split(".")[2] for name in weights if name.startswith(prefix)})
-    if there <= layers or there % layers:
+    count = len({name.split(".")[2] for name in weights if name.startswith(prefix)})
+    if count <= layers or count % layers:
         return weights
-    chosen = {str(theirs): str(ours) for ours, theirs in enumerate(layer_map(there, layers))}
-    tell(f"--init-from: of {there} {stack} layers {', '.join(str(int(number) + 1) for number in chosen)}")
+    chosen = {str(theirs): str(ours) for ours, theirs in enumerate(layer_map(count, layers))}
+    tell(f"--init-from: of {count} {stack} layers {', '.join(str(int(number) + 1) for number in chosen)}")
     kept = {}
     for name, tensor in weights.items():
         number, _, rest = name.removeprefix(prefix).partition(".")

@@ -1,9 +1,8 @@
-"""Updates of the weights: batches in their order, gradients added up over them, one step of the optimizer.
+"""Weight updates: accumulate gradients over batches, then one optimizer step.
 
-Everything that decides the next update is the weights, the optimizer's moments, the update's number, the position
-(epoch, batch) in the data and the number of ranks. `tensors` and `values` are all of it, so that on the CPU a run that
-was killed and started again ends in the same bits as one that was not. An update is of the same batches whatever the
-number of ranks, among which it is divided.
+The next update depends on the weights, the optimizer's moments, the update number, the position (epoch, batch) in the
+data and the number of ranks only. Updates.tensors() and values() hold all of it, so on a CPU a killed and resumed run
+ends in the same bits as an uninterrupted one. The batches of an update do not depend on the number of ranks.
 """
 
 import math
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,11 +31,10 @@ from fasttfm.training.workers import ALONE, Workers, last_batch
 
 @dataclass(kw_only=True, slots=True)
 class Sums:
-    """Sums since the last line of the log, over all ranks; saved, so that a resumed run writes the same
-    line."""
+    """Sums since the last log record, over all ranks; part of the saved state."""
 
     updates: int = 0
-    """Updates that changed the weights, once their norms have arrived."""
+    """Updates that were not skipped, once their norms have arrived."""
     target_tokens: int = 0
     real_cells: int = 0
     cells: int = 0
@@ -45,14 +43,14 @@ class Sums:
 
 @dataclass(kw_only=True, slots=True)
 class Position:
-    """Position of the run; the part of the state that is plain numbers."""
+    """Position of the run: its state in plain numbers."""
 
     step: int = 0
-    """Updates done."""
+    """Completed updates."""
     epoch: int = 0
-    """Passes over the data that are complete."""
+    """Completed epochs."""
     batch: int = 0
-    """Batches of the current pass that are used up, by all ranks together."""
+    """Batches of the current epoch that were used, by all ranks together."""
     seconds: float = 0.0
     """Time spent by earlier sessions."""
     validated: int = 0
@@ -62,38 +60,31 @@ class Position:
     best: list[tuple[tuple[float, float], int]] = field(default_factory=list)
     """(rank, step) of the best checkpoints, best first."""
     skipped: int = 0
-    """Updates that changed nothing, because their gradient was not finite."""
+    """Updates skipped because of a non-finite gradient."""
     skipped_in_a_row: int = 0
-    """Skipped updates since the last one that changed the weights."""
 
     @property
     def first_skipped(self) -> int | None:
-        """The first of them; None where the last update did change something."""
+        """Step of the first of the last skipped updates, or None if the last update was not skipped."""
         return self.step - self.skipped_in_a_row + 1 if self.skipped_in_a_row else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Skipped:
-    """An update that changed nothing, because its gradient was not finite."""
+class Skipped(NamedTuple):
+    """An update skipped because of a non-finite gradient."""
 
     step: int
-    """Its number."""
     elements: list[int]
-    """Pairs or rows of the batch, by their places in the prepared data."""
+    """Indices of the batch's pairs or rows in the prepared data."""
 
 
 class Updates:
-    """Changes a model by batch after batch."""
+    """Performs the updates of a model."""
 
     def __init__(
-        self,
-        model: TrainableModel,
-        batches: TrainingBatches,
-        config: TrainingConfig,
-        device: torch.device,
+        self, model: TrainableModel, batches: TrainingBatches, config: TrainingConfig, device: torch.device,
         workers: Workers = ALONE,
-    ) -> None:
-        """workers: the ranks that divide each update among them."""
+    ) -> None:  # fmt: skip
+        """workers: the ranks that share each update."""
         self.model = model
         self.module = cast(nn.Module, model)
         """The same object."""
@@ -105,12 +96,9 @@ class Updates:
         self.is_sharded = config.shard and self.workers.size > 1
         from_graphs = config.cuda_graph and device.type in graphs.DEVICES
         self.uncaptured = graphs.why_uncaptured(self.module, batches, config, workers) if from_graphs else None
-        """Why updates that are asked for as CUDA graphs are none."""
-        self._graphs = (
-            graphs.Graphs(device, "an update", "give --no-cuda-graph")
-            if from_graphs and self.uncaptured is None
-            else None
-        )
+        """Why updates are not captured in CUDA graphs, if requested."""
+        is_captured = from_graphs and self.uncaptured is None
+        self._graphs = graphs.Graphs(device, "an update", "give --no-cuda-graph") if is_captured else None
         model.checkpoint_activations(config.checkpoint_activations)
         if self.is_sharded:
             shard(self.module, device, self.workers.size)
@@ -119,31 +107,29 @@ class Updates:
         self.learning_rate = 0.0
         """Of the last update."""
         self.sums = Sums()
-        # loss, nll, gradient norm and target tokens of the updates that were not skipped add up on the device and are
-        # read when a line of the log is due, never in between
+        # sums of loss, nll, gradient norm and target tokens of updates not skipped, read only for a log record
         self.totals = torch.zeros(4, dtype=torch.float64, device=device)
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
-        """Loss and nll of the running update."""
+        """Loss and nll of the current update."""
         self._is_single = config.update_freq == 1 and workers.size == 1
-        """Whether an update is of one batch, here alone: its tokens are then known before."""
-        # what differs from update to update, where a captured one finds it
+        """Whether an update is one batch on one rank, whose number of tokens is known in advance."""
+        # inputs of a captured update that change between replays
         self._share, self._factor, self._norm = torch.zeros(3, dtype=torch.float32, device=device)
         self._tokens = torch.zeros((), dtype=torch.float64, device=device)
         self._lr = torch.zeros((), dtype=rate_dtype(device), device=device)
         self.arrivals = Arrivals()
         self.skipped: list[Skipped] = []
-        """Updates that changed nothing, of those whose norms have arrived; whoever tells of them clears it."""
+        """Skipped updates whose norms have arrived; cleared by the trainer once reported."""
         self.shapes: set[tuple[int, ...]] = set()
-        """Shapes of all batches of this rank so far: each costs time and memory when it is new."""
+        """Shapes of this rank's batches so far; each new one costs time and memory."""
         self._read_ahead = ReadAhead(batches, config.update_freq, workers.rank, workers.size)
 
     def perform(self, is_stopping: Callable[[], bool] = lambda: False, elapsed: float = 0.0) -> bool:
-        """One update. Returns False, with everything as it was before, when `is_stopping` between two batches.
+        """Perform one update; if `is_stopping` between two batches, undo it and return False.
 
-        elapsed: seconds since the run began, the same on all ranks, for a learning rate that goes by the clock.
-
-        The gradient is that of the mean loss over all target tokens of the update, whichever batch and rank they are
-        of. Batches are drawn one at a time, so that their tokens are known at the end only.
+        elapsed: seconds since the run began, the same on all ranks, for time-based schedules. The gradient is that of
+        the mean loss over all target tokens of the update, on all ranks; their number is known only after the last
+        batch was drawn.
         """
         started = time.perf_counter()
         config, position = self.config, self.position
@@ -151,7 +137,7 @@ class Updates:
         self.arrivals.keep_up()
         torch.manual_seed(_seed(config.seed, position.step, self.workers.rank))
         counts, is_given_up = np.zeros(3), False
-        # the same on all ranks; for one alone of the right size for fp16, and exact for a single batch
+        # the same on all ranks; on a single rank, of a size that suits fp16, and exact for a single batch
         divisor = self.batches.max_tokens * config.update_freq if self.workers.size > 1 else 0
         last = last_batch(self.workers.rank, self.workers.size, config.update_freq)
         if self.is_sharded:
@@ -192,12 +178,13 @@ class Updates:
         return True
 
     def _add_gradients_together(self) -> np.ndarray:
-        """The gradients of an update where the ranks exchange weights while they compute; their counts.
+        """Accumulate the gradients of an update with a sharded model; returns the counts of this rank's batches.
 
-        All ranks therefore call the model equally often, if need be for nothing; and none stops before the end.
+        Ranks exchange weights during computation, so all call the model equally often, some on a dummy batch, and none
+        stops early.
         """
-        given = (self.next_batch(index) for index in range(self.config.update_freq))
-        batches = [batch for batch in given if batch is not None]
+        drawn = (self.next_batch(index) for index in range(self.config.update_freq))
+        batches = [batch for batch in drawn if batch is not None]
         calls = int(self.workers.maximum([len(batches)])[0])
         counts = np.zeros(3)
         for batch in batches:
@@ -209,31 +196,26 @@ class Updates:
         return counts
 
     def loss(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Label-smoothed and plain loss of a batch, summed over its target tokens, 0-d each."""
+        """Label-smoothed and plain loss of a batch, each 0-d and summed over target tokens."""
         config = self.config
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             return self.model.batch_loss(batch, label_smoothing=config.label_smoothing, packed=config.packed)
 
     def next_batch(self, index: int = 0) -> TrainingBatch | None:
-        """This rank's rows of the batch at the current position, on the device; None when it has none of them.
-
-        index: of the batch among those of its update.
-        """
+        """Draw this rank's rows of the next batch, on the device; None if it has none. index: within the update."""
         position = self.position
-        made = self._read_ahead.get(Place(position.epoch, position.batch, index))
-        position.epoch, position.batch, _ = made.following
-        batch = made.rows
-        if batch is None:
-            return None
-        is_there = self.device.type == "cpu" or self._graphs is not None  # or is copied into buffers
-        return batch if is_there else batch.to(self.device, non_blocking=True)
+        batch, following = self._read_ahead.get(Place(position.epoch, position.batch, index))
+        position.epoch, position.batch, _ = following
+        if batch is None or self.device.type == "cpu" or self._graphs is not None:  # graphs copy it into buffers
+            return batch
+        return batch.to(self.device, non_blocking=True)
 
     def close(self) -> None:
-        """Stop reading ahead; another update begins it again."""
+        """Stop reading ahead; another update restarts it."""
         self._read_ahead.close()
 
     def rehearse(self) -> None:
-        """Run the largest batch without effect: if memory does not suffice, better now than hours later."""
+        """Run the largest batch without effect, so that insufficient memory fails at the start."""
         indices = self.batches.largest()
         size = self.workers.size
         indices = indices[: -(-len(indices) * min(self.config.update_freq, size) // size)]
@@ -243,18 +225,21 @@ class Updates:
         self.optimization.forget()
 
     def add_up_totals(self) -> None:
-        """Let rank 0 have the sum of all ranks' `totals`, and the others nothing; every rank must call it."""
+        """Reduce `totals` to rank 0 and clear them on other ranks; all ranks must call it."""
         self.workers.add_up(self.totals)
         if not self.workers.is_first:
             self.totals.zero_()
 
     def numbers(self) -> Tensor:
-        """`totals` and the loss scale, 1 where there is none, (5,) float64: what a line of the log is made of."""
+        """`totals` and the loss scale (1 without scaling), (5,) float64, for a log record."""
         scale = self.optimization.scaler.scale(torch.ones(1, dtype=torch.float32, device=self.device))
         return torch.cat([self.totals, scale.double()])
 
     def _judge(self, step: int, began: Position, sums: Sums, norm: float) -> None:
-        """The gradient norm of update `step`, which began at a position and counts in these sums, has arrived."""
+        """Count an update as skipped if its gradient norm, which has now arrived, is not finite.
+
+        began: its first batch; sums: those of its log record.
+        """
         if math.isfinite(norm):
             self.position.skipped_in_a_row = 0
             return
@@ -264,7 +249,7 @@ class Updates:
         self.skipped.append(Skipped(step=step, elements=self._elements(began.epoch, began.batch)))
 
     def _elements(self, epoch: int, first: int) -> list[int]:
-        """The elements of the update that began with batch number `first` of an epoch, as they stand in the data."""
+        """Indices in the prepared data of the update that starts with batch `first` of an epoch."""
         elements: list[int] = []
         for _ in range(self.config.update_freq):
             order = self.batches.epoch(epoch)
@@ -273,18 +258,18 @@ class Updates:
         return elements
 
     def forget_sums(self) -> None:
-        """Begin a new line of the log."""
+        """Reset the sums for the next log record."""
         self.sums = Sums()
         self.totals.zero_()
 
     # State
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimizer's."""
+        """The tensors of the state, besides the weights."""
         return self.optimization.tensors()
 
     def values(self, seconds: float) -> dict[str, Any]:
-        """Return the part of the state that is not a tensor; seconds: time spent so far, earlier sessions included."""
+        """The rest of the state; seconds: time spent so far, including earlier sessions."""
         return {
             **self.optimization.values(),
             "position": {**asdict(self.position), "seconds": seconds},
@@ -295,7 +280,7 @@ class Updates:
         }
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take up what tensors() and values() gave. The model holds the saved weights.
+        """Restore the state of tensors() and values() into a model with the saved weights.
 
         Raises KeyError, TypeError, ValueError or RuntimeError for the state of another run.
         """
@@ -310,7 +295,7 @@ class Updates:
         self.position = Position(**position)
 
     def _run(self, compute: Callable[[Any], None], batch: TrainingBatch | None) -> None:
-        """Compute on a batch, or without one, from a graph where there are any."""
+        """Call compute(batch), captured in a graph if updates are."""
         if self._graphs is None:
             compute(batch)
         else:
@@ -319,31 +304,31 @@ class Updates:
             self.shapes.add(batch.shape)
 
     def _set_step(self, elapsed: float, target_tokens: int) -> None:
-        """Put where the device finds it what the next step of the optimizer depends on."""
+        """Write the learning rate and the number of tokens of the next step to device memory."""
         self.learning_rate = learning_rate(self.config, self.model.config.d_model, self.position.step + 1, elapsed)
         self._lr.fill_(self.learning_rate)
         self._tokens.fill_(target_tokens)
 
-    # What a graph may hold: nothing here waits for the device, or depends on a number of the host's that changes
+    # Captured in graphs: no synchronization, no dependence on changing host values
 
     def _update(self, batch: TrainingBatch) -> None:
         self._add_gradient(batch)
         self._change_weights()
 
     def _add_gradient(self, batch: TrainingBatch) -> None:
-        """Add a batch's gradients and losses to those of the update."""
+        """Accumulate a batch's gradients and losses."""
         loss, nll = self.loss(batch)
         self.optimization.backward(loss, self._share)
         self._losses += torch.stack([loss.detach(), nll.detach()]).double()
 
     def _change_weights(self, _: None = None) -> None:
-        """The optimizer's step, and the sums of what the update has come to."""
+        """Step the optimizer and add the update to the totals."""
         if not self._is_single:
             self.optimization.scale_gradients(self._factor)
         self._norm.copy_(self.optimization.step(self._lr))
         added = torch.stack([*self._losses, self._norm.double(), self._tokens])
         if not self.workers.is_first:
-            added[2:] = 0  # the same on all ranks
+            added[2:] = 0  # equal on all ranks: counted once
         self.totals += torch.where(self._norm.isfinite(), added, 0)
         self._losses.zero_()
 
@@ -354,10 +339,10 @@ class Updates:
 
 
 def _counts(batch: TrainingBatch) -> np.ndarray:
-    """Target tokens, tokens and cells of a batch."""
+    """Target tokens, all tokens and cells of a batch."""
     return np.array([batch.target_tokens, batch.source_tokens + batch.target_tokens, batch.cells], float)
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of a rank's dropout in the update after `step`; so no generator's state has to be saved."""
+    """The dropout seed of a rank for the update after `step`, so that no generator state is saved."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])

@@ -1,9 +1,8 @@
-"""The processes that train one model together, a rank each, as torchrun starts them.
+"""Ranks of data-parallel training, started by torchrun.
 
-Every rank holds the whole model. An update's batches are divided among the ranks, the gradients are summed, and every
-rank takes the same step, so that all hold the same weights bit by bit. Rank 0 alone touches the model directory: the
-others get weights and state from it, and need the prepared data only. What is no gradient goes through gloo, which runs
-on every machine.
+Every rank holds the whole model. Ranks share the batches of an update, sum their gradients and take the same step, so
+all hold bitwise equal weights. Only rank 0 accesses the model directory; the others receive weights and state from it
+and need only the prepared data. Everything but gradients is exchanged over gloo, which runs on every machine.
 """
 
 import datetime
@@ -24,15 +23,15 @@ from fasttfm.system.signals import ending_at_once, ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
 
 _PATIENCE_TO_JOIN = datetime.timedelta(minutes=30)
-"""How long ranks wait for one another at the start, at most."""
+"""Maximum time for ranks to join at the start."""
 _PATIENCE_TO_CONNECT = datetime.timedelta(seconds=60)
-"""How long ranks that have all answered a moment ago wait for one another's connections."""
+"""Maximum time to connect, once all ranks have joined."""
 _LAST_TENSORS = 0.1
-"""Seconds; microseconds suffice where the machine is not busy."""
+"""Seconds for gloo's threads to finish; microseconds suffice on an idle machine."""
 
 
 class Workers:
-    """The ranks of a run; without a process group the one process, for which all of this does nothing."""
+    """The ranks of a run; for a single process every method is a no-op."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -42,24 +41,24 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """True if this process is the one that validates, logs and saves."""
+        """True for the rank that validates, logs and saves."""
         return self.rank == 0
 
     @property
     def is_orphaned(self) -> bool:
-        """True if the launcher was killed, so that nobody looks after the ranks any more."""
+        """True if the launcher was killed."""
         return self.size > 1 and os.getppid() != self._parent
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Barrier: wait for all ranks."""
         self.sum([0.0])
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums of the values over all ranks, in float64."""
+        """Sum each value over all ranks, in float64."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks."""
+        """Maximum of each value over all ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def add_up(self, tensor: Tensor) -> None:
@@ -80,11 +79,11 @@ class Workers:
         return wait
 
     def gather(self, value: Any) -> list[Any]:
-        """Collect an object of each rank, which must be picklable, by rank; every rank gets it."""
+        """All-gather a picklable object from each rank, in rank order."""
         return [self.broadcast(value, source) for source in range(self.size)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Send one rank's object, which must be picklable; the others' values are not looked at."""
+        """Broadcast a picklable object from one rank; values of other ranks are ignored."""
         if self.size == 1:
             return value
         values = [value]
@@ -93,18 +92,17 @@ class Workers:
         return values[0]
 
     def broadcast_tensors(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """Rank 0's tensors by name, on the CPU; the others give None."""
+        """Broadcast rank 0's tensors by name, to the CPU; other ranks pass None."""
         if self.size == 1:
             assert tensors is not None
             return tensors
         kinds = None if tensors is None else {name: (each.shape, each.dtype) for name, each in tensors.items()}
         shared = {}
         for name, (shape, dtype) in self.broadcast(kinds).items():
-            tensor = (
-                torch.empty(shape, dtype=dtype, device="cpu")
-                if tensors is None
-                else tensors[name].detach().cpu().contiguous()
-            )
+            if tensors is None:
+                tensor = torch.empty(shape, dtype=dtype, device="cpu")
+            else:
+                tensor = tensors[name].detach().cpu().contiguous()
             with _ending_with_peers():
                 dist.broadcast(tensor, src=0)
             shared[name] = tensor
@@ -120,15 +118,15 @@ class Workers:
 
 
 ALONE = Workers()
-"""This process, without others."""
+"""A single process."""
 
 
 @contextmanager
 def joined(device: torch.device, minutes: float) -> Iterator[Workers]:
-    """The ranks that torchrun's environment names, connected while the block runs; else one process.
+    """Connect the ranks of torchrun's environment within the block; without torchrun, a single process.
 
-    minutes: how long they wait for one that does not answer. Workers are told at once when a process ends.
-    A rank other than the first leaves the block silently (SystemExit) where the first tells that it was stopped.
+    minutes: timeout for a rank that does not answer; one that ends is noticed at once. On KeyboardInterrupt ranks other
+    than the first exit silently (SystemExit), because rank 0 prints the message.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if size == 1:
@@ -145,19 +143,18 @@ def joined(device: torch.device, minutes: float) -> Iterator[Workers]:
         raise SystemExit(interrupted(interrupt)) from interrupt
     finally:
         dist.destroy_process_group()
-        # Caches of a sharded model keep the group all the same: its threads get time to put their last tensors away
+        # caches of a sharded model keep the group alive: let its threads release their last tensors
         time.sleep(_LAST_TENSORS)
 
 
 def _connect(device: torch.device, rank: int, size: int, patience: datetime.timedelta) -> None:
-    """Make the process group of this rank and the others; patience: of whatever they do together later."""
-    # What imports it later makes the group a default argument there, so that it outlives destroy_process_group(): its
-    # threads run on while Python ends, and one that then wants Python's lock aborts the process. It takes seconds, in
-    # which the others would wait for this rank in C++: so it comes before they have met
+    """Create the process group; patience: timeout of later collectives."""
+    # An import of this after the group exists makes it a default argument, so that it outlives destroy_process_group()
+    # and its threads may abort the process at exit. The import takes seconds, so it precedes the rendezvous.
     from torch.distributed.nn import functional  # noqa: F401
 
     to_join = min(patience, _PATIENCE_TO_JOIN)
-    with ending_at_once():  # another machine may never come
+    with ending_at_once():  # another machine may never join
         store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=to_join))
     store = store_of_attempt(store, rank, size, to_join)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -165,7 +162,7 @@ def _connect(device: torch.device, rank: int, size: int, patience: datetime.time
     try:
         with ending_at_once():  # a rank that was stopped after it had answered never comes
             dist.init_process_group(backend, timeout=_PATIENCE_TO_CONNECT, store=store, rank=rank, world_size=size)
-            if device.type == "cuda":  # NCCL connects when it is first needed
+            if device.type == "cuda":  # NCCL connects lazily
                 dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device))
                 torch.cuda.synchronize(device)
     except RuntimeError as error:
@@ -183,10 +180,7 @@ def _connect(device: torch.device, rank: int, size: int, patience: datetime.time
 
 
 def device_of_rank(device: torch.device) -> torch.device:
-    """The device of this process: with several ranks a GPU each.
-
-    Raises UserError where a machine has fewer GPUs than ranks.
-    """
+    """The device of this rank: one GPU each. Raises UserError if a machine has fewer GPUs than ranks."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device.type != "cuda" or "WORLD_SIZE" not in os.environ:
         return device
@@ -199,30 +193,30 @@ def device_of_rank(device: torch.device) -> torch.device:
 
 
 def cores_of_rank() -> int:
-    """Cores for each of this machine's ranks, at least 1."""
+    """Cores per rank on this machine, at least 1."""
     return max(1, allowed_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def share_of_rows(rank: int, size: int, batch: int, batches: int, rows: int) -> tuple[int, int]:
-    """Return the rows [begin, end) of batch number `batch` of an update's `batches` batches that a rank computes.
+    """Rows [begin, end) that a rank computes of batch `batch`, one of `batches` in an update.
 
-    An update is cut into `size` equal parts: 2 ranks take the halves of 1 batch, or 2 of 4 batches each, and of 3
-    batches one and a half. Every row is of exactly one rank.
+    An update is split into `size` equal parts: 2 ranks take one half of 1 batch each, or 2 of 4 batches, or one and a
+    half of 3. Every row belongs to exactly one rank.
     """
     begin, end = (min(max(part * batches - batch * size, 0), size) for part in (rank, rank + 1))
     return begin * rows // size, end * rows // size
 
 
 def last_batch(rank: int, size: int, batches: int) -> int:
-    """The number of the last of an update's batches that a rank computes rows of."""
+    """Index of the last batch of an update in which a rank has rows."""
     return -(-(rank + 1) * batches // size) - 1
 
 
 @contextmanager
 def _ending_with_peers() -> Iterator[None]:
-    """A connection that breaks means that another rank has ended, with its own message: this one has none to add.
+    """Exit silently if a connection breaks: another rank has ended, with a message of its own.
 
-    UserError where a rank has not answered in time: it tells nothing itself.
+    Raises UserError for a rank that does not answer in time.
     """
     try:
         yield
@@ -232,7 +226,7 @@ def _ending_with_peers() -> Iterator[None]:
                 "another rank has not answered for --rank-timeout-minutes: it hangs, or takes that long to validate or "
                 "to save; look at its machine, and run the same command again to go on from the last checkpoint"
             ) from error
-        ignore_repeats()  # the launcher's SIGTERM, which comes when it has noticed the other one's end too
+        ignore_repeats()  # the launcher sends SIGTERM once it notices
         raise SystemExit(LOST_PEER) from error
 
 

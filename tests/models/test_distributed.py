@@ -1,6 +1,6 @@
-"""Two processes (gloo, CPU) that share a model or a batch find the loss and the gradients that one finds.
+"""Two processes (gloo, CPU) get the loss and gradients of one.
 
-By FSDP2 and tensor parallelism with our model, by DDP and FSDP2 with a model of torch.nn that is replaced.
+With FSDP2 and tensor parallelism for our model, DDP and FSDP2 for a torch.nn model with replaced modules.
 """
 
 from pathlib import Path
@@ -22,12 +22,12 @@ def test_two_processes_agree_with_one(numba: str, tmp_path: Path) -> None:
         loss = loss_of(*batch)
         loss.backward()
         ours = make is distributed_worker.transformer
-        # Our loss is a sum over targets, of which FSDP averages gradients; theirs is a mean.
+        # our loss is a sum over targets, whose gradients FSDP averages; theirs is a mean
         times = parts if ours else 1
-        found = [torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)]
-        mean = sum(each["loss"] for each in found) / 2
+        results = [torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)]
+        mean = sum(each["loss"] for each in results) / 2
         torch.testing.assert_close(mean * times, loss.detach(), rtol=1e-5, atol=1e-5, msg=kind)
-        for each in found:
+        for each in results:
             for name, parameter in model.named_parameters():
                 close = {"rtol": 1e-4, "atol": 1e-5 if ours else 1e-6, "msg": f"{kind}: {name}"}
                 torch.testing.assert_close(each[name] * times, parameter.grad, **close)

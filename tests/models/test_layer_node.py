@@ -1,4 +1,4 @@
-"""Plain layers as one node of autograd compute what their operators do, and their gradients."""
+"""Plain layers run as one autograd node give the outputs and gradients of their operators."""
 
 import contextlib
 
@@ -9,10 +9,14 @@ from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig, stack
 
 
-def model_and_batch(**changes):
+def tiny(**changes):
     torch.manual_seed(0)
     fields = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2}
-    model = Transformer(TransformerConfig(**{**fields, "max_length": 16, **changes}))
+    return Transformer(TransformerConfig(**{**fields, "max_length": 16, **changes}))
+
+
+def model_and_batch(**changes):
+    model = tiny(**changes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -22,7 +26,7 @@ def model_and_batch(**changes):
 
 @contextlib.contextmanager
 def without_nodes():
-    """Layers are computed operator by operator inside the block."""
+    """Run layers operator by operator within the block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stack, "may_run", lambda: False)
         yield
@@ -30,7 +34,7 @@ def without_nodes():
 
 @contextlib.contextmanager
 def counted_nodes():
-    """Count the nodes that are made inside the block."""
+    """Record the arguments of nodes created within the block."""
     calls, node = [], stack.NODE
 
     def counting(*arguments):
@@ -75,21 +79,19 @@ def test_loss_and_every_gradient_are_those_of_the_operators(variant, packed, cho
     options = PACKED[packed]
     with without_nodes():
         wanted_loss, wanted = loss_and_gradients(model, batch, choice, **options)
-    for _ in range(2):  # plans are made, and found
+    for _ in range(2):  # plans are created, then cached
         with counted_nodes() as nodes:
             loss, actual = loss_and_gradients(model, batch, choice, **options)
         assert len(nodes) == 2
         torch.testing.assert_close(loss, wanted_loss, rtol=1e-5, atol=1e-5)
-        assert actual.keys() == wanted.keys()
-        for name, gradient in wanted.items():
-            torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("choice", ["torch", "triton"])
 @pytest.mark.parametrize("variant", ["gelu", "pre-norm"])
 def test_under_autocast_gradients_are_as_near_to_float32_as_those_of_the_operators(variant, choice):
-    """GELU: of ReLU a rounding of hidden values near zero decides whole rows of gradients, on either side alike."""
+    """With GELU: with ReLU, rounding of hidden values near zero changes whole rows of gradients."""
     model, batch = model_and_batch(**{"dropout": 0.0, "activation": "gelu", **VARIANTS[variant]})
     _, exact = loss_and_gradients(model, batch, choice)
     _, actual = loss_and_gradients(model, batch, choice, torch.bfloat16)
@@ -121,8 +123,7 @@ def test_frozen_parameters_get_no_gradient_and_all_others_theirs(frozen, norm_fi
         _, wanted = loss_and_gradients(model, batch, choice)
     _, actual = loss_and_gradients(model, batch, choice)
     assert actual.keys() == wanted.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+    torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_below_all_that_learns_keep_nothing_for_the_backward_pass():
@@ -146,7 +147,7 @@ def test_layers_below_all_that_learns_keep_nothing_for_the_backward_pass():
 
 @pytest.mark.parametrize("choice", ["torch", "triton"])
 def test_where_ranks_exchange_gradients_each_layer_is_a_node(choice, monkeypatch):
-    """With kernels but for the order in which the gradient of the memory is summed."""
+    """With kernels, up to the order in which the memory's gradient is summed."""
     model, batch = model_and_batch()
     loss, wanted = loss_and_gradients(model, batch, choice)
     monkeypatch.setattr(stack, "_ranks_exchange", lambda: True)
@@ -155,8 +156,7 @@ def test_where_ranks_exchange_gradients_each_layer_is_a_node(choice, monkeypatch
     assert len(nodes) == 4
     assert torch.equal(loss, again)
     rtol = 0.0 if choice == "torch" else 1e-5
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=rtol, atol=rtol, msg=name)
+    torch.testing.assert_close(actual, wanted, rtol=rtol, atol=rtol)
 
 
 def test_layers_computed_again_have_the_same_gradients_but_for_the_order_of_sums_over_the_memory():
@@ -164,8 +164,7 @@ def test_layers_computed_again_have_the_same_gradients_but_for_the_order_of_sums
     _, wanted = loss_and_gradients(model, batch, "triton")
     model.checkpoint_activations()
     _, actual = loss_and_gradients(model, batch, "triton")
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-5, atol=1e-5, msg=name)
+    torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_saved_tensors_may_come_back_contiguous():
@@ -173,5 +172,4 @@ def test_saved_tensors_may_come_back_contiguous():
     _, wanted = loss_and_gradients(model, batch, "triton")
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.Tensor.contiguous):
         _, actual = loss_and_gradients(model, batch, "triton")
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-5, atol=1e-5, msg=name)
+    torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)

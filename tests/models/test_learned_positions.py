@@ -1,4 +1,4 @@
-"""Learned positions of the encoder-decoder Transformer: formulas, gradients, and what is longer than their table."""
+"""Learned positions: formulas, gradients and sequences longer than the table."""
 
 from pathlib import Path
 
@@ -22,14 +22,9 @@ def tiny(**fields):
 
 
 def by_formula(model, source, target):
-    """The model's layers over embedding * sqrt(d) + row of the side's table."""
-    x, y = (
-        table(tokens) * 16**0.5 + positions.weight[: tokens.shape[1]]
-        for table, positions, tokens in (
-            (model.source_embedding, model.source_positions, source),
-            (model.target_embedding, model.target_positions, target),
-        )
-    )
+    """Logits with inputs embedding * sqrt(d) + position."""
+    x = model.source_embedding(source) * 16**0.5 + model.source_positions.weight[: source.shape[1]]
+    y = model.target_embedding(target) * 16**0.5 + model.target_positions.weight[: target.shape[1]]
     return model.output(model.decoder(y, model.encoder(x)))
 
 
@@ -38,11 +33,11 @@ def test_each_side_adds_its_own_table_and_trains_it():
     source, target = torch.randint(4, 20, (2, 6)), torch.randint(4, 20, (2, 5))
     torch.testing.assert_close(model(source, target), by_formula(model, source, target))
     tables = [model.source_positions.weight, model.target_positions.weight]
-    found = torch.autograd.grad(model(source, target).square().sum(), tables)
-    for ours, expected in zip(found, torch.autograd.grad(by_formula(model, source, target).square().sum(), tables)):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    gradients = torch.autograd.grad(model(source, target).square().sum(), tables)
+    expected = torch.autograd.grad(by_formula(model, source, target).square().sum(), tables)
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
     assert not torch.equal(*tables)
-    assert not found[1][5].any()  # that no token was at
+    assert not gradients[1][5].any()  # no target is that long
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -72,10 +67,10 @@ def test_first_position_is_of_sinusoids():
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_search_ends_at_the_last_position(beam):
     model = tiny()
-    model.output.weight.data[3] -= 100.0  # the end is never likely
+    model.output.weight.data[3] -= 100.0  # make the end unlikely
     config = DecodingConfig(beam=beam, max_len_a=0.0, max_len_b=50, allow_unk=True)
     (written,) = translate_ids(model, [[5, 6, 3]], config)
-    assert len(written) <= 5  # and the begin of an output
+    assert len(written) <= 5  # and the beginning of sentence
     for source, target in (([4] * 6 + [3], []), ([4, 3], [4] * 6)):
         with pytest.raises(UserError, match=r"has 7 tokens with its markers: this model has learned positions for 6"):
             score_ids(model, [source], [target])

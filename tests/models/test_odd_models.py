@@ -1,36 +1,24 @@
-"""Models that are not plain: hooked, pruned, wrapped, quantised, on the meta device, loaded by assignment."""
+"""Models that are not plain: hooked, pruned, wrapped, quantized, on the meta device, loaded by assignment."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from fasttfm.functional import backend
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search.decoder import decoder_of
 
+from . import test_layer_node
+from .test_layer_node import loss_and_gradients
+
 INNER = [
-    "encoder",
-    "encoder.layers.1",
-    "encoder.layers.0.linear1",
-    "encoder.layers.0.linear2",
-    "encoder.layers.1.norm1",
-    "encoder.layers.1.self_attn",
-    "encoder.layers.1.self_attn.out_proj",
-    "decoder.layers.0.multihead_attn",
-    "decoder.layers.0.multihead_attn.out_proj",
-    "decoder.layers.1.norm3",
-    "target_embedding",
-    "output",
-]
-
-
-def tiny(**changes) -> Transformer:
-    torch.manual_seed(0)
-    fields = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2}
-    return Transformer(TransformerConfig(**{**fields, "dropout": 0.0, "max_length": 16, **changes}))
+    "encoder", "encoder.layers.1", "encoder.layers.0.linear1", "encoder.layers.0.linear2", "encoder.layers.1.norm1",
+    "encoder.layers.1.self_attn", "encoder.layers.1.self_attn.out_proj", "decoder.layers.0.multihead_attn",
+    "decoder.layers.0.multihead_attn.out_proj", "decoder.layers.1.norm3", "target_embedding", "output",
+]  # fmt: skip
+tiny = partial(test_layer_node.tiny, dropout=0.0)
 
 
 def batch():
@@ -40,19 +28,7 @@ def batch():
 
 
 def step(model, route="torch"):
-    """The loss and the gradients of one pass."""
-    model.zero_grad()
-    with backend(route):
-        loss = model.loss(*batch())[0]
-        loss.backward()
-    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def agree(actual, wanted):
-    torch.testing.assert_close(actual[0], wanted[0], rtol=1e-5, atol=1e-5)
-    assert actual[1].keys() == wanted[1].keys()
-    for name, gradient in wanted[1].items():
-        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+    return loss_and_gradients(model, batch(), route)
 
 
 # ------------------------------------------------------------------------------------------------------------- hooks
@@ -61,26 +37,28 @@ def agree(actual, wanted):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-def test_every_hook_fires_and_changes_nothing_by_being_there(norm_first, route):
+def test_every_hook_fires_and_changes_no_result(norm_first, route):
     model = tiny(norm_first=norm_first, final_norm=norm_first)
     wanted = step(model, route)
     seen = []
     for name in INNER:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
         model.get_submodule(name).register_full_backward_hook(lambda *_, name=name: seen.append("grad " + name))
-    agree(step(model, route), wanted)
+    loss, gradients = step(model, route)
+    torch.testing.assert_close(loss, wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients, wanted[1], rtol=1e-4, atol=1e-4)
     assert set(seen) == {*INNER, *("grad " + name for name in INNER)}
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_what_a_hook_returns_takes_the_place_of_the_output(name):
+def test_a_hooks_result_replaces_the_output(name):
     model = tiny()
     wanted = step(model)[0]
     model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.flip(-1))
     assert abs(step(model)[0] - wanted) > 1e-3
 
 
-def test_a_layer_sees_and_gives_tensors_where_it_has_hooks():
+def test_hooks_of_a_layer_get_tensors():
     model = tiny(norm_first=True, final_norm=True)
     seen = []
     model.encoder.layers[1].register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
@@ -105,7 +83,7 @@ def test_hooks_fire_in_a_search_too():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["encoder.layers.0.linear1", "decoder.layers.1.multihead_attn.out_proj"])
-def test_pruning_acts_and_training_goes_on(name, route):
+def test_a_pruned_model_trains(name, route):
     model = tiny()
     module = model.get_submodule(name)
     prune.l1_unstructured(module, "weight", amount=0.5)
@@ -116,7 +94,7 @@ def test_pruning_acts_and_training_goes_on(name, route):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     before = step(model, route)[0]
     optimizer.step()
-    assert step(model, route)[0] < before  # and not "backward a second time"
+    assert step(model, route)[0] < before  # no "backward a second time"
     assert module.weight_orig.grad[module.weight_mask == 0].eq(0).all()
 
 
@@ -128,9 +106,8 @@ def test_weight_norm_follows_its_length(normalise):
     module = normalise(model.encoder.layers[0].linear1)
     torch.testing.assert_close(step(model)[0], wanted, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        next(p for name, p in module.named_parameters() if name in ("weight_g", "parametrizations.weight.original0"))[
-            :
-        ] *= 3
+        names = "weight_g", "parametrizations.weight.original0"
+        next(p for name, p in module.named_parameters() if name in names).mul_(3)
     assert abs(step(model)[0] - wanted) > 1e-3
 
 
@@ -180,6 +157,6 @@ def test_shared_tables_stay_shared_when_a_state_dict_is_assigned(shared):
     assert sum(p.numel() for p in model.parameters()) == wanted
 
 
-def test_torchscript_is_refused_with_what_to_do():
+def test_torchscript_is_refused_with_a_remedy():
     with pytest.raises(RuntimeError, match=r"torch\.compile and torch\.export"):
         torch.jit.script(tiny())

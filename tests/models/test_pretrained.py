@@ -1,4 +1,4 @@
-"""A model as a directory that is given away: what is written is what is read, and what is wrong is told in a line."""
+"""save_pretrained() and from_pretrained(): a lossless round trip, and one-line errors for damaged files."""
 
 import json
 
@@ -30,8 +30,7 @@ def pretrained(model_dir):
 def test_the_weights_come_back_bit_for_bit(model_dir, pretrained):
     ours, restored = Transformer.from_pretrained(model_dir), Transformer.from_pretrained(pretrained)
     assert restored.config == ours.config
-    for name, weight in ours.state_dict().items():
-        assert torch.equal(restored.state_dict()[name], weight), name
+    torch.testing.assert_close(restored.state_dict(), ours.state_dict(), rtol=0, atol=0)
 
 
 def test_it_translates_as_the_model_directory_does_and_by_its_settings(model_dir, pretrained):

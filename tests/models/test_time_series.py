@@ -1,4 +1,4 @@
-"""The time-series model: the document's defaults, widths, masks and positions, and its own form on torch.nn."""
+"""The time-series model: defaults, widths, masks and positions, and the example on torch.nn."""
 
 import copy
 import inspect
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "time_series_layers.py"
 
 
 def small(**changes: Any) -> TimeSeriesTransformer:
-    """A model of width 8 without dropout, drawn from seed 0."""
+    """A model of width 8 without dropout, initialized with seed 0."""
     torch.manual_seed(0)
     arguments: dict[str, Any] = {"dim_feedforward_encoder": 12, "dim_feedforward_decoder": 10, "dropout": 0.0}
     return TimeSeriesTransformer(8, 2, **arguments | changes)
@@ -60,7 +60,7 @@ def test_shapes_and_gradients(
 
 @pytest.mark.parametrize("width", [1, 8])
 @pytest.mark.parametrize("positions", [None, "paper"])
-def test_without_embedding_the_numbers_themselves_get_their_positions(positions: str | None, width: int) -> None:
+def test_without_embedding_positions_are_added_to_the_inputs(positions: str | None, width: int) -> None:
     model = small(embed=False, positional_encoding=positions)
     source, target = torch.randn(3, 7, width), torch.randn(3, 5, width)
     expected = source.expand(3, 7, 8)
@@ -71,7 +71,7 @@ def test_without_embedding_the_numbers_themselves_get_their_positions(positions:
 
 
 @pytest.mark.parametrize(("embed", "allowed"), [(True, "3"), (False, "1 or 8")])
-def test_an_input_of_another_width_is_refused_in_a_line(embed: bool, allowed: str) -> None:
+def test_an_input_of_another_width_is_refused(embed: bool, allowed: str) -> None:
     model = small(embed=embed, src_input_size=3)
     with pytest.raises(ArgumentError, match=rf"source \(2, 7, 4\) must be \(batch, length, {allowed}\)$"):
         model.encode(torch.randn(2, 7, 4))
@@ -88,13 +88,12 @@ def test_without_positions_the_encoder_cannot_tell_an_order() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_target_mask_hides_every_later_target(causal: bool) -> None:
+def test_the_target_mask_hides_later_targets(causal: bool) -> None:
     model = small(causal_target_mask=causal)
     memory, target = torch.randn(1, 6, 8), torch.randn(1, 4, 1)
     before = model.decode(target, memory)
     for position in range(1, 4):
-        changed = target.clone()
-        changed[:, position] = 9.0
+        changed = target.index_fill(1, torch.tensor(position), 9.0)
         after = model.decode(changed, memory)
         assert torch.allclose(after[:, :position], before[:, :position], atol=1e-5) == causal
         assert not torch.allclose(after[:, position:], before[:, position:], atol=1e-3)
@@ -102,21 +101,18 @@ def test_the_target_mask_hides_every_later_target(causal: bool) -> None:
 
 @pytest.mark.parametrize(("targets", "sources"), [(4, 6), (6, 4), (5, 5)])
 @pytest.mark.parametrize("triangular", [True, False])
-def test_the_memory_mask_hides_every_later_source(triangular: bool, targets: int, sources: int) -> None:
+def test_the_memory_mask_hides_later_sources(triangular: bool, targets: int, sources: int) -> None:
     model = small(triangular_memory_mask=triangular)
     memory, target = torch.randn(1, sources, 8), torch.randn(1, targets, 1)
     before = model.decode(target, memory)
     for position in range(1, sources):
-        changed = memory.clone()
-        changed[:, position] = 9.0
-        after = model.decode(target, changed)
-        seen = slice(position, None)
+        after = model.decode(target, memory.index_fill(1, torch.tensor(position), 9.0))
         assert torch.allclose(after[:, :position], before[:, :position], atol=1e-5) == triangular
         if position < targets:
-            assert not torch.allclose(after[:, seen], before[:, seen], atol=1e-3)
+            assert not torch.allclose(after[:, position:], before[:, position:], atol=1e-3)
 
 
-def test_masks_are_kept_and_rebuilt_when_a_length_changes() -> None:
+def test_masks_are_cached_by_length() -> None:
     model = small()
     first = model.memory_mask(4, 6, torch.device("cpu"))
     assert model.memory_mask(4, 6, torch.device("cpu")) is first
@@ -128,7 +124,7 @@ def test_masks_are_kept_and_rebuilt_when_a_length_changes() -> None:
     assert small(triangular_memory_mask=False).memory_mask(4, 6, torch.device("cpu")) is None
 
 
-def test_every_matrix_is_drawn_and_no_two_layers_are_alike() -> None:
+def test_every_matrix_is_initialized_and_layers_differ() -> None:
     model = small(num_encoder_layers=2)
     first, second = model.encoder.layers
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
@@ -147,7 +143,7 @@ def test_every_matrix_is_drawn_and_no_two_layers_are_alike() -> None:
 
 
 def with_torch_layers(model: TimeSeriesTransformer) -> TimeSeriesTransformer:
-    """The same weights in torch.nn's encoder and decoder, given the causal mask as torch.nn wants it."""
+    """Copy a model with torch.nn's encoder and decoder, which get a causal mask tensor."""
     width, heads = model.d_model, model.encoder.layers[0].self_attn.num_heads
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, heads, 12, 0.0, batch_first=True), 1)
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(width, heads, 10, 0.0, batch_first=True), 1)
@@ -186,7 +182,7 @@ def both_forms() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("positions", [True, False])
-def test_the_document_s_form_needs_its_imports_changed_and_nothing_else(positions: bool) -> None:
+def test_the_example_runs_on_torch_with_changed_imports(positions: bool) -> None:
     source, target = torch.randn(2, 12, 1), torch.randn(2, 6, 1)
     outputs = []
     for names in both_forms():
@@ -219,7 +215,7 @@ def losses_of(model: nn.Module, updates: int) -> list[float]:
     return losses
 
 
-def test_the_document_s_form_learns_as_it_does_on_torch() -> None:
+def test_the_example_learns_as_on_torch() -> None:
     curves = []
     for names in both_forms():
         torch.manual_seed(0)

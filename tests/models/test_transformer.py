@@ -96,8 +96,8 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     return twin
 
 
-def hold_against_torch_nn(model: Transformer) -> None:
-    """Asserts equal logits, and equal gradients of every parameter."""
+def compare_with_torch_nn(model: Transformer) -> None:
+    """Assert equal logits and equal gradients of every parameter."""
     source, target, source_lengths, target_lengths = batch()
     logits = model(source, target, source_lengths, target_lengths)
 
@@ -111,14 +111,8 @@ def hold_against_torch_nn(model: Transformer) -> None:
 
     source_padding, target_padding = source == PAD, target == PAD
     causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
-    hidden = twin(
-        embed(source),
-        embed(target),
-        tgt_mask=causal,
-        src_key_padding_mask=source_padding,
-        tgt_key_padding_mask=target_padding,
-        memory_key_padding_mask=source_padding,
-    )
+    masks = {"src_key_padding_mask": source_padding, "memory_key_padding_mask": source_padding, "tgt_mask": causal}
+    hidden = twin(embed(source), embed(target), tgt_key_padding_mask=target_padding, **masks)
     expected = hidden @ embedding.T
     real = ~target_padding
     torch.testing.assert_close(logits[real], expected[real], rtol=1e-6, atol=1e-6)
@@ -127,14 +121,13 @@ def hold_against_torch_nn(model: Transformer) -> None:
     (logits[real] * probe).sum().backward()
     (expected[real] * probe).sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for name, parameter in twin.named_parameters():
-        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-6, atol=1e-6, msg=name)
-    # the padding's row too: as an output class it has a gradient, as an input none
-    torch.testing.assert_close(gradients["target_embedding.weight"], embedding.grad, rtol=1e-6, atol=1e-6)
+    # of the embedding, padding's row too: it has a gradient as an output class, none as an input
+    expected = {name: p.grad for name, p in twin.named_parameters()} | {"target_embedding.weight": embedding.grad}
+    torch.testing.assert_close(gradients, expected, rtol=1e-6, atol=1e-6)
 
 
-def shaken(model: Transformer) -> Transformer:
-    """Biases and norms away from 0 and 1, or their places could be mixed up unseen."""
+def randomized(model: Transformer) -> Transformer:
+    """Move biases and norms away from 0 and 1, so that mixing them up is noticed."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -144,16 +137,17 @@ def shaken(model: Transformer) -> Transformer:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_model_computes_what_torch_nn_computes_forward_and_backward(norm_first, activation):
-    hold_against_torch_nn(shaken(tiny(norm_first=norm_first, final_norm=norm_first, activation=activation).double()))
+    model = tiny(norm_first=norm_first, final_norm=norm_first, activation=activation)
+    compare_with_torch_nn(randomized(model.double()))
 
 
 @pytest.mark.parametrize("name", ["target_embedding.weight", "decoder.layers.1.norm3.bias"])
 def test_the_comparison_with_torch_nn_notices_one_wrong_gradient(name):
-    model = shaken(tiny().double())
+    model = randomized(tiny().double())
     row = torch.tensor([PAD])
     model.get_parameter(name).register_hook(lambda gradient: gradient.index_fill(0, row, 0.0))
     with pytest.raises(AssertionError):
-        hold_against_torch_nn(model)
+        compare_with_torch_nn(model)
 
 
 def test_loss_is_torch_cross_entropy_over_the_real_target_tokens():
@@ -186,7 +180,7 @@ def test_padding_changes_no_logit_and_takes_no_gradient():
     torch.testing.assert_close(padded[real], logits[real], rtol=1e-9, atol=1e-9)
     model.zero_grad()
     padded[real].square().sum().backward()
-    # the pad row is an output class too: only its use as an input must give nothing
+    # pad is an output class too: only its use as an input gives no gradient
     separate = tiny(norm_first=True, final_norm=True, share_embeddings="none").double()
     separate(padded_source, padded_target, source_lengths, target_lengths)[:, : target.shape[1]][real].sum().backward()
     assert separate.source_embedding.weight.grad[PAD].eq(0).all()
@@ -194,15 +188,15 @@ def test_padding_changes_no_logit_and_takes_no_gradient():
 
 
 @pytest.mark.parametrize("pad_id", [PAD, 49])
-def test_padding_as_an_input_takes_no_gradient_even_where_it_is_attended_to(pad_id):
+def test_padding_as_an_input_takes_no_gradient_even_if_attended(pad_id):
     model = tiny(share_embeddings="none", pad_id=pad_id).double()
-    source, target, *_ = batch()  # filled up with PAD, and no lengths are told
+    source, target, *_ = batch()  # padded with PAD, without lengths
     model(source, target).square().sum().backward()
     for table in (model.source_embedding, model.target_embedding):
         assert table.weight.grad[PAD].eq(0).all() == (pad_id == PAD)
 
 
-def test_a_table_that_grows_stays_where_graphs_read_it():
+def test_an_outgrown_table_stays_alive_for_graphs():
     positions = tiny(max_length=4).target_positions
     first = weakref.ref(positions.table)
     positions.rows(9, torch.device("cpu"))
@@ -223,7 +217,7 @@ def test_a_sentence_longer_than_the_position_table_extends_it():
 
 @pytest.mark.parametrize("index", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"])
 def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(index):
-    off = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
+    off = dict.fromkeys(("dropout", "embedding_dropout", "attention_dropout", "relu_dropout"), 0.0)
     model = tiny(**{**off, index: 0.4})
     plain = tiny(**off)
     source, target, *lengths = batch()
@@ -254,7 +248,7 @@ def test_no_two_dropouts_share_a_mask(monkeypatch):
 
 @pytest.fixture(params=["torch", "triton"])
 def route(request):
-    """Plain PyTorch in float64; kernels, through the interpreter, in float32, whose steps are prepared calls."""
+    """Plain PyTorch in float64; interpreted kernels in float32, with prepared steps."""
     with backend(request.param):
         yield request.param
 
@@ -315,7 +309,7 @@ def test_attention_weights_come_from_every_layer_and_head_and_sum_to_one():
 # ------------------------------------------------------------------------------------------------- initial weights
 
 
-def test_xavier_draws_square_projections_and_scaled_embeddings():
+def test_xavier_initializes_square_projections_and_scaled_embeddings():
     model = tiny(d_model=64, vocab_size=2000, d_ff=128)
     attention = model.encoder.layers[0].self_attn
     bound = (6 / (64 + 64)) ** 0.5
@@ -326,7 +320,7 @@ def test_xavier_draws_square_projections_and_scaled_embeddings():
     assert model.target_embedding.weight[PAD].eq(0).all()
 
 
-def test_torch_init_leaves_torchs_own_draws():
+def test_torch_init_keeps_torchs_initialization():
     model = tiny(d_model=64, vocab_size=2000, d_ff=128, init="torch")
     assert abs(model.target_embedding.weight[1:].std() - 1.0) < 0.01
     assert model.encoder.layers[0].linear1.bias.ne(0).any()

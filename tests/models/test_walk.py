@@ -1,4 +1,4 @@
-"""The way from a model's loss to a launch in its layers is short enough to be read at one sitting."""
+"""The call path from a model's loss to a kernel launch stays short."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ MOST_FILES = 6
 
 
 def files_to(frame) -> list[str]:
-    """The files of fasttfm by which the model's loss() called this frame, each once."""
+    """The files of fasttfm on the call path from the model's loss() to this frame."""
     names: dict[str, None] = {}
     while (code := frame.f_code).co_name != "loss":
         names[code.co_filename] = None
@@ -31,7 +31,7 @@ def test_a_layers_launches_lie_at_most_six_files_below_the_loss():
             walks.add(tuple(files_to(frame.f_back)))
 
     with backend("triton"):
-        model.loss(*batch)  # plans are made
+        model.loss(*batch)  # creates plans
         sys.setprofile(note)
         try:
             model.loss(*batch)

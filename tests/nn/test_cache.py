@@ -1,4 +1,4 @@
-"""TransformerDecoder's cache: position by position gives what one pass over all positions gives."""
+"""TransformerDecoder's cache: token-by-token decoding equals one causal pass."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from fasttfm.nn import DecoderCache
 from .twins import hides_some, padding
 from .twins import rand as in_float64
 
-pytestmark = pytest.mark.sample(1)  # in PyTorch; what is about kernels has more cases
+pytestmark = pytest.mark.sample(1)  # tests about kernels have more cases
 N, H, L, S, E = 3, 2, 7, 5, 8
 
 
@@ -44,7 +44,7 @@ def decoder(norm: bool = True, **options: Any) -> fasttfm.nn.TransformerDecoder:
 
 
 def whole(model: fasttfm.nn.TransformerDecoder, tgt: Tensor, memory: Tensor, **options: Any) -> Tensor:
-    """What a causal pass over all positions gives, in plain PyTorch."""
+    """The output of a causal pass over all positions, in plain PyTorch."""
     with backend("torch"):
         return model(tgt, memory, **{"tgt_is_causal": True, **options})
 
@@ -64,11 +64,8 @@ def test_pieces_give_the_full_pass(batch_first: bool, norm_first: bool, chunks: 
     tgt, memory = (rand(N, L, E), rand(N, S, E)) if batch_first else (rand(L, N, E), rand(S, N, E))
     hidden = padding(5, 2, 4)
     full = whole(model, tgt, memory, memory_key_padding_mask=hidden)
-    cache = DecoderCache()
-    dim = 1 if batch_first else 0
-    pieces = [
-        model(piece, memory, memory_key_padding_mask=hidden, cache=cache) for piece in tgt.split(list(chunks), dim)
-    ]
+    cache, dim = DecoderCache(), int(batch_first)
+    pieces = [model(x, memory, memory_key_padding_mask=hidden, cache=cache) for x in tgt.split(list(chunks), dim)]
     close(torch.cat(pieces, dim), full)
     assert cache.length == L
 
@@ -86,17 +83,10 @@ def test_target_padding_and_memory_masks_count_all_positions() -> None:
     model = decoder(batch_first=True)
     tgt, memory, hidden, across = rand(N, L, E), rand(N, S, E), hides_some(N, L), hides_some(L, S)
     full = whole(model, tgt, memory, memory_mask=across, tgt_key_padding_mask=hidden)
-    cache = DecoderCache()
-    pieces = [
-        model(
-            tgt[:, i : i + 1],
-            memory,
-            memory_mask=across[i : i + 1],
-            tgt_key_padding_mask=hidden[:, : i + 1],
-            cache=cache,
-        )
-        for i in range(L)
-    ]
+    cache, pieces = DecoderCache(), []
+    for i, piece in enumerate(tgt.split(1, 1)):
+        masks = {"memory_mask": across[i : i + 1], "tgt_key_padding_mask": hidden[:, : i + 1]}
+        pieces.append(model(piece, memory, cache=cache, **masks))
     close(torch.cat(pieces, 1), full)
 
 
@@ -110,10 +100,11 @@ def test_a_causal_memory_goes_on_where_it_was() -> None:
 
 
 @torch.no_grad()
-def test_a_mask_of_ones_own_replaces_causality() -> None:
+def test_a_target_mask_replaces_causality() -> None:
     model = decoder(batch_first=True)
     tgt, memory, cache = rand(N, L, E), rand(N, S, E), DecoderCache()
-    window = torch.ones(L, L, dtype=torch.bool).triu(1) | torch.ones(L, L, dtype=torch.bool).tril(-3)
+    ones = torch.ones(L, L, dtype=torch.bool)
+    window = ones.triu(1) | ones.tril(-3)
     full = whole(model, tgt, memory, tgt_mask=window, tgt_is_causal=False)
     pieces = [model(tgt[:, :4], memory, tgt_mask=window[:4, :4], cache=cache)]
     pieces += [model(tgt[:, 4:], memory, tgt_mask=window[4:], cache=cache)]
@@ -125,14 +116,14 @@ def test_the_memory_is_projected_once() -> None:
     model = decoder(batch_first=True)
     tgt, memory, cache = rand(N, L, E), rand(N, S, E), DecoderCache()
     first = model(tgt[:, :1], memory, cache=cache)
-    repeated = model(tgt[:, 1:2], torch.zeros_like(memory), cache=cache)  # only its shape is looked at
+    repeated = model(tgt[:, 1:2], torch.zeros_like(memory), cache=cache)  # only its shape matters
     full = whole(model, tgt[:, :2], memory)
     close(torch.cat([first, repeated], 1), full)
 
 
 @pytest.mark.parametrize("memory_too", [True, False])
 @torch.no_grad()
-def test_reordered_rows_go_on_as_the_chosen_ones(memory_too: bool) -> None:
+def test_reordered_rows_continue_the_selected_ones(memory_too: bool) -> None:
     model = decoder(batch_first=True)
     tgt, memory, cache = rand(N, 4, E), rand(N, S, E), DecoderCache()
     if not memory_too:
@@ -147,7 +138,7 @@ def test_reordered_rows_go_on_as_the_chosen_ones(memory_too: bool) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("capacity", [None, 2, 64])
 @torch.no_grad()
-def test_room_grows_as_positions_come(capacity: int | None) -> None:
+def test_the_cache_grows_beyond_its_capacity(capacity: int | None) -> None:
     model = decoder(batch_first=True)
     tgt, memory, cache = rand(1, 40, E), rand(1, S, E), DecoderCache(capacity)
     pieces = [model(x, memory, cache=cache) for x in tgt.split(1, 1)]
@@ -160,14 +151,6 @@ def test_a_cache_refuses_gradients() -> None:
         model(rand(N, 1, E), rand(N, S, E), cache=DecoderCache())
 
 
-@torch.no_grad()
-def test_a_changed_number_of_rows_is_told() -> None:
-    model, cache = decoder(batch_first=True), DecoderCache()
-    model(rand(N, 1, E), rand(N, S, E), cache=cache)
-    with pytest.raises(ValueError, match=r"holds 3 rows, the input has 2.*reorder"):
-        model(rand(2, 1, E), rand(2, S, E), cache=cache)
-
-
 def test_layers_without_a_cache_are_named() -> None:
     model = fasttfm.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(E, H), 1)
     with pytest.raises(TypeError, match=r"fasttfm\.nn\.TransformerDecoderLayer"):
@@ -175,17 +158,14 @@ def test_layers_without_a_cache_are_named() -> None:
 
 
 def prepared(cache: DecoderCache) -> bool:
-    """Whether the last step was made of prepared calls."""
+    """Return whether the last step used prepared calls."""
     return cache._step is not None
 
 
 PLAIN: list[dict[str, Any]] = [
-    {},
-    {"norm_first": True},
-    {"norm_first": True, "norm": False},
-    {"bias": False, "activation": "gelu"},
+    {}, {"norm_first": True}, {"norm_first": True, "norm": False}, {"bias": False, "activation": "gelu"},
     {"batch_first": False, "norm": False, "activation": torch.sigmoid},
-]
+]  # fmt: skip
 
 
 @pytest.mark.sample(3)
@@ -199,7 +179,7 @@ def test_steps_are_prepared_where_kernels_compute(options: dict[str, Any], route
     dim = int(options.get("batch_first", True))
     first, *others = tgt.split(1, dim)
     pieces = [model(first, memory, cache=cache)]
-    assert not prepared(cache)  # keys of the memory are computed by the layers
+    assert not prepared(cache)  # the layers compute the memory's keys
     for piece in others:
         pieces.append(model(piece, memory, cache=cache))
         assert prepared(cache) == (route == "triton")
@@ -210,7 +190,7 @@ def test_steps_are_prepared_where_kernels_compute(options: dict[str, Any], route
 @pytest.mark.parametrize(("capacity", "memory_too"), [(None, True), (30, False)])
 @torch.no_grad()
 def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bool) -> None:
-    """As a beam search does: rows change places, repeat, end and multiply, and a piece is longer once."""
+    """Rows move, repeat, end and multiply as in beam search, and one step has two positions."""
     model, cache = decoder(batch_first=True), DecoderCache(capacity)
     past = rand(N, 1, E)
     memory = rand(N, S, E) if memory_too else rand(1, S, E).expand(N, S, E)
@@ -247,8 +227,8 @@ NOT_PLAIN: dict[str, Callable[[Any], object]] = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("change", NOT_PLAIN)
 @torch.no_grad()
-def test_layers_that_are_more_than_their_classes_are_called(change: str, route: str) -> None:
-    """From the start, and when they become it between two steps."""
+def test_layers_that_are_not_plain_are_called(change: str, route: str) -> None:
+    """Changed before the first step, and between two steps."""
     for when in (0, 3) if change != "other heads" else (0,):
         model = decoder(batch_first=True, dropout=0.0)
         tgt, memory, ours, theirs = rand(N, 5, E), rand(N, S, E), DecoderCache(), DecoderCache()
@@ -264,8 +244,7 @@ def test_layers_that_are_more_than_their_classes_are_called(change: str, route: 
 
 @pytest.mark.sample(2)
 @torch.no_grad()
-def test_the_memorys_lengths_are_the_caches(route: str) -> None:
-    """They move with the rows."""
+def test_source_lengths_mask_the_memory_and_are_reordered(route: str) -> None:
     model, tgt, memory = decoder(), rand(7, N, E), rand(S, N, E)
     lengths = torch.tensor([2, 5, 4])
     cache = DecoderCache(source_lengths=lengths)
@@ -281,13 +260,12 @@ def test_the_memorys_lengths_are_the_caches(route: str) -> None:
 
 
 @torch.no_grad()
-def test_masks_and_other_inputs_go_the_way_of_the_layers(route: str) -> None:
+def test_steps_with_masks_and_wrong_inputs_call_the_layers(route: str) -> None:
     model, memory, tgt = decoder(batch_first=True), rand(N, S, E), rand(N, 6, E)
     cache, hidden = DecoderCache(), padding(6, 3, 4)
     full = whole(model, tgt, memory, tgt_key_padding_mask=hidden)
     for position, piece in enumerate(tgt.split(1, 1)):
-        shown = position < 3  # no row is padded before
-        mask = None if shown else hidden[:, : position + 1]
+        mask = None if position < 3 else hidden[:, : position + 1]  # no row is padded before
         close(model(piece, memory, tgt_key_padding_mask=mask, cache=cache), full[:, position : position + 1])
         assert prepared(cache) == (route == "triton" and 0 < position < 3)
     with pytest.raises(ValueError, match=r"holds 3 rows, the input has 2.*reorder"):
@@ -300,14 +278,10 @@ def test_masks_and_other_inputs_go_the_way_of_the_layers(route: str) -> None:
 
 @pytest.mark.sample(2)
 @torch.no_grad()
-def test_weights_are_those_of_the_moment() -> None:
-    """In place, and in other memory."""
-    model, tgt, memory, caches = (
-        decoder(batch_first=True),
-        rand(N, 5, E),
-        rand(N, S, E),
-        (DecoderCache(), DecoderCache()),
-    )
+def test_changed_weights_are_used() -> None:
+    """Changed in place, and moved to other memory."""
+    model, tgt, memory = decoder(batch_first=True), rand(N, 5, E), rand(N, S, E)
+    caches = DecoderCache(), DecoderCache()
     for position, piece in enumerate(tgt.split(1, 1)):
         for parameter in model.parameters() if position > 2 else ():
             parameter.mul_(0.7)
@@ -318,7 +292,7 @@ def test_weights_are_those_of_the_moment() -> None:
 
 
 @torch.no_grad()
-def test_a_copied_cache_goes_its_own_way() -> None:
+def test_a_copied_cache_is_independent() -> None:
     model, tgt, memory, cache = decoder(batch_first=True), rand(N, 5, E), rand(N, S, E), DecoderCache()
     for piece in tgt[:, :3].split(1, 1):
         model(piece, memory, cache=cache)
@@ -332,8 +306,8 @@ def test_a_copied_cache_goes_its_own_way() -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("lengths", [None, [5, 3, 4]])
 @torch.no_grad()
-def test_a_graph_can_hold_steps_and_reorders(lengths: list[int] | None, route: str) -> None:
-    """Each makes the calls of the one before it at the same addresses, and reads nothing back."""
+def test_a_graph_can_capture_steps_and_reorders(lengths: list[int] | None, route: str) -> None:
+    """Every step makes the same calls at the same addresses, without synchronizing."""
     if route == "torch":
         return
     model, memory = decoder(batch_first=True), rand(N, S, E)

@@ -1,4 +1,4 @@
-"""torch.compile of the modules: in one graph, through Inductor, for training and for inference."""
+"""torch.compile of the modules as one graph, also by Inductor, for training and inference."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""torch.export and torch.compile with open lengths: one graph, and the right numbers at every length."""
+"""torch.export and torch.compile with dynamic lengths: one graph, correct at every length."""
 
 import pytest
 import torch
 from public_surface import first, input_count, modules
 
 LENGTHS = (11, 3, 2, 1, 15, 16, 17, 40, 100, 600)
-"""Both sides of every threshold of a route; the first, of which graphs are made, is no other dimension's size."""
+"""Both sides of every backend threshold; the first, used for tracing, differs from all other sizes."""
 
 
 def inputs(name: str, length: int) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def test_a_compiled_module_is_one_graph_for_every_length(name: str) -> None:
         return graph
 
     compiled = torch.compile(module, dynamic=True, fullgraph=True, backend=count)
-    for length in [length for length in LENGTHS if length > 1]:  # of which torch makes a graph of its own
+    for length in [length for length in LENGTHS if length > 1]:  # torch specializes on 1
         given = inputs(name, length)
         torch.testing.assert_close(first(compiled(*given)), first(module(*given)), rtol=1e-4, atol=1e-4)
     assert len(graphs) == 1

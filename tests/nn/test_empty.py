@@ -1,4 +1,4 @@
-"""Batches of nothing, sequences of nothing, nothing to attend: torch.nn raises on some routes, here they are empty."""
+"""Empty batches, sequences and memories give empty outputs, where torch.nn partly raises."""
 
 from typing import Any
 

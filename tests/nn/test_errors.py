@@ -1,6 +1,6 @@
-"""Wrong input: what torch.nn raises, as ValueError or TypeError, with a message that names the argument.
+"""Wrong input raises what torch.nn raises, as ValueError or TypeError, with a message that names the argument.
 
-Dtypes that no argument has, lists and tensors on another device: functional/test_wrong_calls.py.
+Unsupported dtypes, lists and tensors on another device: functional/test_wrong_calls.py.
 """
 
 from collections.abc import Callable
@@ -18,35 +18,26 @@ def z(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> t
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def ready(module: torch.nn.Module) -> Any:
-    """module, for inference where gradients are off."""
-    return module.train(torch.is_grad_enabled())
+def call(make: Callable[..., torch.nn.Module]) -> Callable[..., Any]:
+    """A function that creates a module of a library and calls it, in eval mode if gradients are off."""
+
+    def made_and_called(nn: Any, *inputs: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
+        return make(nn, **(options or {})).train(torch.is_grad_enabled())(*inputs, **keywords)
+
+    return made_and_called
 
 
-def mha(nn: Any, *inputs: Any, options: dict[str, Any] | None = None, **given: Any) -> Any:
-    return ready(nn.MultiheadAttention(E, H, **({"batch_first": True} | (options or {}))))(*inputs, **given)
+def layer(nn: Any, kind: str, **options: Any) -> torch.nn.Module:
+    return getattr(nn, f"Transformer{kind}Layer")(E, H, 16, batch_first=True, **options)
 
 
-def encoder_layer(nn: Any, *inputs: Any, norm_first: bool = False, **given: Any) -> Any:
-    return ready(nn.TransformerEncoderLayer(E, H, 16, batch_first=True, norm_first=norm_first))(*inputs, **given)
-
-
-def decoder_layer(nn: Any, *inputs: Any, norm_first: bool = False, **given: Any) -> Any:
-    return ready(nn.TransformerDecoderLayer(E, H, 16, batch_first=True, norm_first=norm_first))(*inputs, **given)
-
-
-def encoder(nn: Any, *inputs: Any, **given: Any) -> Any:
-    layer = nn.TransformerEncoderLayer(E, H, 16, batch_first=True)
-    return ready(nn.TransformerEncoder(layer, 1))(*inputs, **given)
-
-
-def decoder(nn: Any, *inputs: Any, **given: Any) -> Any:
-    layer = nn.TransformerDecoderLayer(E, H, 16, batch_first=True)
-    return ready(nn.TransformerDecoder(layer, 1))(*inputs, **given)
-
-
-def transformer(nn: Any, *inputs: Any, **given: Any) -> Any:
-    return ready(nn.Transformer(E, H, 1, 1, 16, batch_first=True))(*inputs, **given)
+mha = call(lambda nn, **options: nn.MultiheadAttention(E, H, **({"batch_first": True} | options)))
+encoder_layer = call(lambda nn, **options: layer(nn, "Encoder", **options))
+decoder_layer = call(lambda nn, **options: layer(nn, "Decoder", **options))
+encoder = call(lambda nn: nn.TransformerEncoder(layer(nn, "Encoder"), 1))
+decoder = call(lambda nn: nn.TransformerDecoder(layer(nn, "Decoder"), 1))
+transformer = call(lambda nn: nn.Transformer(E, H, 1, 1, 16, batch_first=True))
+PRE_NORM = {"norm_first": True}
 
 
 X, Y = z(B, L, E), z(B, S, E)
@@ -99,7 +90,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "padding of another batch": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(3, S).bool()), r"\(3, 4\)"),
     # layers and stacks
     "src too wide": (lambda nn: encoder_layer(nn, z(B, L, 9)), r"src \(2, 3, 9\) must be 8 wide.*d_model"),
-    "src too wide, pre-norm": (lambda nn: encoder_layer(nn, z(B, L, 9), norm_first=True), r"src \(2, 3, 9\).*d_model"),
+    "src too wide, pre-norm": (lambda nn: encoder_layer(nn, z(B, L, 9), options=PRE_NORM), r"src \(2, 3, 9\).*d_model"),
     "src 1-D": (lambda nn: encoder_layer(nn, z(E)), r"src \(8,\).*3-D"),
     "src 4-D": (lambda nn: encoder_layer(nn, z(1, B, L, E)), r"src \(1, 2, 3, 8\).*3-D"),
     "src_mask shape": (lambda nn: encoder_layer(nn, X, src_mask=z(L, S)), r"src_mask \(3, 4\) must be \(3, 3\)"),
@@ -122,7 +113,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "encoder mask shape": (lambda nn: encoder(nn, X, mask=z(S, S)), r"mask \(4, 4\) must be \(3, 3\)"),
     "tgt too wide": (lambda nn: decoder_layer(nn, z(B, L, 9), Y), r"tgt \(2, 3, 9\) must be 8 wide.*d_model"),
     "tgt too wide, pre-norm": (
-        lambda nn: decoder_layer(nn, z(B, L, 9), Y, norm_first=True),
+        lambda nn: decoder_layer(nn, z(B, L, 9), Y, options=PRE_NORM),
         r"tgt \(2, 3, 9\) must be 8 wide.*d_model",
     ),
     "memory too wide": (lambda nn: decoder_layer(nn, X, z(B, S, 9)), r"memory \(2, 4, 9\) must be 8 wide.*d_model"),
@@ -176,7 +167,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "value half": (lambda nn: mha(nn, X, Y, Y.half()), r"value has dtype torch\.float16"),
     "src float64": (lambda nn: encoder_layer(nn, X.double()), r"src has dtype torch\.float64.*torch\.float32"),
     "src float64, pre-norm": (
-        lambda nn: encoder_layer(nn, X.double(), norm_first=True),
+        lambda nn: encoder_layer(nn, X.double(), options=PRE_NORM),
         r"src has dtype torch\.float64",
     ),
     "tgt half": (lambda nn: decoder_layer(nn, X.half(), Y), r"tgt has dtype torch\.float16"),
@@ -196,21 +187,16 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_wrong_input_is_refused_as_torch_does_and_named(case: str, grad: bool) -> None:
-    call, message = CASES[case]
+    run, message = CASES[case]
     with torch.set_grad_enabled(grad), pytest.raises((ValueError, TypeError), match=message) as ours:
-        call(fasttfm.nn)
-    theirs: type[Exception] | None = None
-    try:
-        with torch.set_grad_enabled(grad):
-            call(torch.nn)
-    except Exception as error:  # whatever torch raises
-        theirs = type(error)
+        run(fasttfm.nn)
     if not grad:  # the fast path of torch.nn checks less, and with other errors
         return
-    assert theirs is not None, "torch takes it"
-    if theirs is not KeyError and issubclass(theirs, (AssertionError, RuntimeError, ValueError, TypeError)):
-        told = "dtype" in str(ours.value)  # a wrong dtype is a TypeError, whatever torch says
-        assert isinstance(ours.value, (theirs, TypeError) if told else theirs)
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 (whatever torch raises)
+        run(torch.nn)
+    if theirs.type is not KeyError and issubclass(theirs.type, (AssertionError, RuntimeError, ValueError, TypeError)):
+        of_dtype = "dtype" in str(ours.value)  # always a TypeError here
+        assert isinstance(ours.value, (theirs.type, TypeError) if of_dtype else theirs.type)
 
 
 def test_torch_checks_the_dropout_of_attention_later() -> None:
@@ -225,5 +211,5 @@ def test_autocast_takes_what_it_converts() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert mha(fasttfm.nn, X.bfloat16(), Y, Y)[0].dtype == torch.bfloat16
         assert torch.isfinite(encoder_layer(fasttfm.nn, X.bfloat16())).all()
-        assert torch.isfinite(decoder_layer(fasttfm.nn, X.bfloat16(), Y, norm_first=True)).all()
+        assert torch.isfinite(decoder_layer(fasttfm.nn, X.bfloat16(), Y, options=PRE_NORM)).all()
         assert torch.isfinite(fasttfm.nn.LayerNorm(E)(X.bfloat16())).all()

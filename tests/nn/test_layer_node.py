@@ -1,6 +1,4 @@
-"""A layer of torch.nn's interface as one node of autograd computes what its operators do, where kernels compute."""
-
-import contextlib
+"""With kernels, a layer run as one autograd node gives the results of its operators."""
 
 import pytest
 import torch
@@ -18,8 +16,8 @@ WIDTH, HEADS, LENGTH, SOURCE = 16, 2, 5, 6
 
 def layer_of(kind, **changes):
     torch.manual_seed(0)
-    given = {"dropout": 0.0, "batch_first": True, **changes}
-    layer = getattr(fasttfm.nn, f"Transformer{kind}Layer")(WIDTH, HEADS, 24, **given)
+    layer_class = getattr(fasttfm.nn, f"Transformer{kind}Layer")
+    layer = layer_class(WIDTH, HEADS, 24, **{"dropout": 0.0, "batch_first": True, **changes})
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -31,31 +29,28 @@ def inputs(layer, *lengths):
     return [torch.randn(shape(n), requires_grad=True) for n in lengths]
 
 
-def output_and_gradients(layer, given, precision=None, **options):
+def output_and_gradients(layer, inputs, precision=None, **options):
     torch.manual_seed(1)
-    given = [x.detach().clone().requires_grad_() for x in given]
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
     layer.zero_grad()
-    with backend("triton"), contextlib.ExitStack() as stack:
-        if precision is not None:
-            stack.enter_context(torch.autocast("cpu", precision))
-        y = layer(*given, **options)
-    torch.manual_seed(2)
     with backend("triton"):
+        with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
+            y = layer(*inputs, **options)
+        torch.manual_seed(2)
         y.backward(torch.randn_like(y))
-    return [y.detach(), *(x.grad for x in given), *(p.grad for p in layer.parameters())]
+    return [y.detach(), *(x.grad for x in inputs), *(p.grad for p in layer.parameters())]
 
 
-def compare(monkeypatch, layer, given, **options):
+def compare(monkeypatch, layer, inputs, **options):
     calls, node = [], stack.NODE
     monkeypatch.setattr(stack, "NODE", lambda *arguments: calls.append(1) or node(*arguments))
-    for _ in range(2):  # plans are made, and found
-        actual = output_and_gradients(layer, given, **options)
+    for _ in range(2):  # plans are created, then cached
+        actual = output_and_gradients(layer, inputs, **options)
     assert len(calls) == 2
     monkeypatch.setattr(_layers, "may_run", lambda: False)
-    wanted = output_and_gradients(layer, given, **options)
+    expected = output_and_gradients(layer, inputs, **options)
     assert len(calls) == 2
-    for found, expected in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 LAYERS = {
@@ -109,41 +104,41 @@ def test_a_decoder_layer(kind, masks, monkeypatch):
 def test_packed_rows(kind, norm_first, monkeypatch):
     layer = layer_of(kind, norm_first=norm_first)
     packings = [fasttfm.nn.Packing.from_padding_mask(padding(n, 3, 2)) for n in (LENGTH, SOURCE)]
-    given = [torch.randn(each.tokens, WIDTH) for each in packings]
+    rows = [torch.randn(each.tokens, WIDTH) for each in packings]
     if kind == "Encoder":
-        compare(monkeypatch, layer, given[:1], packing=packings[0], is_causal=True)
+        compare(monkeypatch, layer, rows[:1], packing=packings[0], is_causal=True)
     else:
-        compare(monkeypatch, layer, given, packing=packings[0], memory_packing=packings[1], tgt_is_causal=True)
+        compare(monkeypatch, layer, rows, packing=packings[0], memory_packing=packings[1], tgt_is_causal=True)
 
 
 def test_dropouts_follow_train_and_eval(monkeypatch):
     layer = layer_of("Encoder", dropout=0.5)
-    given = inputs(layer, LENGTH)
-    compare(monkeypatch, layer, given)
+    x = inputs(layer, LENGTH)
+    compare(monkeypatch, layer, x)
     monkeypatch.undo()
     layer.eval()
-    compare(monkeypatch, layer, given)
+    compare(monkeypatch, layer, x)
     monkeypatch.undo()
     layer.dropout1.train()
     layer.dropout1.p = 0.9
-    compare(monkeypatch, layer, given)
+    compare(monkeypatch, layer, x)
 
 
-def test_a_layer_that_is_left_to_its_operators_draws_one_seed(monkeypatch):
+def test_a_fallback_to_operators_draws_one_seed(monkeypatch):
     layer = layer_of("Encoder", dropout=0.5)
-    given, mask = inputs(layer, LENGTH), FLOATS.clone().requires_grad_()
-    actual = output_and_gradients(layer, given, src_mask=mask)
+    x, mask = inputs(layer, LENGTH), FLOATS.clone().requires_grad_()
+    actual = output_and_gradients(layer, x, src_mask=mask)
     monkeypatch.setattr(_layers, "may_run", lambda: False)
-    assert all(map(torch.equal, actual, output_and_gradients(layer, given, src_mask=mask)))
+    assert all(map(torch.equal, actual, output_and_gradients(layer, x, src_mask=mask)))
 
 
 def test_under_autocast_it_errs_no_more_than_the_operators(monkeypatch):
     layer = layer_of("Encoder", activation="gelu")
-    given = inputs(layer, LENGTH)
-    exact = output_and_gradients(layer, given)
-    actual = output_and_gradients(layer, given, torch.bfloat16)
+    x = inputs(layer, LENGTH)
+    exact = output_and_gradients(layer, x)
+    actual = output_and_gradients(layer, x, torch.bfloat16)
     monkeypatch.setattr(_layers, "may_run", lambda: False)
-    plain = output_and_gradients(layer, given, torch.bfloat16)
-    for found, theirs, wanted in zip(actual, plain, exact, strict=True):
-        assert found.dtype == theirs.dtype
-        assert (found - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 0.02 * wanted.abs().max() + 1e-3
+    plain = output_and_gradients(layer, x, torch.bfloat16)
+    for ours, theirs, wanted in zip(actual, plain, exact, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (ours - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 0.02 * wanted.abs().max() + 1e-3

@@ -1,4 +1,4 @@
-"""Encoder and decoder layers beside torch.nn's: every argument, forward and backward, in float64."""
+"""Encoder and decoder layers against torch.nn's: every argument, forward and backward, in float64."""
 
 from typing import Any
 

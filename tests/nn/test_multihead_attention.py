@@ -1,4 +1,4 @@
-"""MultiheadAttention beside torch.nn's: every argument, forward and backward, in float64."""
+"""MultiheadAttention against torch.nn's: every argument, forward and backward, in float64."""
 
 from typing import Any
 
@@ -22,15 +22,11 @@ MASKS: dict[str, Any] = {
     "padding": lambda q, k, n: {"key_padding_mask": hides_some(n, k)},
     "float padding": lambda q, k, n: {"key_padding_mask": torch.randn(n, k, dtype=torch.float64)},
     "bool 2-D and padding": lambda q, k, n: {"attn_mask": hides_some(q, k), "key_padding_mask": hides_some(n, k)},
-    "bool 3-D and padding": lambda q, k, n: {
-        "attn_mask": hides_some(n * H, q, k),
-        "key_padding_mask": hides_some(n, k),
-    },
+    "bool 3-D and padding": lambda q, k, n: MASKS["bool 3-D"](q, k, n) | MASKS["padding"](q, k, n),
     "float 2-D and float padding": lambda q, k, n: {
-        "attn_mask": torch.randn(q, k, dtype=torch.float64),
-        "key_padding_mask": as_floats(hides_some(n, k)),
+        **MASKS["float 2-D"](q, k, n), "key_padding_mask": as_floats(hides_some(n, k)),
     },
-}
+}  # fmt: skip
 LAYOUTS = ("batch first", "sequence first", "unbatched")
 WEIGHTS = {
     "without weights": {"need_weights": False},

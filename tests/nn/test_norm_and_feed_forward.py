@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm beside torch.nn's; FeedForward and PositionalEncoding beside what they stand for."""
+"""LayerNorm and RMSNorm against torch.nn's; FeedForward and PositionalEncoding against their formulas."""
 
 import math
 from typing import Any
@@ -57,8 +57,8 @@ def test_rms_norm(normalized: Any, shape: tuple[int, ...], options: dict[str, An
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_eps_of_an_rms_norm_that_was_given_none(dtype: torch.dtype) -> None:
-    x = torch.full((2, 8), 1e-4, dtype=dtype)  # its square is smaller than eps, but in float64
+def test_the_default_eps_of_an_rms_norm(dtype: torch.dtype) -> None:
+    x = torch.full((2, 8), 1e-4, dtype=dtype)  # its square is smaller than eps, except in float64
     theirs, ours = twins("RMSNorm", 8, dtype=dtype)
     torch.testing.assert_close(ours(x), theirs(x))
 
@@ -115,8 +115,7 @@ def test_feed_forward_drops_the_hidden_activation() -> None:
 def test_the_formula_of_the_paper(batch_first: bool) -> None:
     module = fasttfm.nn.PositionalEncoding(6, 0.0, batch_first=batch_first)
     x = torch.randn(2, 5, 6)
-    added = (module(x if batch_first else x.transpose(0, 1)) - (x if batch_first else x.transpose(0, 1))).detach()
-    added = added if batch_first else added.transpose(0, 1)
+    added = (module(x) if batch_first else module(x.transpose(0, 1)).transpose(0, 1)) - x
     for position in range(5):
         for i in range(3):
             angle = position / 10000 ** (2 * i / 6)
@@ -135,7 +134,7 @@ def test_the_formula_of_tensor2tensor() -> None:
             assert added[position, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-6)
 
 
-def test_pieces_go_on_where_the_last_ended() -> None:
+def test_pieces_continue_at_first_position() -> None:
     module = fasttfm.nn.PositionalEncoding(6, 0.0, batch_first=True)
     x = torch.randn(2, 5, 6)
     pieces = torch.cat([module(x[:, :2]), module(x[:, 2:], first_position=2)], dim=1)
@@ -171,7 +170,7 @@ def test_positional_encoding_drops_in_training_only() -> None:
         (lambda: fasttfm.nn.FeedForward(8, 12)(torch.zeros(3, 7)), "7"),
     ],
 )
-def test_wrong_arguments_are_told(make: Any, message: str) -> None:
+def test_wrong_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

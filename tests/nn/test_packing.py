@@ -1,5 +1,4 @@
-"""Packed input: what is not padding comes out as from the padded batch, padding costs nothing and comes out as
-zeros."""
+"""Packed input: tokens as in the padded batch, zeros at padding."""
 
 from typing import Any
 
@@ -28,11 +27,10 @@ def gradients(model: nn.Module, output: Tensor, *inputs: Tensor) -> list[Tensor]
 
 
 def agree(model: nn.Module, packed: Tensor, padded: Tensor, keep: Tensor, *inputs: Tensor) -> None:
-    """packed equals padded where keep is True, in value and in what it gives the gradients; zero elsewhere."""
+    """Assert that packed equals padded in values and gradients where keep is True, and is zero elsewhere."""
     torch.testing.assert_close(packed[keep], padded[keep])
     assert not packed[~keep].any()
-    for a, b in zip(gradients(model, packed[keep], *inputs), gradients(model, padded[keep], *inputs)):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(gradients(model, packed[keep], *inputs), gradients(model, padded[keep], *inputs))
 
 
 @pytest.mark.parametrize("where", ["at the end", "anywhere", "nowhere", "a whole sequence"])
@@ -59,13 +57,8 @@ def test_decoder_in_training(causal: bool) -> None:
     model = fasttfm.nn.TransformerDecoder(layer, 2).double()
     mask, memory_mask = padding(L, 1, 3, 2), padding(2, S, 4, 1)
     tgt, memory = rand(N, L, E).requires_grad_(), rand(N, S, E).requires_grad_()
-    packed = model(
-        tgt,
-        memory,
-        tgt_is_causal=causal,
-        packing=Packing.from_padding_mask(mask),
-        memory_packing=Packing.from_padding_mask(memory_mask),
-    )
+    packing, memory_packing = map(Packing.from_padding_mask, (mask, memory_mask))
+    packed = model(tgt, memory, tgt_is_causal=causal, packing=packing, memory_packing=memory_packing)
     padded = model(tgt, memory, tgt_is_causal=causal, tgt_key_padding_mask=mask, memory_key_padding_mask=memory_mask)
     agree(model, packed, padded, ~mask, tgt, memory)
 
@@ -92,7 +85,7 @@ def test_the_dropout_of_attention_is_that_of_the_padded_batch() -> None:
 
 
 class Convolution(nn.Module):
-    """In place of a linear layer, over the sequence of (N, S, E)."""
+    """Convolution over the sequence of (N, S, E), as a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +106,7 @@ class Changed(fasttfm.nn.TransformerEncoderLayer):
 
 
 def with_weights(attention: Any) -> None:
-    """As attention's pictures are made."""
+    """Override forward to compute attention weights, as scripts that plot them do."""
     attend = attention.forward
     attention.forward = lambda *args, **options: attend(*args, **{**options, "need_weights": True})
 
@@ -142,7 +135,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_nothing_is_left_out_where_a_part_of_the_encoder_is_not_what_it_was(change: str) -> None:
+def test_padding_is_computed_if_a_part_of_the_encoder_was_changed(change: str) -> None:
     model = encoder(batch_first=True)
     CHANGES[change](model)
     model.double().eval()
@@ -168,39 +161,29 @@ def test_an_overridden_block_does_not_go_with_packing_or_a_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("constructor", "option", "message"),
     [
-        ({"attn_mask": torch.zeros(13, 13)}, "mask other than is_causal"),
-        ({"key_padding_mask": torch.zeros(13).bool()}, "mask other than is_causal"),
-        ({"need_weights": True}, "need_weights"),
-        ({"cache": fasttfm.nn.AttentionCache(grows=True)}, "cache"),
+        ({}, {"attn_mask": torch.zeros(13, 13)}, "mask other than is_causal"),
+        ({}, {"key_padding_mask": torch.zeros(13).bool()}, "mask other than is_causal"),
+        ({}, {"need_weights": True}, "need_weights"),
+        ({}, {"cache": fasttfm.nn.AttentionCache(grows=True)}, "cache"),
+        ({"add_bias_kv": True}, {}, "add_bias_kv"),
+        ({"add_zero_attn": True}, {}, "add_zero_attn"),
     ],
 )
-def test_what_does_not_go_with_packing_is_refused(option: dict[str, Any], message: str) -> None:
-    mha = fasttfm.nn.MultiheadAttention(E, H, batch_first=True)
+def test_options_that_packing_excludes_are_refused(constructor: Any, option: dict[str, Any], message: str) -> None:
+    mha = fasttfm.nn.MultiheadAttention(E, H, batch_first=True, **constructor)
     packing = Packing.from_padding_mask(padding(S, 2, 1, 4))
     x = torch.randn(13, E)
     with pytest.raises(ValueError, match=message):
         mha(x, x, x, **{"need_weights": False, "packing": packing} | option)
 
 
-@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
-def test_extra_keys_do_not_go_with_packing(option: str) -> None:
-    mha = fasttfm.nn.MultiheadAttention(E, H, batch_first=True, **{option: True})
-    packing = Packing.from_padding_mask(padding(2, 1))
-    x = torch.randn(3, E)
-    with pytest.raises(ValueError, match=option):
-        mha(x, x, x, need_weights=False, packing=packing)
-
-
-def test_one_packing_without_the_other_is_refused() -> None:
+def test_wrong_packings_are_refused() -> None:
     layer = fasttfm.nn.TransformerDecoderLayer(E, H, batch_first=True)
     packing = Packing.from_padding_mask(padding(2, 1))
     with pytest.raises(ValueError, match="memory_packing"):
         fasttfm.nn.TransformerDecoder(layer, 1)(torch.randn(2, 2, E), torch.randn(2, 2, E), packing=packing)
-
-
-def test_masks_and_shapes_that_cannot_be_packed_are_refused() -> None:
     with pytest.raises(TypeError, match="int64"):
         Packing.from_padding_mask(torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"\(6,\)"):

@@ -1,4 +1,4 @@
-"""TransformerEncoder, TransformerDecoder and Transformer beside torch.nn's, in float64."""
+"""TransformerEncoder, TransformerDecoder and Transformer against torch.nn's, in float64."""
 
 import warnings
 from typing import Any
@@ -20,16 +20,15 @@ def stacks(
     name: str, *, norm: bool = False, stack: dict[str, Any] | None = None, **layer: Any
 ) -> tuple[nn.Module, nn.Module]:
     """torch.nn.Transformer{name} and ours, two layers each, with the same weights."""
-    made = []
+    pair = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for library in (nn, fasttfm.nn):
             one = getattr(library, f"Transformer{name}Layer")(E, H, F, 0.0, **layer)
             last = library.LayerNorm(E) if norm else None
-            made.append(getattr(library, f"Transformer{name}")(one, 2, last, **(stack or {})).double())
-    theirs, ours = made
-    share(theirs, ours)
-    return theirs, ours
+            pair.append(getattr(library, f"Transformer{name}")(one, 2, last, **(stack or {})).double())
+    share(*pair)
+    return pair[0], pair[1]
 
 
 ENCODER_MASKS: dict[str, Any] = {
@@ -141,30 +140,18 @@ def test_decoder_unbatched() -> None:
     compare(theirs, ours, rand(L, E), rand(S, E), tgt_mask=causal(L))
 
 
-@pytest.mark.parametrize("which", ["encoder", "decoder"])
-def test_is_causal_needs_no_mask(which: str) -> None:
-    if which == "encoder":
-        theirs, ours = stacks("Encoder", batch_first=True)
-        x = rand(N, L, E)
-        torch.testing.assert_close(ours(x, is_causal=True), theirs(x, mask=causal(L)))
-    else:
-        theirs, ours = stacks("Decoder", batch_first=True)
-        x, memory = rand(N, L, E), rand(N, S, E)
-        torch.testing.assert_close(ours(x, memory, tgt_is_causal=True), theirs(x, memory, tgt_mask=causal(L)))
+def test_is_causal_needs_no_mask() -> None:
+    x, memory = rand(N, L, E), rand(N, S, E)
+    theirs, ours = stacks("Encoder", batch_first=True)
+    torch.testing.assert_close(ours(x, is_causal=True), theirs(x, mask=causal(L)))
+    theirs, ours = stacks("Decoder", batch_first=True)
+    torch.testing.assert_close(ours(x, memory, tgt_is_causal=True), theirs(x, memory, tgt_mask=causal(L)))
 
 
 def transformers(**options: Any) -> tuple[nn.Module, nn.Module]:
-    options = {
-        "d_model": E,
-        "nhead": H,
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 1,
-        "dim_feedforward": F,
-    } | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = nn.Transformer(dropout=0.0, **options).double()
-        ours = fasttfm.nn.Transformer(dropout=0.0, **options).double()
+        theirs, ours = (library.Transformer(E, H, 2, 1, F, 0.0, **options).double() for library in (nn, fasttfm.nn))
     share(theirs, ours)
     return theirs, ours
 
@@ -179,38 +166,18 @@ def test_transformer(batch_first: bool, norm_first: bool, activation: Any, bias:
     )
     src, tgt = rand(N, S, E), rand(N, L, E)
     inputs = (src, tgt) if batch_first else (src.transpose(0, 1), tgt.transpose(0, 1))
-    compare(
-        theirs,
-        ours,
-        *inputs,
-        tgt_mask=causal(L),
-        src_key_padding_mask=as_floats(padding(*LENGTHS)),
-        memory_key_padding_mask=as_floats(padding(*LENGTHS)),
-    )
+    hidden = as_floats(padding(*LENGTHS))
+    compare(theirs, ours, *inputs, tgt_mask=causal(L), src_key_padding_mask=hidden, memory_key_padding_mask=hidden)
 
 
-def test_transformer_takes_every_mask() -> None:
+def test_transformer_takes_every_mask_and_causal_hint() -> None:
     theirs, ours = transformers(batch_first=True)
-    compare(
-        theirs,
-        ours,
-        rand(N, S, E),
-        rand(N, L, E),
-        src_mask=hides_some(S, S),
-        tgt_mask=hides_some(L, L),
-        memory_mask=hides_some(L, S),
-        src_key_padding_mask=hides_some(N, S),
-        tgt_key_padding_mask=hides_some(N, L),
-        memory_key_padding_mask=hides_some(N, S),
-    )
-
-
-def test_transformer_takes_every_causal_hint() -> None:
-    theirs, ours = transformers(batch_first=True)
-    square = causal(L)
-    masks = {"src_mask": square, "tgt_mask": square, "memory_mask": square}
-    hints = {"src_is_causal": True, "tgt_is_causal": True, "memory_is_causal": True}
-    compare(theirs, ours, rand(N, L, E), rand(N, L, E), **masks, **hints)
+    sizes = {"src": (S, S), "tgt": (L, L), "memory": (L, S)}
+    masks = {f"{name}_mask": hides_some(*size) for name, size in sizes.items()}
+    masks |= {f"{name}_key_padding_mask": hides_some(N, keys) for name, (_, keys) in sizes.items()}
+    compare(theirs, ours, rand(N, S, E), rand(N, L, E), **masks)
+    hints = {f"{name}_mask": causal(L) for name in sizes} | {f"{name}_is_causal": True for name in sizes}
+    compare(theirs, ours, rand(N, L, E), rand(N, L, E), **hints)
 
 
 def test_transformer_unbatched() -> None:
@@ -250,11 +217,6 @@ def test_nested_input_goes_through_torch() -> None:
     assert got.is_nested
     for a, b in zip(got.unbind(), expected.unbind()):
         torch.testing.assert_close(a, b)
-
-
-def test_the_causal_mask_maker_is_there() -> None:
-    ours = fasttfm.nn.Transformer.generate_square_subsequent_mask(L)
-    assert torch.equal(ours, nn.Transformer.generate_square_subsequent_mask(L))
 
 
 def test_wrapped_tensors_go_through_torch() -> None:

@@ -1,4 +1,4 @@
-"""Constructors, state dicts, initial values, representations: what code around a model relies on."""
+"""Constructors, state dicts, initialization and repr are those of torch.nn."""
 
 import copy
 import inspect
@@ -11,36 +11,33 @@ import torch
 import fasttfm.nn
 
 NAMES = {
-    "LayerNorm": (8,),
-    "MultiheadAttention": (8, 2),
-    "TransformerEncoderLayer": (8, 2, 12),
-    "TransformerDecoderLayer": (8, 2, 12),
-    "Transformer": (8, 2, 2, 1, 12),
-}
+    "LayerNorm": (8,), "MultiheadAttention": (8, 2), "TransformerEncoderLayer": (8, 2, 12),
+    "TransformerDecoderLayer": (8, 2, 12), "Transformer": (8, 2, 2, 1, 12),
+}  # fmt: skip
+LAYER: list[dict[str, Any]] = [
+    {}, {"bias": False}, {"norm_first": True, "activation": "gelu"}, {"batch_first": True}
+]  # fmt: skip
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "LayerNorm": [{}, {"bias": False}, {"elementwise_affine": False}, {"eps": 1e-3}],
     "MultiheadAttention": [
-        {},
-        {"bias": False},
-        {"add_bias_kv": True, "batch_first": True},
-        {"add_zero_attn": True},
+        {}, {"bias": False}, {"add_bias_kv": True, "batch_first": True}, {"add_zero_attn": True},
         {"kdim": 4, "vdim": 6, "dropout": 0.2},
     ],
-    "TransformerEncoderLayer": [{}, {"bias": False}, {"norm_first": True, "activation": "gelu"}, {"batch_first": True}],
-    "TransformerDecoderLayer": [{}, {"bias": False}, {"norm_first": True, "activation": "gelu"}, {"batch_first": True}],
+    "TransformerEncoderLayer": LAYER,
+    "TransformerDecoderLayer": LAYER,
     "Transformer": [{}, {"bias": False, "norm_first": True, "batch_first": True}, {"layer_norm_eps": 1e-3}],
-}
+}  # fmt: skip
 CASES = [(name, options) for name, choices in OPTIONS.items() for options in choices]
 
 
 def pair(name: str, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
-    made = []
+    modules = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for library in (torch.nn, fasttfm.nn):
             torch.manual_seed(7)
-            made.append(getattr(library, name)(*NAMES[name], **options))
-    return made[0], made[1]
+            modules.append(getattr(library, name)(*NAMES[name], **options))
+    return modules[0], modules[1]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -70,11 +67,8 @@ def test_representation_and_class(name: str, options: dict[str, Any]) -> None:
     theirs, ours = pair(name, **options)
     assert repr(ours) == repr(theirs)
     assert isinstance(ours, type(theirs))
-    assert all(
-        type(m).__module__.startswith("fasttfm.")
-        for m in ours.modules()
-        if type(m).__name__ in fasttfm.nn.__all__
-    )  # fmt: skip
+    replaced = [type(m) for m in ours.modules() if type(m).__name__ in fasttfm.nn.__all__]
+    assert all(kind.__module__.startswith("fasttfm.") for kind in replaced)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "TransformerEncoder", "TransformerDecoder"])
@@ -90,12 +84,9 @@ def test_constructor_and_forward_take_the_arguments_of_torch_in_their_order(name
 
 @pytest.mark.parametrize("name", NAMES)
 def test_device_and_dtype(name: str) -> None:
+    """As arguments, and by torch's default dtype."""
     _, ours = pair(name, device="meta", dtype=torch.bfloat16)
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in ours.parameters())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_default_dtype_is_followed(name: str) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         _, ours = pair(name)
@@ -111,7 +102,7 @@ def test_reset_parameters_draws_again() -> None:
     assert not torch.equal(ours.in_proj_weight, before)
 
 
-def test_layers_are_fused_also_where_torch_nn_s_names_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_ours_even_if_the_names_in_torch_nn_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn, "MultiheadAttention", fasttfm.nn.MultiheadAttention)
     monkeypatch.setattr(torch.nn, "LayerNorm", fasttfm.nn.LayerNorm)
     layer = fasttfm.nn.TransformerDecoderLayer(8, 2, 12)

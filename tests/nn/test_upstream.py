@@ -1,4 +1,4 @@
-"""What PyTorch's own tests of these modules ask, beyond what the other files here compare: see behaviours.md."""
+"""Behaviours that PyTorch's own tests check, beyond the other files here: see behaviours.md."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ import fasttfm.nn
 from tests.peer_tests.__main__ import of_pytorch
 from tests.peer_tests.suites import differences, judge
 
-from .twins import as_floats, hides_some, padding, twins
+from .twins import as_floats, causal, compare, hides_some, padding, twins
 
 HERE = Path(__file__).parent
 
@@ -37,8 +37,8 @@ def test_the_inputs_that_torch_tests_itself_with_on_the_kernels(first: int) -> N
 
 
 def test_every_behaviour_names_tests_that_exist() -> None:
-    rows = [line.split("|")[1:-1] for line in (HERE / "behaviours.md").read_text(encoding="utf-8").splitlines()
-            if line.startswith("| test_")]  # fmt: skip
+    lines = (HERE / "behaviours.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| test_")]
     assert len(rows) >= 60
     for upstream, behaviour, covered in rows:
         assert behaviour.strip(), upstream
@@ -142,10 +142,12 @@ def test_a_transformer_takes_empty_batches() -> None:
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 def test_as_many_sequences_as_positions_are_not_confused(training: bool, grad: bool) -> None:
-    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 16, 0.0, batch_first=True), 2).double()
-    ours = fasttfm.nn.TransformerEncoder(
-        fasttfm.nn.TransformerEncoderLayer(4, 2, 16, 0.0, batch_first=True), 2, enable_nested_tensor=False
-    ).double()
+    theirs, ours = (
+        library.TransformerEncoder(
+            library.TransformerEncoderLayer(4, 2, 16, 0.0, batch_first=True), 2, enable_nested_tensor=library is nn
+        ).double()
+        for library in (nn, fasttfm.nn)
+    )
     ours.load_state_dict(theirs.state_dict())
     x, mask = torch.randn(2, 2, 4, dtype=torch.float64), torch.tensor([[False, True], [False, False]])
     with torch.set_grad_enabled(grad):
@@ -156,8 +158,10 @@ def test_as_many_sequences_as_positions_are_not_confused(training: bool, grad: b
 @pytest.mark.parametrize("lengths", [(1020, 1024), (1024, 1025, 1031, 1040)])
 @torch.no_grad()
 def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:
-    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 4, 12, batch_first=True), 2).eval()
-    ours = fasttfm.nn.TransformerEncoder(fasttfm.nn.TransformerEncoderLayer(12, 4, 12, batch_first=True), 2).eval()
+    theirs, ours = (
+        library.TransformerEncoder(library.TransformerEncoderLayer(12, 4, 12, batch_first=True), 2).eval()
+        for library in (nn, fasttfm.nn)
+    )
     ours.load_state_dict(theirs.state_dict())
     mask = padding(*lengths)
     x = torch.randn(len(lengths), max(lengths), 12)
@@ -168,22 +172,17 @@ def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("layers", [1, 6])
 @pytest.mark.parametrize("name", ["Encoder", "Decoder"])
 def test_stacks_of_one_and_of_six_layers(name: str, layers: int) -> None:
-    made = []
+    pair = []
     for library in (nn, fasttfm.nn):
         torch.manual_seed(0)
         layer = getattr(library, f"Transformer{name}Layer")(4, 2, 16, 0.0, batch_first=True)
-        made.append(getattr(library, f"Transformer{name}")(layer, layers, library.LayerNorm(4)).double())
+        pair.append(getattr(library, f"Transformer{name}")(layer, layers, library.LayerNorm(4)).double())
     inputs = [torch.randn(2, length, 4, dtype=torch.float64) for length in (3, 5)][: 1 if name == "Encoder" else 2]
-    expected, got = (module(*inputs) for module in made)
-    torch.testing.assert_close(got, expected)
-    expected.sum().backward()
-    got.sum().backward()
-    for a, b in zip(*(module.parameters() for module in made), strict=True):
-        torch.testing.assert_close(b.grad, a.grad)
+    compare(*pair, *inputs)
 
 
 def test_bool_masks_together_give_no_warning_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    causal, hidden = torch.ones(3, 3, dtype=torch.bool).triu_(1), padding(3, 2)
+    square, hidden = torch.ones(3, 3, dtype=torch.bool).triu_(1), padding(3, 2)
     x = torch.randn(2, 3, 16)
     with warnings.catch_warnings(), caplog.at_level(logging.DEBUG):
         warnings.simplefilter("error")
@@ -191,8 +190,8 @@ def test_bool_masks_together_give_no_warning_and_no_log(caplog: pytest.LogCaptur
         encoder = fasttfm.nn.TransformerEncoder(encoder_layer, 2, fasttfm.nn.LayerNorm(16))
         decoder_layer = fasttfm.nn.TransformerDecoderLayer(16, 2, 32, batch_first=True)
         decoder = fasttfm.nn.TransformerDecoder(decoder_layer, 2, fasttfm.nn.LayerNorm(16))
-        memory = encoder(x, mask=causal, src_key_padding_mask=hidden)
-        decoder(x, memory, tgt_mask=causal, tgt_key_padding_mask=hidden, memory_key_padding_mask=hidden)
+        memory = encoder(x, mask=square, src_key_padding_mask=hidden)
+        decoder(x, memory, tgt_mask=square, tgt_key_padding_mask=hidden, memory_key_padding_mask=hidden)
     assert not caplog.records
 
 
@@ -221,7 +220,7 @@ def test_a_causal_mask_sets_the_hint_of_the_layers() -> None:
             return x
 
     x, square = torch.randn(1, 4, 2), torch.ones(4, 4, dtype=torch.bool).triu(1)
-    for mask, causal in ((square, True), (as_floats(square, torch.float32), True), (square.t(), False)):
+    for mask, is_causal in ((square, True), (as_floats(square, torch.float32), True), (square.t(), False)):
         for library in (nn, fasttfm.nn):
             given: list[Any] = []
             layer = library.TransformerEncoderLayer(2, 1, 4, batch_first=True)
@@ -229,7 +228,7 @@ def test_a_causal_mask_sets_the_hint_of_the_layers() -> None:
             encoder.layers[1] = Layer()
             encoder(x, mask=mask)
             assert [(positional, sorted(named), named["is_causal"]) for positional, named in given] == [
-                ((), ["is_causal", "src_key_padding_mask", "src_mask"], causal)
+                ((), ["is_causal", "src_key_padding_mask", "src_mask"], is_causal)
             ]
 
 
@@ -246,16 +245,10 @@ def test_a_transformer_with_every_mask_and_dropout_trains() -> None:
         model = fasttfm.nn.Transformer(32, 4, 2, 2, 24, 0.3, batch_first=batch_first, dtype=torch.float64)
         src, tgt = (torch.randn(4, length, 32, dtype=torch.float64) for length in (9, 5))
         src, tgt = (src, tgt) if batch_first else (src.transpose(0, 1), tgt.transpose(0, 1))
-        output = model(
-            src,
-            tgt,
-            src_mask=model.generate_square_subsequent_mask(9).double(),
-            tgt_mask=model.generate_square_subsequent_mask(5).double(),
-            memory_mask=torch.randn(5, 9, dtype=torch.float64),
-            src_key_padding_mask=torch.rand(4, 9) >= 0.5,
-            tgt_key_padding_mask=torch.rand(4, 5) >= 0.5,
-            memory_key_padding_mask=torch.rand(4, 9) >= 0.5,
-        )
+        masks = {f"{name}_key_padding_mask": torch.rand(4, n) >= 0.5 for name, n in (("src", 9), ("tgt", 5))}
+        masks |= {f"{name}_mask": causal(n) for name, n in (("src", 9), ("tgt", 5))}
+        masks |= {"memory_mask": torch.randn(5, 9).double(), "memory_key_padding_mask": torch.rand(4, 9) >= 0.5}
+        output = model(src, tgt, **masks)
         output.sum().backward()
         assert torch.isfinite(output).all()
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())

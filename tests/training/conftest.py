@@ -1,4 +1,4 @@
-"""A corpus, a recipe and a command line small enough for a test: the whole path in a second or two."""
+"""Fixtures: a tiny corpus and recipe, which train in a second or two."""
 
 import random
 from collections.abc import Callable
@@ -21,7 +21,7 @@ WORDS = [*NUMBERS, "red", "green", "blue", "big", "small", "house", "tree", "dog
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data: 200 training and 12 validation pairs, the target being the source backwards."""
+    """Prepared data: 200 training and 12 validation pairs; targets are reversed sources."""
     folder = tmp_path_factory.mktemp("tiny")
     draw = random.Random(1)
     for name, pairs in (("train", 200), ("valid", 12)):
@@ -35,7 +35,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_ranks(request: pytest.FixtureRequest) -> Callable[..., tuple[list[list[int]], str]]:
-    """ranks.run_ranks(), with numba where it is installed, unless a test's parameter says otherwise."""
+    """ranks.run_ranks(), with numba if installed, or as the test's parameter says."""
     numba = getattr(request, "param", usable())
     if numba and not usable():
         pytest.skip("numba is not installed")
@@ -44,7 +44,7 @@ def run_ranks(request: pytest.FixtureRequest) -> Callable[..., tuple[list[list[i
 
 @pytest.fixture
 def tiny_values():
-    """Makes the configuration of the tiny recipe, with any fields changed."""
+    """Factory of the tiny recipe's values, with any fields changed."""
 
     def make(**changes: object) -> Values:
         return gather(overrides={**TINY, **changes})
@@ -54,7 +54,7 @@ def tiny_values():
 
 @pytest.fixture
 def tiny_config(tiny_data: Path, tiny_values):
-    """The same, built for the tiny data."""
+    """Factory of the tiny recipe's configuration for the tiny data."""
 
     def make(**changes: object) -> RunConfig:
         return build(tiny_values(**changes), {"vocab_size": len(PreparedData.open(tiny_data).target_tokenizer)})

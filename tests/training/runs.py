@@ -1,4 +1,4 @@
-"""What tests of runs share: a trainer, and what a run has left behind."""
+"""Helpers for tests of training runs: a trainer, and the weights and log of a run."""
 
 import torch
 
@@ -20,12 +20,16 @@ def weights_of(model_dir, which="last"):
 def assert_same_weights(one, other):
     ours, theirs = weights_of(one), weights_of(other)
     assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=0)
 
 
-def log_without_times(model_dir):
-    return [{key: value for key, value in record.items() if key not in TIMES} for record in read_log(model_dir)]
+def records(model_dir, kind):
+    """The log records of a kind."""
+    return [record for record in read_log(model_dir) if record["kind"] == kind]
+
+
+def log_without_times(model_dir, times=TIMES):
+    return [{key: value for key, value in record.items() if key not in times} for record in read_log(model_dir)]
 
 
 def make_trainer(config, data, tmp_path):

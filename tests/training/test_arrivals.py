@@ -1,4 +1,4 @@
-"""Numbers from the device that arrive late: the same log, and a host that is not far ahead."""
+"""Numbers that arrive late from the device: the same log, and a host that is not far ahead."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from .test_divergence import poison
 
 
 class Event:
-    """A copy that has arrived when it was asked for a third time, or waited for."""
+    """An event that completes at the third query, or when synchronized."""
 
     def __init__(self):
         self.asked, self.waited = 0, False
@@ -29,7 +29,7 @@ class Event:
 
 
 class Late(Arrivals):
-    """Arrivals of a CPU as those of a GPU."""
+    """Arrivals on a CPU that behave as on a GPU."""
 
     def expect(self, tensor, use):
         super().expect(tensor, use)
@@ -38,7 +38,7 @@ class Late(Arrivals):
 
 @pytest.mark.parametrize("changes", [{"log_interval": 1}, {"log_interval": 3, "update_freq": 2, "precision": "fp16"}])
 def test_the_log_is_that_of_numbers_that_arrive_at_once(tiny_data, tiny_values, tmp_path, monkeypatch, changes):
-    """Skipped updates stand where they stood, before the validation and the checkpoint of their update."""
+    """Records of skipped updates precede the validation and checkpoint of their update."""
     poison(monkeypatch, (1, 4, 6, 7))
     for name, kind in (("soon", Arrivals), ("late", Late)):
         monkeypatch.setattr(updates, "Arrivals", kind)

@@ -1,4 +1,4 @@
-"""Callbacks hear what the log says, and of checkpoints that are whole; checkpoints are written beside training."""
+"""Callbacks get the log's records and complete checkpoints, which are written during training."""
 
 import re
 import sys
@@ -16,7 +16,8 @@ from fasttfm.store.steps import step_folder
 from fasttfm.training.callback import Callback
 from fasttfm.training.run import train
 
-# its own name for what the run writes through, so that the test can slow it down
+from .runs import records
+
 SAVE = "fasttfm.training.saving.save_checkpoint"
 
 
@@ -42,18 +43,16 @@ def test_a_callback_hears_what_the_log_says(tiny_data, tiny_values, tmp_path):
         pass
 
     train(tiny_values(average_last=2), tiny_data, tmp_path / "M", callbacks=[heard, Silent()])
-    records = read_log(tmp_path / "M")
-    assert heard.logged == [record for record in records if record["kind"] == "train"]
-    assert [record for record, _ in heard.validated] == [
-        r for r in records if r["kind"] in ("valid", "final", "average")
-    ]
+    assert heard.logged == records(tmp_path / "M", "train")
+    validated = [record for record in read_log(tmp_path / "M") if record["kind"] in ("valid", "final", "average")]
+    assert [record for record, _ in heard.validated] == validated
     assert {len(translations) for _, translations in heard.validated} == {12}
     assert heard.saved[-1] == "step-000000012"
     assert heard.saved == sorted(set(heard.saved))
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tiny_data, tiny_values, tmp_path, monkeypatch):
-    """The first one is held back until an update after it has been logged."""
+    """The first checkpoint waits until a later update has been logged."""
     logged = threading.Event()
     order = []
 
@@ -124,7 +123,7 @@ def test_one_at_a_time_and_errors_are_told_once(tmp_path):
 
 
 def test_the_examples_of_the_documentation_hear_a_run(tiny_data, tiny_values, tmp_path, monkeypatch):
-    """W&B, MLflow and Aim, with stand-ins of the calls that the examples make."""
+    """W&B, MLflow and Aim, with stand-ins for the calls of the examples."""
     calls = []
 
     class Recorded:

@@ -1,4 +1,4 @@
-"""Several runs in one picture."""
+"""Plots of several runs."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_several_runs_are_one_picture(tmp_path, capsys, ending):
 
 
 def test_what_is_drawn_are_the_records(tmp_path, monkeypatch):
-    """Over updates the steps, over minutes the seconds / 60; a panel for BLEU where there is one; each run's name."""
+    """The x axis is the step or seconds / 60; BLEU, if any, has a panel; the legend names the runs."""
     drawn = []
     draw = plots._draw_runs
     monkeypatch.setattr(plots, "_draw_runs", lambda figure, *rest: (draw(figure, *rest), drawn.append(figure)))
@@ -48,7 +48,7 @@ def test_what_is_drawn_are_the_records(tmp_path, monkeypatch):
     assert len(drawn[-1].axes) == 1
 
 
-def test_what_cannot_be_drawn_is_told(tmp_path):
+def test_wrong_arguments_and_logs_are_refused(tmp_path):
     run = run_of(tmp_path / "M")
     for runs, target, words in (
         ([run], "curves.pdf", "ends in .png or .svg"),

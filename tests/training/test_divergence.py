@@ -1,4 +1,4 @@
-"""Losses and gradients that are no numbers: skipped, named, and the end of a run that does not recover."""
+"""Non-finite losses and gradients: updates are skipped and named, and a run that does not recover stops."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 from fasttfm.store.checkpoint import is_resumable, read_state, read_weights
 from fasttfm.store.model_dir import prepare_model_dir
-from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import saved_steps, step_folder
 from fasttfm.training.run import train
+from fasttfm.training.updates import Updates
 
-from .runs import CPU, make_trainer
+from .runs import CPU, make_trainer, records
 from .tiny import TINY
 
 
@@ -21,7 +21,7 @@ def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_con
     config = tiny_config(max_update=10, save_interval_updates=2, log_interval=1000, valid_interval_updates=0)
     prepare_model_dir(tmp_path, config, data)
     trainer = make_trainer(config, data, tmp_path)
-    step = trainer.updates.optimization.step
+    step, said = trainer.updates.optimization.step, r"a weight is nan at update 4; the checkpoint of update 2 is kept"
 
     def poisoned(lr):
         result = step(lr)
@@ -31,17 +31,13 @@ def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_con
         return result
 
     trainer.updates.optimization.step = poisoned
-    with pytest.raises(
-        UserError, match=r"diverged: a weight is nan at update 4; the checkpoint of update 2 is kept.*--lr"
-    ):
+    with pytest.raises(UserError, match=rf"diverged: {said}.*--lr"):
         trainer.run()
     assert saved_steps(tmp_path) == [2]
 
 
 def poison(monkeypatch, steps, value=float("nan")):
-    """Let the loss of the updates after these steps be no number."""
-    from fasttfm.training.updates import Updates
-
+    """Multiply the loss of the updates after these steps by value."""
     loss = Updates.loss
 
     def poisoned(self, batch):
@@ -52,7 +48,7 @@ def poison(monkeypatch, steps, value=float("nan")):
 
 
 @pytest.mark.parametrize("changes", [{"ema_decay": 0.9}, {"precision": "fp16", "update_freq": 2}], ids=["fp32", "fp16"])
-def test_a_loss_that_is_no_number_is_skipped_and_named(tiny_data, tiny_values, tmp_path, monkeypatch, capsys, changes):
+def test_an_update_with_a_nan_loss_is_skipped_and_named(tiny_data, tiny_values, tmp_path, monkeypatch, capsys, changes):
     changes = {"valid_interval_updates": 0, "log_interval": 1, "save_interval_updates": 1, **changes}
     with monkeypatch.context() as patch:
         poison(patch, (4, 7))
@@ -63,25 +59,22 @@ def test_a_loss_that_is_no_number_is_skipped_and_named(tiny_data, tiny_values, t
     if "ema_decay" not in changes:
         assert all(torch.equal(before[name], after[name]) for name in before)
     assert raw[1][next(name for name in raw[1] if name.startswith("adam.step."))] == 10
-    records = read_log(tmp_path / "M")
-    skipped = [record for record in records if record["kind"] == "skipped"]
+    skipped, trained = (records(tmp_path / "M", kind) for kind in ("skipped", "train"))
     assert [record["step"] for record in skipped] == [5, 8]
     per_update = changes.get("update_freq", 1)
     batches = TokenBatches(PreparedData.open(tiny_data).train, TINY["max_tokens"], 1, 256, together=per_update)
     expected = [pair for batch in batches.epoch(0)[4 * per_update : 5 * per_update] for pair in batch.tolist()]
     assert skipped[0]["pairs"] == expected
-    trained = [record for record in records if record["kind"] == "train"]
     assert [record.get("skipped", 0) for record in trained] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
     assert [record["step"] for record in trained if record["loss"] is None] == [5, 8]
     assert "warning: update 5 was skipped: the gradient of its " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("save", "good", "is_stopped"), [(5, 5, False), (1, 6, False), (1, 6, True), (4, 4, True)])
-def test_losses_that_stay_no_number_end_the_run_with_the_last_good_checkpoint(
+def test_a_loss_that_stays_infinite_ends_the_run_with_the_last_good_checkpoint(
     tiny_data, tiny_values, tmp_path, monkeypatch, save, good, is_stopped
 ):
-    """Which is of an update before the first that was skipped, whatever was saved and deleted since, also by a session
-    that was stopped among them."""
+    """That of the last update before the first skipped one, even if a session was stopped in between."""
     poison(monkeypatch, range(6, 100), float("inf"))
     changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": save, "keep_interval_updates": 1}
     if is_stopped:
@@ -104,33 +97,29 @@ def test_without_a_checkpoint_before_the_first_skipped_update_the_newest_is_kept
 
 
 def test_gradient_norms_are_logged_whether_or_not_they_are_clipped(tiny_data, tiny_values, tmp_path, monkeypatch):
-    """And are the mean over the updates that changed something."""
+    """Averaged over the updates that were not skipped."""
     changes = {"valid_interval_updates": 0, "max_update": 3, "dropout": 0.0, "warmup_updates": 0, "lr": 1e-30}
     norms = {}
-    for name, more in {
-        "each": {"log_interval": 1},
-        "three": {"log_interval": 3},
-        "clipped": {"log_interval": 3, "clip_norm": 1e-3},
-    }.items():
-        train(tiny_values(**{**changes, **more}), tiny_data, tmp_path / name, CPU)
-        norms[name] = [each["gradient_norm"] for each in read_log(tmp_path / name) if each["kind"] == "train"]
+    for name, interval, clip_norm in (("each", 1, 0.0), ("three", 3, 0.0), ("clipped", 3, 1e-3)):
+        train(tiny_values(**changes, log_interval=interval, clip_norm=clip_norm), tiny_data, tmp_path / name, CPU)
+        norms[name] = [record["gradient_norm"] for record in records(tmp_path / name, "train")]
     assert all(norm > 0 for norm in norms["each"])
     assert norms["three"] == norms["clipped"] == [pytest.approx(sum(norms["each"]) / 3, rel=1e-5)]
     poison(monkeypatch, (1,))
     train(tiny_values(**changes, log_interval=3), tiny_data, tmp_path / "skipped", CPU)
-    (record,) = [each for each in read_log(tmp_path / "skipped") if each["kind"] == "train"]
+    (record,) = records(tmp_path / "skipped", "train")
     assert record["gradient_norm"] == pytest.approx((norms["each"][0] + norms["each"][2]) / 2, rel=1e-5)
 
 
 def test_a_loss_scale_that_collapses_ends_the_run(tiny_data, tiny_values, tmp_path, monkeypatch):
-    """Every second gradient overflows: never many in a row, but the scale is halved again and again."""
+    """Every second gradient overflows: never many in a row, but each halves the scale."""
     poison(monkeypatch, range(1, 200, 2), float("inf"))
     changes = {"valid_interval_updates": 0, "save_interval_updates": 0, "max_update": 99, "precision": "fp16"}
     with pytest.raises(UserError, match=r"the loss scale of fp16 is 0\.5 at update 34; no checkpoint was saved yet"):
         train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
 
 
-def test_a_loss_far_worse_than_guessing_is_pointed_out_once(tiny_data, tiny_values, tmp_path, capsys):
+def test_a_loss_far_worse_than_guessing_is_warned_of_once(tiny_data, tiny_values, tmp_path, capsys):
     train(tiny_values(lr=1e3, max_update=9, valid_interval_updates=0), tiny_data, tmp_path / "M", CPU)
     said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(said) == 1

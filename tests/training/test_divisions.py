@@ -1,4 +1,4 @@
-"""--workers time: every division of the cores is tried, and the fastest trains."""
+"""--workers time: trials of all divisions of the cores, then training with the fastest."""
 
 import os
 import subprocess
@@ -11,14 +11,14 @@ from fasttfm.cli.divisions import Division, fastest_division, replaced
 from fasttfm.cli.main import main
 from fasttfm.errors import UserError
 
-from .tiny import train_command
+from .tiny import words
 
 
-def words(data, out, **changes):
-    """A command's arguments that leave the threads open."""
-    command = train_command(data, out, **changes)
-    threads = command.index("--threads")
-    return [*command[command.index("train") : threads], *command[threads + 2 :]]
+def without_threads(data, out, **changes):
+    """Arguments of a command without --threads."""
+    arguments = words(data, out, **changes)
+    threads = arguments.index("--threads")
+    return [*arguments[:threads], *arguments[threads + 2 :]]
 
 
 def test_the_cores_are_divided_evenly():
@@ -76,9 +76,8 @@ def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(divisions, "divisions", lambda cores: [Division(1, 1), Division(1, 1)])
     clock, started = iter([1e6, 2e6]), []
     monkeypatch.setattr(train, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    arguments = words(
-        tiny_data, tmp_path / "M", max_update=12, schedule="cosine", warmup_updates=10, valid_interval_updates=0
-    )
+    changes = {"max_update": 12, "schedule": "cosine", "warmup_updates": 10, "valid_interval_updates": 0}
+    arguments = without_threads(tiny_data, tmp_path / "M", **changes)
     run_task = train.run_task
     monkeypatch.setattr(train, "run_task", lambda args, *rest: (run_task(args, *rest), started.append(args.started))[0])
     assert main([*arguments, "--workers", "time"]) == 0
@@ -99,6 +98,6 @@ def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatc
 def test_what_does_not_go_with_timing_is_one_line(more, environment, said, tiny_data, tmp_path, capsys, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert main([*words(tiny_data, tmp_path / "M"), "--workers", "time", *more]) == 2
+    assert main([*without_threads(tiny_data, tmp_path / "M"), "--workers", "time", *more]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "M").exists()

@@ -1,4 +1,4 @@
-"""Gradients that travel while backward goes on: the sums of one message, in one order, from every rank."""
+"""Gradient exchange during the backward pass: the sums of a single message, in the same order on all ranks."""
 
 import os
 
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from fasttfm.training.exchange import GradientExchange, _buckets
 from fasttfm.training.workers import Workers, last_batch, share_of_rows
 
-from .test_workers import assert_close, trained, words
+from .test_workers import assert_close, trained
+from .tiny import words
 
 
 class Echo(Workers):
-    """Two ranks of which the other has the same gradients; keeps the order of what happens."""
+    """Two ranks with the same gradients; records the order of events."""
 
     def __init__(self):
         super().__init__(0, 2)
@@ -33,7 +34,7 @@ class Echo(Workers):
 
 
 def chain(sizes):
-    """Layers, and a loss whose backward pass reaches the last of them first."""
+    """Consecutive layers and their parameters."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(4, 4, bias=False) if size == 16 else torch.nn.Linear(4, 4) for size in sizes]
     return layers, [parameter for layer in layers for parameter in layer.parameters()]
@@ -100,14 +101,11 @@ def test_the_last_batch_of_a_rank_is_the_last_that_it_has_a_share_of(size, batch
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_many_small_messages_end_in_the_weights_of_a_single_one(run_ranks, tiny_data, tmp_path):
-    """By three ranks with dropout, two batches an update and one rank that often has no rows: no message meets another
-    rank's of another bucket."""
+    """Three ranks with dropout, two batches per update, one rank often without rows: ranks never mix up buckets."""
     recipe = {"update_freq": 2, "max_tokens": 48, "valid_interval_updates": 0, "adam_eps": 1e-4, "clip_norm": 1.0}
     recipe |= {"encoder_layers": 2, "decoder_layers": 2}
-    runs = [
-        {"size": 3, "words": words(tiny_data, tmp_path / str(bucket), **recipe), "bucket": bucket}
-        for bucket in (1, 10**9)
-    ]
+    sizes = (1, 10**9)
+    runs = [{"size": 3, "words": words(tiny_data, tmp_path / str(n), **recipe), "bucket": n} for n in sizes]
     statuses, stderr = run_ranks(*runs)
     assert statuses == [[0, 0, 0]] * 2, stderr
     assert_close(tmp_path / "1", tmp_path / str(10**9))

@@ -1,4 +1,4 @@
-"""Updates from fixed addresses, as CUDA graphs hold them: bits of ordinary ones, and nothing that a replay misses."""
+"""Updates in CUDA graphs: the bits of eager ones, and nothing that a replay would miss."""
 
 import contextlib
 from functools import partial
@@ -36,14 +36,14 @@ RECIPES = {
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Let a CPU train from fixed addresses, as a GPU does."""
+    """Capture updates on a CPU, as on a GPU."""
     monkeypatch.setattr(graphs, "DEVICES", {"cpu"})
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_update_has_the_bits_of_an_ordinary_one(tiny_data, tiny_config, recipe, request):
-    """Dropout on; over the end of an epoch, so that shapes come again with other tokens."""
+    """With dropout, over the end of an epoch, so that shapes recur with other tokens."""
     config = tiny_config(**RECIPES[recipe])
     ordinary = make(tiny_data, config)
     request.getfixturevalue("on_cpu")
@@ -58,7 +58,7 @@ def test_every_update_has_the_bits_of_an_ordinary_one(tiny_data, tiny_config, re
 
 
 def of_two_shapes(updates):
-    """Let the batches of an epoch be two of the same shape, in turns, and others of another shape after each."""
+    """Alternate two batches of one shape, each followed by one of another shape."""
     order = updates.batches.epoch(0)
     shapes = [updates.batches.batch(indices).shape for indices in order]
     shape = max(set(shapes), key=shapes.count)
@@ -71,8 +71,7 @@ def of_two_shapes(updates):
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_replay_would_do_what_every_update_does(tiny_data, tiny_config, recipe, route):
-    """The calls of an update are those of the one before it, with other tokens, lengths and learning rate, and after
-    what a run does between two updates."""
+    """Updates make the same calls with other tokens, lengths and learning rate, and after the work between updates."""
     with on_a_chip(route) as device:
         updates = of_two_shapes(make(tiny_data, tiny_config(**RECIPES[recipe]), device))
         for _ in range(8 // updates.config.update_freq):
@@ -89,7 +88,7 @@ def test_a_replay_would_do_what_every_update_does(tiny_data, tiny_config, recipe
 
 
 def test_graphs_run_on_the_streams_of_their_device(monkeypatch):
-    """Which need not be the current one; a capture forbids other threads nothing."""
+    """Not on those of the current device; capture does not restrict other threads."""
     device, cuda = torch.device("cuda", 1), MagicMock()
     monkeypatch.setattr(torch, "cuda", cuda)
     made = Graphs(device, "", "")
@@ -101,7 +100,7 @@ def test_graphs_run_on_the_streams_of_their_device(monkeypatch):
 
 
 class Faults:
-    """What an update must not do, a method each."""
+    """Actions that an update must not take, one per method."""
 
     def __init__(self):
         self.x, self.number = torch.ones(3), 0.0
@@ -140,10 +139,8 @@ class Faults:
 @pytest.mark.parametrize("fault", [name for name in vars(Faults) if not name.startswith("_")])
 def test_what_a_replay_would_miss_is_noticed(fault):
     watched, run = Watched(CPU), getattr(Faults(), fault)
-    noticed = (
-        contextlib.nullcontext() if fault == "none" else pytest.raises(AssertionError, match=r"reads|would repeat")
-    )
-    with noticed:
+    refused = pytest.raises(AssertionError, match=r"reads|would repeat")
+    with contextlib.nullcontext() if fault == "none" else refused:
         for _ in range(3):
             watched(lambda: run(None), None)
 
@@ -153,7 +150,7 @@ def of_length(tokens):
 
 
 def test_a_shape_is_run_then_captured_and_replayed(monkeypatch):
-    """Of two shapes and of what has no batch, on a device that notes what it is told."""
+    """For two shapes and calls without a batch, on a device that records its calls."""
     told = []
 
     class Graph:

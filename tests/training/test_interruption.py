@@ -1,4 +1,4 @@
-"""Stopping at any moment changes nothing: signals, kills, a full disk, files that were damaged meanwhile."""
+"""Runs interrupted at any moment resume to the same result: signals, kills, full disks, damaged files."""
 
 import errno
 import json
@@ -25,8 +25,8 @@ from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.run import train
 
-from .runs import CPU, assert_same_weights, log_without_times, make_trainer, weights_of
-from .tiny import run, start, train_command
+from .runs import CPU, assert_same_weights, log_without_times, make_trainer, records, weights_of
+from .tiny import run, start, train_command, words
 
 
 @pytest.mark.sample(2)
@@ -47,15 +47,15 @@ def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_va
     assert saved_steps(tmp_path / "parts") == [4, 5]
     train(tiny_values(**changes), tiny_data, tmp_path / "parts", CPU)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    trained = [
+    whole, parts = (
         [record for record in log_without_times(tmp_path / name) if record["kind"] == "train"]
         for name in ("whole", "parts")
-    ]
-    assert trained[0] == trained[1]
+    )
+    assert whole == parts
 
 
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
-def test_a_folder_that_is_gone_is_not_made_anew(tiny_data, tiny_values, tmp_path, how):
+def test_a_model_directory_that_is_gone_is_not_recreated(tiny_data, tiny_values, tmp_path, how):
     class Strike(Callback):
         def on_save(self, checkpoint):
             path = tmp_path / "M"
@@ -66,7 +66,7 @@ def test_a_folder_that_is_gone_is_not_made_anew(tiny_data, tiny_values, tmp_path
                 path.mkdir()
                 (path / ".lock").touch()
 
-    # far apart, so that no other checkpoint is on its way to the disk when the first has arrived
+    # far apart, so that no other checkpoint is being written when the first is complete
     saving = {"max_update": 400, "save_interval_updates": 60, "valid_interval_updates": 0, "tensorboard": False}
     values = tiny_values(**saving)
     with pytest.raises(UserError, match="M: was moved or removed while training wrote into it"):
@@ -76,13 +76,13 @@ def test_a_folder_that_is_gone_is_not_made_anew(tiny_data, tiny_values, tmp_path
 
 
 def strike_in_llvmlite() -> None:
-    """Sends SIGTERM to this process in code that says it is llvmlite's, and ends it in a moment."""
+    """Send SIGTERM to this process from code that looks like llvmlite's and takes a moment."""
     lines = "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.001)"
     exec(compile(lines, f"{os.sep}llvmlite{os.sep}binding{os.sep}executionengine.py", "exec"))
 
 
-def test_a_block_that_is_stopped_at_once_lets_llvm_end_first():
-    """Raised in its callback, a compiled function was lost and its compiler failed with a traceback."""
+def test_an_immediate_stop_waits_for_llvm():
+    """Raising in llvmlite's callback would lose the compiled function and print a traceback."""
     ended = []
 
     def work() -> None:
@@ -98,7 +98,7 @@ def test_a_block_that_is_stopped_at_once_lets_llvm_end_first():
     assert (interruption.requested, interruption.number) == (True, signal.SIGTERM)
 
 
-def test_a_signal_that_waits_for_llvm_does_not_strike_the_update_after_it():
+def test_a_signal_delayed_by_llvm_does_not_interrupt_the_next_update():
     with stoppable(), Interruption() as interruption:
         with interruption.at_once():
             strike_in_llvmlite()
@@ -147,10 +147,8 @@ def test_kill_9_at_random_moments_ends_in_the_same_bits(tmp_path, tiny_data):
     seed = int(os.environ.get("FASTTFM_KILL_SEED") or int.from_bytes(os.urandom(3), "big"))
     whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
     changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 2, "clip_norm": 1.0}
-    words = train_command(tiny_data, Path("OUT"), **changes)
-    words = words[words.index("train") :]
-    command = [sys.executable, "-c", RANDOM_MOMENTS, whole, killed, str(seed), *words]
-    done = run(command)
+    arguments = words(tiny_data, Path("OUT"), **changes)
+    done = run([sys.executable, "-c", RANDOM_MOMENTS, whole, killed, str(seed), *arguments])
     print(f"FASTTFM_KILL_SEED={seed}", done.stdout)
     assert done.returncode == 0, done.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
@@ -159,7 +157,7 @@ def test_kill_9_at_random_moments_ends_in_the_same_bits(tmp_path, tiny_data):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_path, number):
+def test_a_signal_finishes_the_update_saves_and_says_how_to_resume(tiny_data, tmp_path, number):
     changes = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}
     process = start(train_command(tiny_data, tmp_path / "M", **changes))
     for line in process.stderr:
@@ -189,7 +187,7 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():
     assert stopped.value.number == signal.SIGTERM
 
 
-def test_only_the_first_signal_interrupts_what_may_be_interrupted():
+def test_only_the_first_signal_interrupts_an_interruptible_block():
     unwound = []
 
     def block():
@@ -205,7 +203,7 @@ def test_only_the_first_signal_interrupts_what_may_be_interrupted():
     assert interruption.requested
 
 
-def test_ctrl_c_while_validating_saves_and_validates_when_it_goes_on(tiny_data, tiny_config, tmp_path, monkeypatch):
+def test_ctrl_c_during_validation_saves_and_validates_after_resuming(tiny_data, tiny_config, tmp_path):
     data = PreparedData.open(tiny_data)
     config = tiny_config(valid_interval_updates=4, max_update=8)
     prepare_model_dir(tmp_path / "M", config, data)
@@ -219,21 +217,20 @@ def test_ctrl_c_while_validating_saves_and_validates_when_it_goes_on(tiny_data, 
         trainer.run()
     assert saved_steps(tmp_path / "M") == [4]
     train(config.to_values(), tiny_data, tmp_path / "M", CPU)
-    assert [record["step"] for record in read_log(tmp_path / "M") if record["kind"] == "valid"] == [4, 8]
+    assert [record["step"] for record in records(tmp_path / "M", "valid")] == [4, 8]
 
 
-def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_values, tmp_path):
+def test_restarting_a_finished_run_changes_nothing(tiny_data, tiny_values, tmp_path):
     train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
-    before = json.dumps(read_log(tmp_path / "M"))
-    weights = weights_of(tmp_path / "M")
+    before, weights = json.dumps(read_log(tmp_path / "M")), weights_of(tmp_path / "M")
     outcome = train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
     assert outcome.reason == "max_update 12 is reached"
     assert json.dumps(read_log(tmp_path / "M")) == before
-    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(tmp_path / "M").items())
+    torch.testing.assert_close(weights_of(tmp_path / "M"), weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("left", [".config.yaml.unfinished", "config.yaml"])
-def test_a_kill_while_the_directory_is_made_can_be_gone_on_from(tiny_data, tiny_config, tmp_path, monkeypatch, left):
+def test_a_kill_during_the_creation_of_the_directory_is_recovered(tiny_data, tiny_config, tmp_path, monkeypatch, left):
     data, out = PreparedData.open(tiny_data), tmp_path / "MODEL"
 
     def killed(path, content, write=files.replace_file):
@@ -292,8 +289,8 @@ def test_a_configuration_that_was_cut_off_is_named(tiny_data, tiny_values, tmp_p
         ("sha256sums", False, "sha256sums: is empty"),
     ],
 )
-def test_damaged_data_end_a_run_before_it_begins(tiny_data, tiny_values, tmp_path, file, flips, said):
-    """One bit, of a token that is of the vocabulary with it and without: only the digest tells them apart."""
+def test_damaged_data_is_refused_before_training(tiny_data, tiny_values, tmp_path, file, flips, said):
+    """One flipped bit of a token that stays in the vocabulary: only the digest detects it."""
     damaged = shutil.copytree(tiny_data, tmp_path / "DATA") / file
     content = bytearray(damaged.read_bytes())
     content[-2] ^= 1

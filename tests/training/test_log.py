@@ -1,4 +1,4 @@
-"""The record of a run, the picture made of it and what a person sees meanwhile."""
+"""The log of a run, its plot, TensorBoard and progress."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from fasttfm.training.plots import plot_curve
 from fasttfm.training.progress import Progress, duration, hushed, tell
 from fasttfm.training.tensorboard import TensorBoard
 
-from .tiny import train_command
+from .tiny import words
 
 TRAIN = {"kind": "train", "epoch": 1, "loss": 4.0, "nll": 3.5, "lr": 1e-3, "tokens_per_second": 9000.0, "padding": 0.04}
 VALID = {"kind": "valid", "epoch": 1, "loss": 4.0, "nll": 3.0, "bleu": 20.0}
@@ -46,7 +46,7 @@ def test_resuming_drops_the_records_behind_the_checkpoint(tmp_path):
     assert [record["step"] for record in read_log(tmp_path) if record["kind"] == "train"] == [1, 2, 3, 4]
 
 
-def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
+def test_a_truncated_line_is_dropped(tmp_path):
     write(tmp_path, [1, 2])
     with (tmp_path / "train.log.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
@@ -59,7 +59,7 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
 @pytest.mark.parametrize(
     "damage", [b"\xff\xfe\n", b"\0" * 100 + b"\n", b"[1]\n3\nnull\n", b'{"a": 1}\n', b'{"kind": "train"}\n']
 )
-def test_a_line_that_is_no_record_is_left_out(tmp_path, damage):
+def test_a_damaged_line_is_skipped(tmp_path, damage):
     write(tmp_path, [1])
     with (tmp_path / "train.log.jsonl").open("ab") as file:
         file.write(damage)
@@ -77,7 +77,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert [event.value for event in events.Scalars("train/loss")] == [4.0, 4.0]
 
 
-def test_a_run_that_begins_anew_keeps_the_records_that_it_cannot_know_to_be_its_own(tmp_path):
+def test_a_new_run_moves_existing_records_to_another_file(tmp_path):
     write(tmp_path, [1, 2])
     before = (tmp_path / "train.log.jsonl").read_bytes()
     write(tmp_path, [1])
@@ -88,8 +88,8 @@ def test_a_run_that_begins_anew_keeps_the_records_that_it_cannot_know_to_be_its_
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_tensorboard_meets_a_full_disk_where_it_can_be_told(tmp_path):
-    """In the caller's thread, and not by a traceback of a thread of its own."""
+def test_tensorboard_raises_for_a_full_disk(tmp_path):
+    """In the caller's thread, not with a traceback from another thread."""
     threads = threading.enumerate()
     events = TensorBoard(tmp_path / "tensorboard", 0)
     assert set(threading.enumerate()) <= set(threads)
@@ -100,8 +100,8 @@ def test_tensorboard_meets_a_full_disk_where_it_can_be_told(tmp_path):
         events.close()
 
 
-def test_nobody_who_reads_is_no_reason_to_stop(tmp_path):
-    """A closed pipe stays closed: everything after it goes nowhere, and the interpreter ends without complaint."""
+def test_a_closed_pipe_does_not_stop_a_run(tmp_path):
+    """Later output is discarded, and the interpreter exits without an error message."""
     program = (
         "import sys; from fasttfm.training.progress import Progress, tell\n"
         "progress = Progress()\n"
@@ -166,7 +166,7 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_validation_that_the_checkpoint_does_not_know_of_is_dropped(tmp_path):
+def test_a_validation_after_the_checkpoint_is_dropped(tmp_path):
     write(tmp_path, [1, 2])
     RunLog(tmp_path, 2, validated=1).close()
     assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1), ("train", 2)]
@@ -178,17 +178,17 @@ def test_a_curve_on_a_full_disk_is_one_line(tmp_path):
         plot_curve(tmp_path, tmp_path / "nowhere" / "curve.png")
 
 
-def test_without_the_package_a_run_goes_on_and_says_so(tiny_data, tmp_path, monkeypatch, capsys):
+def test_without_tensorboard_a_run_trains_with_a_hint(tiny_data, tmp_path, monkeypatch, capsys):
     from fasttfm.cli.main import main
 
     monkeypatch.setattr("fasttfm.training.recorder.find_spec", lambda name: None)
-    command = train_command(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
-    assert main([*command[command.index("train") :], "--workers", "1"]) == 0
+    arguments = words(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
+    assert main([*arguments, "--workers", "1"]) == 0
     assert 'pip install "./fasttfm[tensorboard]"' in capsys.readouterr().err
     assert not (tmp_path / "M" / "tensorboard").exists()
 
 
-def test_a_quiet_run_hushes_itself_alone(capsys):
+def test_hushed_prints_warnings_only(capsys):
     def stopped():
         with hushed():
             tell("a note")

@@ -1,5 +1,6 @@
-"""A signal while ranks meet, at any moment of it, ends them all: whoever waits in C++ for another one too."""
+"""A signal at any moment of the rendezvous ends all ranks, even those that wait in C++."""
 
+import contextlib
 import os
 import random
 import signal
@@ -43,7 +44,7 @@ with stoppable():
 
 @pytest.fixture
 def left():
-    """Starts two ranks of which the second ends when both have answered; the first, with so many seconds for it."""
+    """Start two ranks; the second exits once both have joined; returns the first, whose timeout is in seconds."""
     ranks = []
 
     def begin(seconds):
@@ -77,15 +78,13 @@ def test_a_connection_is_waited_for_some_seconds_only(left):
 
 
 def living_in(folder):
-    """The processes whose working folder this is."""
-    found = []
+    """Processes with this working directory."""
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # another user's, or it has ended
             if (process / "cwd").readlink() == folder and is_alive(int(process.name)):
-                found.append(int(process.name))
-        except OSError:  # another user's, or it has ended
-            continue
-    return found
+                processes.append(int(process.name))
+    return processes
 
 
 LONG = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0}

@@ -1,4 +1,4 @@
-"""Muon: its polynomials against singular value decompositions, its step against a plain reference in float64."""
+"""Muon: polynomials against singular value decompositions, steps against a float64 reference."""
 
 import math
 import re
@@ -17,7 +17,7 @@ RATE = torch.tensor(0.01, dtype=torch.float64)
 
 
 def reference_step(weight, momentum, gradient, lr, by_columns):
-    """The formula on top of muon.py in float64, block by block, with U V^T of a singular value decomposition."""
+    """The formula of muon.py in float64, with U V^T by singular value decomposition."""
     momentum = BETA * momentum + (1 - BETA) * gradient
     direction = BETA * momentum + (1 - BETA) * gradient
     lines, changed = (direction.T, weight.T.clone()) if by_columns else (direction, weight.clone())
@@ -44,12 +44,12 @@ def test_polar_makes_singular_values_one(rows, columns):
     exact = polar(block[None])[0]
     torch.testing.assert_close(torch.linalg.svdvals(exact), torch.ones(rows, dtype=torch.float64), rtol=0, atol=0.02)
     torch.testing.assert_close(exact, expected, rtol=0, atol=0.02)
-    # where one value is all of the norm, the first polynomial's slope of 24 multiplies what rounding has made of it
+    # the first polynomial's slope multiplies rounding errors by up to 24
     torch.testing.assert_close(polar(1e3 * block[None].float())[0].double(), exact, rtol=0, atol=1e-4)
 
 
 def test_the_polynomials_are_the_best_in_turn():
-    """Each oscillates about 1 between its equal largest errors at both ends of what the ones before have made."""
+    """Each oscillates about 1 with equal maximum errors at both ends of its domain, the image under those before."""
     x = np.linspace(LEAST, 1.0, 200_001)
     for number, (a, b, c) in enumerate(POLYNOMIALS):
         x = a * x + b * x**3 + c * x**5
@@ -82,7 +82,7 @@ def test_a_step_is_the_formulas(shape, by_columns):
         expected, momentum = reference_step(expected, momentum, weight.grad.double(), 0.5 * 0.01, by_columns)
         muon.step(RATE, ONE)
         torch.testing.assert_close(muon.matrices[name].momentum.double(), momentum, rtol=1e-5, atol=1e-7)
-        # what small singular values lack of 1 is the approximation's: a few percent of a change
+        # small singular values are approximated: a few percent of a change
         assert (weight - expected).norm() < 0.1 * (expected - before).norm()
         expected = weight.double()
 
@@ -127,15 +127,13 @@ def test_the_blocks_are_all_of_a_matrix_and_views_of_it():
 
 def test_muon_takes_the_matrices_of_the_layers_and_adam_the_rest(tiny_data, tiny_config):
     optimization = make(tiny_data, tiny_config(optimizer="muon")).optimization
-    assert set(optimization.muon.matrices) == {
-        n for n, p in zip(optimization.names, optimization.sources) if is_muons(n, p)
-    }
+    expected = {n for n, p in zip(optimization.names, optimization.sources) if is_muons(n, p)}
+    assert set(optimization.muon.matrices) == expected
     assert {n.rsplit(".", 2)[-2] for n in optimization.muon.matrices} >= {"linear1", "linear2", "self_attn", "out_proj"}
     assert not any("embedding" in n or "norm" in n or n.endswith("bias") for n in optimization.muon.matrices)
-    of_adam = sum(p.numel() for group in optimization.adam.param_groups for p in group["params"])
-    assert of_adam + sum(m.weight.numel() for m in optimization.muon.matrices.values()) == sum(
-        p.numel() for p in optimization.parameters
-    )
+    adam = sum(p.numel() for group in optimization.adam.param_groups for p in group["params"])
+    muon = sum(matrix.weight.numel() for matrix in optimization.muon.matrices.values())
+    assert adam + muon == sum(p.numel() for p in optimization.parameters)
     assert not make(tiny_data, tiny_config()).optimization.muon.matrices
 
 

@@ -1,4 +1,4 @@
-"""The precision that `auto` stands for: by the device, and by the run that is gone on with."""
+"""Precision `auto`: by the device, or that of the resumed run."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def processor(monkeypatch):
-    """Sets the units that the processor is said to have."""
+    """Set the reported instruction sets of the CPU."""
     return lambda *units: monkeypatch.setattr("fasttfm.system.machine.processor_units", lambda: list(units))
 
 

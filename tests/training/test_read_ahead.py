@@ -1,4 +1,4 @@
-"""Batches that a thread makes beforehand: the same ones, from any place on, and its errors are heard."""
+"""Prefetching gives the same batches from any position, and raises the thread's errors."""
 
 import threading
 
@@ -9,7 +9,7 @@ from fasttfm.training.read_ahead import Place, ReadAhead
 
 
 class Counted:
-    """Three batches an epoch; a batch is (epoch, its elements, the thread that made it)."""
+    """Three batches per epoch; a batch is (epoch, elements, name of the thread)."""
 
     def epoch(self, epoch):
         return [np.arange(4) + 10 * number + 100 * epoch for number in range(3)]

@@ -1,4 +1,4 @@
-"""Ranks that are started again find one another, whatever their earlier lives left in the store."""
+"""Restarted ranks find each other, whatever earlier attempts left in the store."""
 
 import datetime
 import threading
@@ -14,7 +14,7 @@ LONG = datetime.timedelta(seconds=300)
 
 
 def join(store, size, order):
-    """The names of the stores that ranks get, started in this order, each once the one before has looked."""
+    """The stores that ranks get, started in this order, each after the one before has polled."""
     stores = {}
 
     def run(rank):

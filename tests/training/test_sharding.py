@@ -1,4 +1,4 @@
-"""A model divided among ranks (FSDP2): the weights of undivided ones, and checkpoints in one piece."""
+"""Sharded training (FSDP2): the weights of unsharded training, and full checkpoints."""
 
 import os
 
@@ -10,7 +10,8 @@ from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import resolve_checkpoint, saved_steps
 
 from .runs import assert_same_weights
-from .test_workers import assert_close, words
+from .test_workers import assert_close
+from .tiny import words
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -20,9 +21,9 @@ RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63} 
 
 
 @pytest.mark.whole
-def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
-    """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches
-    that not every rank has a part of. GELU: a ReLU's input within rounding of zero changes a gradient whole."""
+def test_sharded_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
+    """With dropout (masks depend on the rank, rows are the same either way), EMA, clipping and batches without rows for
+    some rank. GELU, because rounding of a ReLU's input near zero changes whole gradients."""
     changes = {**RECIPE, "activation": "gelu", "ema_decay": 0.9, "average_last": 2}
     whole, parts, again, fewer, other = (tmp_path / name for name in ("whole", "parts", "again", "fewer", "other"))
     statuses, stderr = run_ranks(
@@ -42,34 +43,30 @@ def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, 
     assert saved_steps(fewer) == [3, 6]
     ours, theirs = (read_state(resolve_checkpoint(model, "last")) for model in (whole, parts))
     assert ours.tensors.keys() == theirs.tensors.keys()
-    for name, tensor in ours.tensors.items():
-        torch.testing.assert_close(theirs.tensors[name], tensor, rtol=1e-3, atol=2e-5, msg=name)
+    torch.testing.assert_close(theirs.tensors, ours.tensors, rtol=1e-3, atol=2e-5)
     for one, two in zip(read_log(whole), read_log(parts), strict=True):
         assert one["nll"] == pytest.approx(two["nll"], rel=1e-4)
 
 
-def test_one_batch_an_update_gives_a_divided_model_the_bits_of_a_whole_one(run_ranks, tiny_data, tmp_path):
-    """Of two ranks, without clipping: then nothing is summed in another order, dropout or not."""
+def run_whole_and_sharded(run_ranks, data, folder, size, changes):
+    """Train to folder/whole and, sharded, to folder/parts; returns standard error."""
+    whole, parts = (words(data, folder / name, shard=name == "parts", **changes) for name in ("whole", "parts"))
+    statuses, stderr = run_ranks({"size": size, "words": whole}, {"size": size, "words": parts})
+    assert statuses == [[0] * size] * 2, stderr
+    return stderr
+
+
+def test_with_one_batch_per_update_sharded_training_has_the_same_bits(run_ranks, tiny_data, tmp_path):
+    """With two ranks and without clipping nothing is summed in another order."""
     changes = {**RECIPE, "update_freq": 1, "clip_norm": 0.0, "valid_interval_updates": 0, "dropout": 0.1}
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    statuses, stderr = run_ranks(
-        {"size": 2, "words": words(tiny_data, whole, **changes)},
-        {"size": 2, "words": words(tiny_data, parts, shard=True, **changes)},
-    )
-    assert statuses == [[0, 0]] * 2, stderr
-    assert "Warning" not in stderr
-    assert_same_weights(whole, parts)
+    assert "Warning" not in run_whole_and_sharded(run_ranks, tiny_data, tmp_path, 2, changes)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("run_ranks", [False], ids=["without numba"], indirect=True)
-def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
-    """Dropout on; a matrix of 63 rows leaves the last rank a smaller part; each batch is two ranks'."""
+def test_four_ranks_shard_a_model(run_ranks, tiny_data, tmp_path):
+    """With dropout; a matrix of 63 rows leaves a smaller shard for the last rank; two ranks share each batch."""
     changes = {**RECIPE, "update_freq": 2, "max_update": 4, "valid_interval_updates": 0, "dropout": 0.2}
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    statuses, stderr = run_ranks(
-        {"size": 4, "words": words(tiny_data, whole, **changes)},
-        {"size": 4, "words": words(tiny_data, parts, shard=True, **changes)},
-    )
-    assert statuses == [[0] * 4] * 2, stderr
-    assert_close(whole, parts)
+    run_whole_and_sharded(run_ranks, tiny_data, tmp_path, 4, changes)
+    assert_close(tmp_path / "whole", tmp_path / "parts")

@@ -1,4 +1,4 @@
-"""The trainer: what it computes, when it stops, and what it saves."""
+"""The trainer: gradients, stopping, saving and averaging."""
 
 import itertools
 import time
@@ -18,28 +18,28 @@ from fasttfm.store.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.training.run import train
 from fasttfm.translate.translator import Translator
 
-from .runs import CPU, assert_same_weights, log_without_times, make_trainer, weights_of
+from .runs import CPU, assert_same_weights, log_without_times, make_trainer, records, weights_of
 from .tiny import TINY
 
 
 def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, tmp_path):
     values = tiny_values(max_update=120, valid_interval_updates=40, save_interval_updates=20, average_last=3, lr=1e-2)
     outcome = train(values, tiny_data, tmp_path / "M", CPU)
-    records = read_log(tmp_path / "M")
-    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    losses = [record["loss"] for record in records(tmp_path / "M", "train")]
     assert losses[-1] < 0.7 * losses[0]
-    scores = [record for record in records if record["kind"] == "valid"]
+    scores = records(tmp_path / "M", "valid")
     assert [record["step"] for record in scores] == [40, 80, 120]
     assert all(0 <= record["bleu"] <= 100 for record in scores)
     hypotheses = (tmp_path / "M" / "hypotheses" / "valid.step-000000120.txt").read_text().splitlines()
     assert len(hypotheses) == 12
-    finals = [record for record in records if record["kind"] == "final"]
-    assert outcome.score.bleu == max(finals, key=lambda record: record["step"])["bleu"], "by the search of users"
+    finals = records(tmp_path / "M", "final")
+    assert outcome.score.bleu == max(finals, key=lambda record: record["step"])["bleu"], "with the final decoding"
     assert outcome.average is not None
     assert outcome.reason == "max_update 120 is reached"
-    assert records[-1]["kind"] == "average"
-    assert records[-1]["average_of"] == [80, 100, 120]
-    assert records[-1]["bleu"] == outcome.average.bleu
+    last = read_log(tmp_path / "M")[-1]
+    assert last["kind"] == "average"
+    assert last["average_of"] == [80, 100, 120]
+    assert last["bleu"] == outcome.average.bleu
     assert outcome.average.loss != outcome.score.loss
     translator = Translator.from_directory(tmp_path / "M", "average")
     assert outcome.average.outputs == translator.translate(PreparedData.open(tiny_data).valid_source_text)
@@ -76,7 +76,7 @@ def test_one_seed_gives_the_same_run_twice_and_another_does_not(tiny_data, tiny_
 
 
 def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, tiny_config, tmp_path):
-    """Accumulating over 3 batches equals one gradient of the summed loss over the token count, whatever their sizes."""
+    """Accumulation over 3 batches of different sizes equals the gradient of the summed loss over all tokens."""
     data = PreparedData.open(tiny_data)
     config = tiny_config(update_freq=3, dropout=0.0, label_smoothing=0.1)
     trainer = make_trainer(config, data, tmp_path)
@@ -92,12 +92,7 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
         parameter.grad = None
     chosen = [trainer.updates.batches.batch(indices) for indices in trainer.updates.batches.epoch(0)[:3]]
     assert len({batch.target_tokens for batch in chosen}) > 1
-    total = sum(
-        trainer.model.loss(
-            b.source, b.target_in, b.target_out, b.source_lengths, b.target_lengths, label_smoothing=0.1
-        )[0]
-        for b in chosen
-    )
+    total = sum(trainer.model.batch_loss(batch, label_smoothing=0.1)[0] for batch in chosen)
     (total / sum(batch.target_tokens for batch in chosen)).backward()
     for gradient, parameter in zip(seen["gradients"], trainer.model.parameters()):
         torch.testing.assert_close(gradient, parameter.grad)
@@ -128,7 +123,7 @@ def test_memory_that_does_not_suffice_ends_in_a_remedy(tiny_data, tiny_values, t
 
 
 def test_patience_stops_and_survives_a_restart(tiny_data, tiny_values, tmp_path):
-    """With a learning rate that never moves the weights, no validation after the first is better."""
+    """With a vanishing learning rate no validation after the first is better."""
     changes = {"lr": 1e-30, "valid_bleu": False, "valid_interval_updates": 2, "save_interval_updates": 2}
     train(tiny_values(max_update=4, patience=3, **changes), tiny_data, tmp_path / "M", CPU)
     outcome = train(tiny_values(max_update=100, patience=3, **changes), tiny_data, tmp_path / "M", CPU)
@@ -148,7 +143,7 @@ def test_max_epoch_and_max_minutes_stop(tiny_data, tiny_values, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on by a second when the run looks at it."""
+    """A clock that advances by a second per reading."""
     moments = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: float(next(moments)), perf_counter=time.perf_counter)
     for module in ("run", "trainer"):
@@ -162,9 +157,9 @@ def test_the_minutes_begin_with_the_command_in_every_session(tiny_data, tiny_val
         values = tiny_values(max_update=10**6, max_minutes=minutes, log_interval=1)
         outcome = train(values, tiny_data, tmp_path / "M", CPU, started=clock.monotonic() - 100)
         assert outcome.reason == f"max_minutes {minutes:g} are over"
-        records = [record for record in read_log(tmp_path / "M") if record["kind"] == "train"]
-        seconds += [record["seconds"] for record in records if record["step"] > step]
-        step = records[-1]["step"]
+        trained = records(tmp_path / "M", "train")
+        seconds += [record["seconds"] for record in trained if record["step"] > step]
+        step = trained[-1]["step"]
     assert 100 < seconds[0] < 120  # 20 seconds of updates beside 100 of the command, in both sessions
     assert seconds[-1] > 220
     assert max(later - earlier for earlier, later in itertools.pairwise(seconds)) > 100
@@ -175,7 +170,7 @@ def test_a_cosine_over_minutes_ends_with_them(tiny_data, tiny_values, tmp_path, 
     recipe = {"schedule": "cosine-minutes", "warmup_updates": 0, "lr": 0.01, "max_update": 10**6, "log_interval": 1}
     values = tiny_values(**recipe, max_minutes=0.5)
     assert train(values, tiny_data, tmp_path / "M", CPU).reason == "max_minutes 0.5 are over"
-    rates = [record["lr"] for record in read_log(tmp_path / "M") if record["kind"] == "train"]
+    rates = [record["lr"] for record in records(tmp_path / "M", "train")]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 0.009
     assert 0 < rates[-1] < 0.0005
@@ -184,7 +179,7 @@ def test_a_cosine_over_minutes_ends_with_them(tiny_data, tiny_values, tmp_path, 
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_path):
-    """Scores fall after update 2; its checkpoint stays although only one newest is kept."""
+    """Scores fall after update 2, whose checkpoint is kept besides the newest."""
     data = PreparedData.open(tiny_data)
     config = tiny_config(valid_interval_updates=2, save_interval_updates=2, keep_interval_updates=1, max_update=8)
     prepare_model_dir(tmp_path, config, data)

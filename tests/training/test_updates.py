@@ -1,4 +1,4 @@
-"""Updates: batches one at a time, given up without a trace; and what watches over them."""
+"""Updates: batches one at a time, undone without a trace, rates, decay and accumulation."""
 
 import os
 import signal
@@ -12,26 +12,21 @@ from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.store.run_log import read_log
 from fasttfm.training.run import train
 from fasttfm.training.updates import Updates
 
-from .tiny import run, train_command
-
-CPU = torch.device("cpu")
+from .runs import CPU, records
+from .tiny import run, words
 
 
 def make(tiny_data, config, device=CPU):
     torch.manual_seed(3)
     data = PreparedData.open(tiny_data)
     sampling, tokenizers = config.data.subword_sampling, (data.source_tokenizer, data.target_tokenizer)
-    given = data.train, config.data.max_tokens, config.training.seed
-    together = config.training.update_freq
-    batches = (
-        SampledBatches(*given, amount=sampling, tokenizers=tokenizers, together=together)
-        if sampling
-        else TokenBatches(*given, together=together)
-    )
+    args, together = (data.train, config.data.max_tokens, config.training.seed), config.training.update_freq
+    batches = TokenBatches(*args, together=together)
+    if sampling:
+        batches = SampledBatches(*args, amount=sampling, tokenizers=tokenizers, together=together)
     return Updates(Transformer(config.model), batches, config.training, device)
 
 
@@ -43,7 +38,7 @@ def state(updates):
 
 def assert_same(one, other):
     assert one[0] == other[0]
-    assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=0)
 
 
 def test_the_batches_of_an_update_are_taken_one_at_a_time(tiny_data, tiny_config):
@@ -58,7 +53,7 @@ def test_the_batches_of_an_update_are_taken_one_at_a_time(tiny_data, tiny_config
 
 @pytest.mark.parametrize("sampling", [0.0, 0.2])
 def test_an_update_that_is_given_up_leaves_no_trace(tiny_data, tiny_config, sampling):
-    """Also one that goes over the end of an epoch, with dropout and sampled segmentations."""
+    """Even over the end of an epoch, with dropout and sampled segmentations."""
     config = tiny_config(update_freq=5, subword_sampling=sampling)
     whole, interrupted = make(tiny_data, config), make(tiny_data, config)
     epochs = set()
@@ -95,9 +90,8 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.whole
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_sigterm_ends_an_update_of_ten_million_batches(tiny_data, tmp_path):
-    """A signal at the ninth of its batches: within the next ninety."""
-    command = train_command(tiny_data, tmp_path / "M", update_freq=9_999_999)
-    done = run([sys.executable, "-c", STOPS_ITSELF, *command[command.index("train") :]])
+    """After a signal at the ninth batch, within the next ninety."""
+    done = run([sys.executable, "-c", STOPS_ITSELF, *words(tiny_data, tmp_path / "M", update_freq=9_999_999)])
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert done.stderr.strip().splitlines()[-1].endswith("nothing to save yet: run the same command again to go on")
 
@@ -106,17 +100,15 @@ def test_every_training_record_has_the_peak_of_memory_and_the_number_of_shapes(t
     train(tiny_values(max_update=3, log_interval=1), tiny_data, tmp_path / "M", CPU)
     train(tiny_values(max_update=12, log_interval=1), tiny_data, tmp_path / "M", CPU)
     train(tiny_values(max_update=12, log_interval=1), tiny_data, tmp_path / "whole", CPU)
-    records, whole = (
-        [record for record in read_log(tmp_path / name) if record["kind"] == "train"] for name in ("M", "whole")
-    )
-    assert all(record["peak_memory"] > 50 << 20 for record in records)
-    shapes = [record["batch_shapes"] for record in records]
+    resumed, whole = (records(tmp_path / name, "train") for name in ("M", "whole"))
+    assert all(record["peak_memory"] > 50 << 20 for record in resumed)
+    shapes = [record["batch_shapes"] for record in resumed]
     assert shapes == sorted(shapes) == [record["batch_shapes"] for record in whole]
     assert shapes[0] == 1 < shapes[-1]
 
 
 def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config):
-    """Gradient accumulation: the same pairs in 4 parts, without dropout, up to rounding."""
+    """Gradient accumulation over 4 parts of the same pairs, without dropout, up to rounding."""
     results: list[dict] = []
     pairs = max(make(tiny_data, tiny_config(max_tokens=512)).batches.epoch(0), key=len)[:40]
     for parts in (1, 4):
@@ -130,8 +122,7 @@ def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config
         )[1]
         updates.perform()
         results.append(gradients)
-    for number, gradient in results[0].items():
-        torch.testing.assert_close(results[1][number], gradient, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 def test_biases_and_norms_do_not_decay_where_matrices_do(tiny_data, tiny_config):
@@ -150,7 +141,7 @@ def test_biases_and_norms_do_not_decay_where_matrices_do(tiny_data, tiny_config)
 
 
 def test_parts_of_a_model_learn_at_other_rates(tiny_data, tiny_config):
-    """The last pattern that fits counts; a first step of Adam is the learning rate whatever the gradient."""
+    """The last matching pattern counts; Adam's first step equals the learning rate."""
     rates = ("encoder.*=0.5", "*embedding*=0", "encoder.layers.0.linear1.*=0.25")
     config = tiny_config(rates=rates, schedule="constant", warmup_updates=0, lr=0.01, adam_eps=1e-30)
     updates = make(tiny_data, config)
@@ -167,7 +158,7 @@ def test_parts_of_a_model_learn_at_other_rates(tiny_data, tiny_config):
         torch.testing.assert_close(change, torch.tensor(step), rtol=1e-3, atol=1e-9)
 
 
-def test_a_run_with_rates_goes_on_bit_by_bit(tiny_data, tiny_config):
+def test_a_run_with_rates_resumes_bit_by_bit(tiny_data, tiny_config):
     config = tiny_config(rates=("encoder.*=0.5",))
     whole, first, second = (make(tiny_data, config) for _ in range(3))
     for _ in range(4):

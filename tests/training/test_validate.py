@@ -1,4 +1,4 @@
-"""Validation says what translating and scoring would say, and disturbs nothing."""
+"""Validation gives the scores of translating, and does not affect training."""
 
 import math
 
@@ -10,12 +10,11 @@ from fasttfm.data.scoring import bleu
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.search import DecodingConfig
-from fasttfm.store.run_log import read_log
 from fasttfm.training.run import train
 from fasttfm.training.translation import Validation, Validator
 from fasttfm.translate.translator import Translator
 
-CPU = torch.device("cpu")
+from .runs import CPU, records
 
 
 def make(data, config, **changes):
@@ -30,10 +29,10 @@ def test_bleu_while_training_equals_translating_and_scoring(tiny_data, tiny_valu
     outcome = train(values, tiny_data, tmp_path / "M", CPU)
     data = PreparedData.open(tiny_data)
     translations = Translator.from_directory(tmp_path / "M").translate(data.valid_source_text)
-    assert translations == outcome.score.outputs == outcome.best.outputs, "by the beam of users, not by valid_beam"
+    assert translations == outcome.score.outputs == outcome.best.outputs, "with the final decoding, not valid_beam"
     while_training = (tmp_path / "M/hypotheses/valid.step-000000150.txt").read_text(encoding="utf-8").splitlines()
     assert while_training == Translator.from_directory(tmp_path / "M", beam=2).translate(data.valid_source_text)
-    assert [record["step"] for record in read_log(tmp_path / "M") if record["kind"] == "final"] == [150]
+    assert [record["step"] for record in records(tmp_path / "M", "final")] == [150]
     assert bleu(translations, data.valid_target_text).value == outcome.score.bleu > 0
 
 

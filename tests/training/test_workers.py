@@ -1,4 +1,4 @@
-"""Several ranks: the same weights as one, also after kills and signals, and one voice."""
+"""Several ranks train the weights of one, resume after kills and signals, and print each message once."""
 
 import os
 import re
@@ -20,40 +20,27 @@ from fasttfm.cli.workers import number_of_workers
 from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
 from fasttfm.store.checkpoint import read_weights
-from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import saved_steps, step_folder
 from fasttfm.system import machine
 from fasttfm.system.children import command_line
 from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks
-from .runs import assert_same_weights, weights_of
-from .tiny import run, start, train_command
+from .runs import TIMES, assert_same_weights, log_without_times, records, weights_of
+from .tiny import run, start, train_command, words
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-TIMES = ("seconds", "tokens_per_second", "peak_memory", "batch_shapes", "gradient_norm")
-
-
-def words(data, out, **changes):
-    command = train_command(data, out, **changes)
-    return command[command.index("train") :]
-
 
 def assert_close(one, other):
-    """The same up to the rounding of sums in another order, after some updates by Adam."""
-    ours, theirs = weights_of(one), weights_of(other)
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=2e-5, msg=lambda text, name=name: name + text)
+    """Assert equal weights up to rounding, after some updates of Adam with sums in another order."""
+    torch.testing.assert_close(weights_of(one), weights_of(other), rtol=1e-4, atol=2e-5)
 
 
 def trained(model_dir):
-    """Records of training without what differs from run to run."""
-    return [
-        {key: value for key, value in record.items() if key not in TIMES}
-        for record in read_log(model_dir)
-        if record["kind"] == "train"
-    ]
+    """Training records without what differs between equal runs."""
+    log = log_without_times(model_dir, (*TIMES, "batch_shapes", "gradient_norm"))
+    return [record for record in log if record["kind"] == "train"]
 
 
 @given(size=st.integers(1, 9), batches=st.integers(1, 9), rows=st.integers(1, 40))
@@ -88,7 +75,7 @@ def test_every_row_of_an_update_is_of_one_rank(size, batches, rows):
     indirect=["run_ranks"],
 )
 def test_one_two_and_four_ranks_end_in_the_same_weights(run_ranks, tiny_data, tmp_path, update_freq, changes):
-    """Without dropout, whose masks are a rank's own; 2e-5 beside steps of Adam that sum up to 12 x 0.005."""
+    """Without dropout, whose masks depend on the rank; tolerance 2e-5, with Adam's steps up to 12 x 0.005 in total."""
     changes = {"dropout": 0.0, "update_freq": update_freq, "adam_eps": 1e-4, "valid_interval_updates": 0, **changes}
     sizes = (1, 2, 4)
     runs = [{"size": n, "words": words(tiny_data, tmp_path / str(n), **changes)} for n in sizes]
@@ -104,7 +91,7 @@ def test_one_two_and_four_ranks_end_in_the_same_weights(run_ranks, tiny_data, tm
 
 
 def test_ranks_drop_out_differently(tiny_data, tmp_path):
-    """Two ranks that drew one mask would see half of the noise."""
+    """Equal masks on two ranks would halve the noise."""
     from fasttfm.training.updates import _seed
 
     assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
@@ -144,11 +131,10 @@ def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(run_ran
 
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_data, tmp_path_factory):
-    """The model of two ranks that nothing has happened to."""
+    """A model trained by two ranks without faults."""
     out = tmp_path_factory.mktemp("uninterrupted") / "M"
-    statuses, stderr = ranks.run_ranks(
-        {"size": 2, "words": words(tiny_data, out, save_interval_updates=2)}, numba=usable()
-    )
+    command = words(tiny_data, out, save_interval_updates=2)
+    statuses, stderr = ranks.run_ranks({"size": 2, "words": command}, numba=usable())
     assert statuses == [[0, 0]], stderr
     return out
 
@@ -171,7 +157,7 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
     assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == ["fasttfm train: this rank has met a wall"] * (
         kind == "error"
     )
-    # a kill may strike while the checkpoint of update 4 is being written
+    # the kill may come while the checkpoint of update 4 is written
     assert re.search(rf"going on from update {'[24]' if kind == 'SIGKILL' else 4} in {re.escape(str(out))}", stderr)
     assert_same_weights(uninterrupted, out)
 
@@ -190,17 +176,17 @@ def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
 
 
 def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, tmp_path):
-    """With weights that never move; of 5 ranks some have no batch, and parts of the 12 pairs differ in size."""
+    """With frozen weights; some of 5 ranks have no batch, and parts of the 12 pairs differ in size."""
     changes = {"lr": 1e-30, "max_update": 4, "average_last": 0}
     sizes = (1, 2, 5)
     runs = [{"size": n, "words": words(tiny_data, tmp_path / str(n), **changes)} for n in sizes]
     statuses, stderr = run_ranks(*runs)
     assert statuses == [[0] * run["size"] for run in runs], stderr
-    (one,) = [record for record in read_log(tmp_path / "1") if record["kind"] == "valid"]
+    (one,) = records(tmp_path / "1", "valid")
     lines = (tmp_path / "1" / "hypotheses" / "valid.step-000000004.txt").read_text()
     assert len(lines.splitlines()) == 12
     for size in (2, 5):
-        (other,) = [record for record in read_log(tmp_path / str(size)) if record["kind"] == "valid"]
+        (other,) = records(tmp_path / str(size), "valid")
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
         assert other["nll"] == pytest.approx(one["nll"], rel=1e-6)
         assert other["bleu"] == one["bleu"]
@@ -217,22 +203,22 @@ def test_a_signal_to_one_rank_while_all_validate_saves_and_validates_again(run_r
     )
     assert (stopped, repeated) == ([143, 143], [0, 0]), stderr
     assert "stopped after update 4, which is saved" in stderr
-    assert [record["step"] for record in read_log(out) if record["kind"] == "valid"] == [4, 8, 12]
+    assert [record["step"] for record in records(out, "valid")] == [4, 8, 12]
 
 
-def test_a_loss_of_one_rank_that_is_no_number_lets_all_skip_the_update(run_ranks, tiny_data, tmp_path):
+def test_a_nan_loss_on_one_rank_lets_all_skip_the_update(run_ranks, tiny_data, tmp_path):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=1, valid_interval_updates=0, log_interval=1)
     (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [1, 6, "nan"]})
     assert statuses == [0, 0], stderr
-    assert [record["step"] for record in read_log(out) if record["kind"] == "skipped"] == [6]
+    assert [record["step"] for record in records(out, "skipped")] == [6]
     before, after = (read_weights(step_folder(out, step)) for step in (5, 6))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(record["loss"] for record in read_log(out) if record["kind"] == "train" and record["step"] != 6)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert all(record["loss"] for record in records(out, "train") if record["step"] != 6)
 
 
 @pytest.mark.whole
-def test_a_rank_that_hangs_is_waited_for_as_long_as_the_configuration_says(run_ranks, tiny_data, tmp_path):
+def test_a_rank_that_hangs_times_out_as_configured(run_ranks, tiny_data, tmp_path):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=2, valid_interval_updates=0, rank_timeout_minutes=0.2)
     (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [1, 6, "hang"]})
@@ -262,7 +248,7 @@ print(*sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 def test_no_thread_of_the_process_group_outlives_it():
-    """One that wants Python's lock while Python ends aborts the process."""
+    """A thread that acquires the GIL at exit would abort the process."""
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", JOINS]
     ranks = [start(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in (0, 1)]
@@ -277,7 +263,7 @@ def test_no_thread_of_the_process_group_outlives_it():
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_minutes_count_from_the_start_of_the_command(tiny_data, tmp_path, workers):
-    """It began two minutes ago; an update does not take one."""
+    """The command started two minutes ago; an update takes less than one."""
     given = [*words(tiny_data, tmp_path / "M", max_update=1, max_minutes=1), "--workers", workers]
     done = run(command_line(*given, started=time.monotonic() - 120))
     assert done.returncode == 0, done.stderr
@@ -383,7 +369,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     command = [*torchrun, "--max-restarts", "1", str(tmp_path / "killed_once.py")]
     restarted = run([*command, *words(tiny_data, tmp_path / "M", **changes)])
     assert restarted.returncode == 0, restarted.stderr
-    assert re.search(r"going on from update [48]", restarted.stderr)  # that of update 8 may be half written
+    assert re.search(r"going on from update [48]", restarted.stderr)  # update 8's may be incomplete
     assert restarted.stdout.count("finished: max_update 12 is reached") == 1
     launched = run([*train_command(tiny_data, tmp_path / "N", **changes), "--workers", "2"])
     assert launched.returncode == 0

@@ -1,4 +1,4 @@
-"""A recipe and a command line small enough for a test: the whole path in a second or two."""
+"""A tiny recipe and its command line, which train in a second or two."""
 
 import subprocess
 import sys
@@ -8,24 +8,12 @@ from forked import Popen, TrainingPopen, forked_children
 from waiting import PATIENCE
 
 TINY = {
-    "d_model": 32,
-    "heads": 2,
-    "d_ff": 64,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "dropout": 0.1,
-    "max_tokens": 256,
-    "schedule": "constant",
-    "warmup_updates": 2,
-    "lr": 5e-3,
-    "max_update": 12,
-    "valid_interval_updates": 4,
-    "save_interval_updates": 5,
-    "log_interval": 3,
-    "tensorboard": False,
-    "threads": 1,
-}
-"""A recipe that goes through every part of the trainer in 12 updates."""
+    "d_model": 32, "heads": 2, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1,
+    "max_tokens": 256, "schedule": "constant", "warmup_updates": 2, "lr": 5e-3,
+    "max_update": 12, "valid_interval_updates": 4, "save_interval_updates": 5, "log_interval": 3,
+    "tensorboard": False, "threads": 1,
+}  # fmt: skip
+"""Reaches every part of the trainer in 12 updates."""
 
 
 def train_command(data: Path, out: Path, **changes: object) -> list[str]:
@@ -41,11 +29,14 @@ def train_command(data: Path, out: Path, **changes: object) -> list[str]:
     return command
 
 
-def start(command: list[str], **options) -> Popen:
-    """Run a command, Python's, with its output captured; the caller ends or waits for it.
+def words(data: Path, out: Path, **changes: object) -> list[str]:
+    """The arguments of train_command()."""
+    command = train_command(data, out, **changes)
+    return command[command.index("train") :]
 
-    The processes that it starts are forked too.
-    """
+
+def start(command: list[str], **options) -> Popen:
+    """Start a Python command, forked like its children, with captured output; the caller waits for it."""
     if {"--workers", "--subword-sampling", "torch.distributed.run"}.intersection(command):
         options["env"] = forked_children()
     return TrainingPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
