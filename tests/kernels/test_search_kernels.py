@@ -170,7 +170,7 @@ def test_steps_of_random_searches_leave_what_the_operations_of_torch_leave(seed)
         logits = drawn_logits(sizes, draw, dtype)
         values = choice.log_probabilities(wanted, logits, rules)
         idle = [x[~busy].clone() for x in (actual.scores, actual.newest, actual.ended)]
-        choice.choose_beams(wanted, *choice.likeliest(values, min(2 * beam, sizes.vocabulary)))
+        choice.choose_beams(wanted, values)
         step.choose(logits, refused, rules.selected)
         assert_equal_states(wanted, actual, busy)
         assert_equal_writings(wanted, actual, places, positions)
