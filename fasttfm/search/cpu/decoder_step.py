@@ -96,7 +96,7 @@ class _Buffers:
 
 
 class DecoderStep:
-    """Decoder step of a Transformer with a StepCache, in a few compiled calls. Create and use inside frozen_weights()."""
+    """Decoder step of a Transformer with a StepCache in a few compiled calls. Make and use inside frozen_weights()."""
 
     def __init__(self, model: Any) -> None:
         self.pre_norm = model.decoder.layers[0].norm_first

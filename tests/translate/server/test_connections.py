@@ -31,7 +31,7 @@ def test_more_connections_than_allowed_are_told_and_counted(translator):
     with serving({"small": translator}, Limits(connections=2)) as url:
         with connected(url), connected(url):
             answer = requests.get(f"{url}/health", timeout=PATIENCE)
-            assert (answer.status_code, "ask again" in answer.json()["detail"]) == (503, True)
+            assert (answer.status_code, "retry" in answer.json()["detail"]) == (503, True)
         # the question may come before the two have gone, and is refused and counted then
         wait_until(lambda: re.search(r"connections_refused_total [1-9]", metrics(url)))
 

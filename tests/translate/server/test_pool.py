@@ -19,10 +19,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 from fasttfm.errors import UserError  # noqa: E402
 from fasttfm.system.processes import Worker  # noqa: E402
-from fasttfm.translate.server.engine import QueueFull, Stopping  # noqa: E402
+from fasttfm.translate.server.engine import Stopping  # noqa: E402
 from fasttfm.translate.server.metrics import Metrics  # noqa: E402
 from fasttfm.translate.server.pool import Pool  # noqa: E402
-from fasttfm.translate.server.queue import Answer, Sentence, sentences_of  # noqa: E402
+from fasttfm.translate.server.queue import Answer, QueueFull, Sentence, sentences_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -89,7 +89,7 @@ def test_a_sentence_that_ends_worker_after_worker_is_given_up(pool):
     worker.asked[0] = sentence
     pool.lost(worker, "ended")
     theirs.close()
-    with pytest.raises(UserError, match="workers that had it were ended"):
+    with pytest.raises(UserError, match="workers that translated it ended"):
         answers[0].result(PATIENCE)
 
 
