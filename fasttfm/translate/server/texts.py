@@ -11,8 +11,9 @@ class Text:
 
     def __init__(self, text: str, split: Callable[[str], list[str]] | None = None) -> None:
         """Lines end at line feeds only. split: a sentence_splitter(); None: whole lines."""
-        self._whole = [one_line(line) for line in text.split("\n")]
-        self._parts = [[line] if split is None else sentences_of(line, split) for line in self._whole]
+        lines = [one_line(line) for line in text.split("\n")]
+        self._sources = [f"{line}\n" for line in lines]
+        self._parts = [[line] if split is None else sentences_of(line, split) for line in lines]
 
     @property
     def lines(self) -> list[str]:
@@ -25,7 +26,8 @@ class Text:
         following = iter(translated)
         lines = [self._line(parts, [next(following) for _ in parts]) for parts in self._parts]
         ranks = range(max(map(len, lines)))
-        return [join_sentences(self._whole, [best[min(rank, len(best) - 1)] for best in lines], "\n") for rank in ranks]
+        chosen = ([best[min(rank, len(best) - 1)] for best in lines] for rank in ranks)
+        return [join_sentences(self._sources, each, "\n") for each in chosen]
 
     def has_empty(self, translated: Sequence[list[Translation]], rank: int) -> bool:
         """Whether a non-blank line or sentence has an empty translation at this rank."""

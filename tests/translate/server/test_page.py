@@ -75,10 +75,10 @@ def test_the_script_of_the_page_translates_what_is_typed(url, translator):
     translated = "\n".join(best[0].text for best in translator.translate_nbest(lines))
     assert shown(url, lines) == [translated, "4 lines translated", [4]]
     assert shown(url, lines[:1])[1] == "1 line translated"
-    assert re.match("0 of 4 lines came: .*beam", shown(url, lines, "1000")[1])
-    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines came: the answer was cut off: ask again"
-    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines came: the server answers with status 502"
-    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines came: the connection was lost")
+    assert re.match("0 of 4 lines received: .*beam", shown(url, lines, "1000")[1])
+    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines received: the response was cut off: try again"
+    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines received: the server answers with status 502"
+    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines received: the connection was lost")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -88,7 +88,7 @@ def test_the_page_sends_no_more_at_once_than_the_server_takes(translator):
         translation, state, sent = shown(url, lines)
         assert translation.split("\n") == translator.translate(lines)
         assert (state, sent) == ("11 lines translated", [4, 4, 2, 1])
-        assert "came: from line 5: the body has more than" in shown(url, [*lines[:4], "dog " * 600])[1]
+        assert "received: from line 5: the body has more than" in shown(url, [*lines[:4], "dog " * 600])[1]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -112,7 +112,7 @@ def test_the_page_says_which_lines_came_back_empty(translator):
     with serving({"small": Mute(translator)}) as url:
         translation, state, _ = shown(url, ["a boat", "a dog", "", "two dogs"])
     assert translation == "a boat\n\n\n"
-    assert state.startswith("4 lines translated. The model found no words for a part of line 2, 4: ")
+    assert state.startswith("4 lines translated. Part of line 2, 4 has an empty translation: ")
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
