@@ -1,4 +1,4 @@
-"""The fused run of a decoder's step: the numbers of the modules, which run where they are more than their class."""
+"""The fused decoder step: the modules' numbers, and a fallback to modules that are not plain."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def model_of(dtype: torch.dtype = torch.float32, **changes) -> Transformer:
 
 
 def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: bool = True) -> list[torch.Tensor]:
-    """Logits of a search that widens, changes rows, drops a sentence and fills more than its first positions."""
+    """Logits of a search that widens, permutes rows, drops a sentence and outgrows its first positions."""
     source = torch.arange(4, 34).view(3, 10)
     lengths = torch.tensor([10, 7, 4])
     results = []
@@ -36,7 +36,7 @@ def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: boo
         )
         if fused is not None:
             assert (cache.fused is not None) == fused
-        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
+        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # 0: padding
         rows = [0, 0, 1, 1, 2, 2]
         for step in range(40):
             cache.go_on(torch.tensor(rows), torch.tensor([0, 1] * (len(rows) // 2), dtype=torch.int32))
@@ -47,7 +47,7 @@ def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: boo
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype, batch_invariant):
+def test_logits_equal_those_of_the_modules_bit_for_bit(monkeypatch, dtype, batch_invariant):
     model = model_of(dtype)
     results = steps(model, True, batch_invariant=batch_invariant)
     monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
@@ -58,7 +58,7 @@ def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype,
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
-def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, dtype):
+def test_with_pre_norm_only_the_first_norm_sums_in_another_order(monkeypatch, dtype):
     model = model_of(dtype, norm_first=True, final_norm=True)
     results = torch.cat(steps(model, True))
     monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
@@ -68,7 +68,7 @@ def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, d
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_in_int8_its_logits_are_close_to_those_of_the_modules(monkeypatch, norm_first):
+def test_int8_logits_are_close_to_those_of_the_modules(monkeypatch, norm_first):
     model = model_of(norm_first=norm_first, final_norm=norm_first)
     in_float32 = torch.cat(steps(model, True))
     multiply_in_int8(model)
@@ -78,7 +78,7 @@ def test_in_int8_its_logits_are_close_to_those_of_the_modules(monkeypatch, norm_
     scale = float(in_float32.abs().mean())
     assert float((expected - in_float32).abs().mean()) < 0.03 * scale
     assert float((results - in_float32).abs().mean()) < 0.03 * scale
-    assert torch.equal(results, in_float32) == (int8.route() is None)  # then float32 takes its place
+    assert torch.equal(results, in_float32) == (int8.route() is None)  # without int8 products float32 is used
 
 
 def hook(model):
@@ -98,14 +98,14 @@ def other_attention(model):
 
 
 @pytest.mark.parametrize("change", [hook, gelu, other_norm, other_attention], ids=lambda each: each.__name__)
-def test_a_decoder_that_is_more_than_its_classes_is_called(change):
+def test_a_decoder_that_is_not_plain_is_called(change):
     model = model_of()
     steps(model, True)
     change(model)
     steps(model, False)
 
 
-def test_outside_of_a_search_nothing_is_kept():
+def test_outside_of_a_search_nothing_is_cached():
     model = model_of().eval()
     with torch.no_grad():
         memory = model.encode(torch.arange(4, 14)[None])

@@ -1,4 +1,4 @@
-"""The fused run of an encoder: the numbers of the modules, of each sentence by itself."""
+"""The fused encoder pass: the modules' numbers, each sentence by itself."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fasttfm.search.batches import inference, multiply_in_int8
 from fasttfm.search.decoder import decoder_of
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
-LENGTHS = torch.tensor([10, 130, 1, 97, 40, 96])  # both sides of what a loop of our own takes
+LENGTHS = torch.tensor([10, 130, 1, 97, 40, 96])  # on both sides of ENCODER_LOOP
 
 
 def model_of(dtype: torch.dtype = torch.float32, **changes) -> Transformer:
@@ -38,7 +38,7 @@ def encoded(model: Transformer, *given: torch.Tensor | None, fused: bool = True)
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda each: str(each)[6:])
-def test_it_computes_what_the_modules_compute(dtype, norm_first):
+def test_it_equals_the_modules(dtype, norm_first):
     model = model_of(dtype, norm_first=norm_first, final_norm=norm_first)
     actual = encoded(model, sources(), LENGTHS)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_a_sentence_has_the_same_bits_alone_and_without_lengths(int8):
 @pytest.mark.parametrize(
     "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "class", "wrapped"]
 )
-def test_the_modules_run_where_they_are_more_than_their_class(spoiled):
+def test_modules_that_are_not_plain_are_called(spoiled):
     model = model_of(norm_first=True, final_norm=True)
     encoder, seen = model.encoder, []
     modules = {
@@ -77,7 +77,7 @@ def test_the_modules_run_where_they_are_more_than_their_class(spoiled):
         encoder.layers[0].norm1.double()
     elif spoiled == "class":
         encoder.layers[0].linear2 = nn.Sequential(encoder.layers[0].linear2)
-    else:  # by a module that has nothing but what it wraps
+    else:  # wrapped by a module without parameters of its own
         encoder.layers[1] = nn.Sequential(encoder.layers[1])
     with inference(model, batch_invariant=True):
         fused = decoder_of(model).fuses_encoder
@@ -87,7 +87,7 @@ def test_the_modules_run_where_they_are_more_than_their_class(spoiled):
         assert seen
 
 
-def test_no_sentences_have_no_memory():
+def test_an_empty_batch_has_an_empty_output():
     assert encoded(model_of(), torch.empty(0, 3, dtype=torch.int64), torch.empty(0, dtype=torch.int64)).shape == (
         0,
         3,

@@ -1,4 +1,4 @@
-"""Several models that search together, and samples that agree."""
+"""Ensembles, and minimum Bayes risk decoding."""
 
 import itertools
 from dataclasses import replace
@@ -25,7 +25,7 @@ class Other(TableModel):
 
 
 @pytest.mark.parametrize("mean", ["probability", "logarithm"])
-def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
+def test_a_beam_that_holds_everything_finds_the_best_of_the_mean(mean):
     models = [TableModel(6), Other(6, end=1.0), Other(6, spread=1.0)]
     settings = DecodingConfig(beam=16, nbest=3, max_len_a=0.0, max_len_b=3, min_len=0)
 
@@ -47,7 +47,7 @@ def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
         assert [each.score for each in results] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
-def test_models_that_do_not_belong_together_are_refused():
+def test_incompatible_models_are_refused():
     with pytest.raises(ValueError, match="share vocabularies"):
         Ensemble([TableModel(6), TableModel(7)])
     with pytest.raises(ValueError, match="no models"):
@@ -81,11 +81,11 @@ def test_the_sample_that_the_others_agree_with_is_chosen():
     assert [index for index, _ in chosen][:2] == [0, 1]
     assert {index for index, _ in chosen} == {0, 1, 2, 4}, "each text once"
     assert [value for _, value in chosen] == sorted((value for _, value in chosen), reverse=True)
-    assert chosen[0][1] > 100 / 4, "its copy alone agrees in full"
+    assert chosen[0][1] > 100 / 4, "its copy agrees fully"
     assert minimum_bayes_risk(["alone"]) == [(0, 0.0)]
 
 
-def test_minimum_bayes_risk_takes_samples_and_repeats_itself(translator):
+def test_minimum_bayes_risk_uses_samples_and_is_reproducible(translator):
     config = replace(translator.config, mbr_samples=6, max_len_b=4)
     tokenizer = translator.target_tokenizer
     mbr = Translator(translator.model, tokenizer, tokenizer, config)
