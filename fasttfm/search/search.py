@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,16 +69,12 @@ def search_ids(
     _check(
         sources, {"prefixes": prefixes, "numbers": numbers, "required": required, "allowed": allowed}, banned, config
     )
-    nbest, count = config.nbest, len(sources)
+    nbest = config.nbest
     if config.coverage_penalty and not config.sampling:
         config = replace(config, nbest=config.beam)
     batched = config if max_tokens is None else replace(config, batch_tokens=max_tokens)
     options = zip(
-        sources,
-        prefixes or [()] * count,
-        numbers or range(count),
-        allowed or [None] * count,
-        required or [()] * count,
+        sources, prefixes or repeat(()), numbers or range(len(sources)), allowed or repeat(None), required or repeat(())
     )
     sentences = [Waiting(index, *each) for index, each in enumerate(options)]
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
