@@ -60,6 +60,18 @@ def model(request, random_model, trained_model) -> Transformer:
     return random_model if request.param == "random" else trained_model
 
 
+def test_padding_fills_up_to_a_length_on_the_grid():
+    ids, lengths = padded([[5, 3], [7, 8, 9, 3]], CPU)
+    assert ids.tolist() == [[5, 3, 0, 0], [7, 8, 9, 3]]
+    assert lengths.tolist() == [2, 4]
+    assert ids.dtype == torch.int64
+    ids, lengths = padded([[5] * 17, [3]], CPU)
+    assert (ids.shape, lengths.tolist()) == ((2, 18), [17, 1])
+    assert int((ids != 0).sum()) == 18
+    with pytest.raises(ValueError, match="no tokens"):
+        padded([[5], []], CPU)
+
+
 @pytest.mark.parametrize("layer", [1, 2])
 def test_a_model_that_reverses_its_source_attends_in_reverse(trained_model, layer):
     """Targets are aligned with the source tokens that they copy."""

@@ -7,7 +7,6 @@ import torch
 
 from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, search_ids, translate_ids
-from fasttfm.search.beam import _stay_in_place
 
 from .table_model import EOS, Diverged, TableModel, by_hand, config, exhaustive
 
@@ -134,11 +133,6 @@ def test_a_prefix_is_kept_and_counts_in_the_score(beam):
         assert actual[0].log_probability == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_vocabulary_smaller_than_the_beam():
-    actual = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=4, nbest=4, max_len_b=3))
-    assert all(len(hypotheses) == 4 for hypotheses in actual), "one word, 0 to 3 times: four possible outputs"
-
-
 def test_no_sources_give_no_outputs_and_a_source_without_tokens_is_refused():
     assert translate_ids(TableModel(12), [], config()) == []
     with pytest.raises(ValueError, match="source 1 has no tokens"):
@@ -230,16 +224,6 @@ def test_samples_follow_the_distribution():
     assert drawn_with(sampling_topp=0.6) == {6}, "0.64 alone reaches 0.6"
     assert drawn_with(sampling_topp=0.7) == {5, 6}
     assert drawn_with(temperature=0.01) == {6}
-
-
-def test_one_child_of_each_parent_keeps_its_row():
-    """Three children of row 0 and one of row 2, and so on."""
-    parents = torch.tensor([[0, 0, 2, 0], [3, 2, 1, 0], [1, 1, 1, 1], [2, 0, 2, 0]])
-    rows = _stay_in_place(parents)
-    assert rows.sort(dim=1).values.tolist() == [[0, 1, 2, 3]] * 4
-    moved = parents.gather(1, rows.argsort(dim=1))
-    assert (moved == torch.arange(4)).sum(dim=1).tolist() == [2, 4, 1, 2]
-    assert moved[1].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ Actions during a search run inside a step, on the engine's thread, so they do no
 
 import copy
 import dataclasses
-import gc
 import itertools
-import queue
 import threading
 from types import SimpleNamespace
 
@@ -18,9 +16,8 @@ from waiting import PATIENCE, wait_until
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
-from fasttfm.search.batches import inference
 from fasttfm.translate import Terminology
-from fasttfm.translate.continuous_batching import ContinuousBatching, takes_lines
+from fasttfm.translate.continuous_batching import ContinuousBatching
 from fasttfm.translate.server.engine import Engine
 from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.queue import Answer, FairQueue, Sentence, sentences_of
@@ -67,54 +64,6 @@ def alone(translator, lines, **options):
 def submit(engine, texts, **options):
     config = dataclasses.replace(engine.translators["small"].config, **options)
     return engine.submit(sentences_of("small", config, texts, [20] * len(texts)))
-
-
-def test_lines_added_between_steps_get_the_translators_results(translator):
-    """With different options: other beam sizes and greedy search share steps."""
-    lines = [*LINES, "", "a dog"]
-    options = [{"beam": 2 + n % 3, "nbest": 1 + n % 2, "alpha": n / 4} if n % 4 else {"beam": 1} for n in range(99)]
-    configs = [dataclasses.replace(translator.config, **given) for given, _ in zip(options, lines)]
-    expected = [alone(translator, [line], **given)[0] for given, line in zip(options, lines)]
-    found: dict[int, list] = {}
-    with inference(translator.model, batch_invariant=True):
-        assert takes_lines(translator)
-        running = ContinuousBatching(translator)
-        for number, line in enumerate(lines):
-            running.add(number, line, configs[number])
-            found |= running.step()
-        while running.searched:
-            found |= running.step()
-    assert [found[number] for number in range(len(lines))] == expected
-
-
-def test_long_lived_objects_are_frozen_at_the_first_pause(engine, monkeypatch):
-    """Garbage collection of them would stop all threads for a quarter of a second each time."""
-    calls: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(gc, "freeze", lambda: calls.put("frozen"))
-    assert calls.empty()
-    submit(engine, LINES[:1])[0].result(PATIENCE)
-    assert calls.get(timeout=PATIENCE) == "frozen"
-    submit(engine, LINES[:1])[0].result(PATIENCE)
-    engine.stop()
-    assert calls.empty(), "frozen once"
-
-
-def test_a_cancelled_line_leaves_at_the_next_step(translator):
-    config = dataclasses.replace(translator.config, min_len=30)
-    greedy = dataclasses.replace(config, beam=1)
-    with inference(translator.model, batch_invariant=True):
-        running = ContinuousBatching(translator)
-        for number, line in enumerate(LINES[:4]):
-            running.add(number, line, greedy if number % 2 else config)
-        assert running.step() == []
-        running.drop({0, 3})
-        assert running.step() == []
-        assert running.searched == 2
-        found: dict[int, list] = {}
-        while running.searched:
-            found |= running.step()
-    assert found[2] == alone(translator, LINES[2:3], min_len=30)[0]
-    assert set(found) == {1, 2}
 
 
 def test_a_request_joins_a_running_search(engine, translator, monkeypatch):

@@ -1,7 +1,8 @@
-"""The fused decoder step: the modules' numbers, and a fallback to modules that are not plain."""
+"""The fused passes of a CPU (decoder step, encoder): the modules' numbers; modules that are not plain are called."""
 
 import pytest
 import torch
+from torch import nn
 
 from fasttfm.cpu import int8, step_passes
 from fasttfm.models import Transformer, TransformerConfig
@@ -12,17 +13,18 @@ from fasttfm.search.decoder import decoder_of
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LENGTHS = torch.tensor([10, 130, 1, 97, 40, 96])  # on both sides of ENCODER_LOOP
 
 
 def model_of(dtype: torch.dtype = torch.float32, **changes) -> Transformer:
     torch.manual_seed(2)
-    size = {"d_model": 48, "heads": 3, "d_ff": 96, "encoder_layers": 1, "decoder_layers": 2, "final_norm": False}
+    size = {"d_model": 48, "heads": 3, "d_ff": 96, "encoder_layers": 2, "decoder_layers": 2, "final_norm": False}
     model = Transformer(TransformerConfig(vocab_size=90, **(size | changes)))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter.normal_(1.0 if parameter is model.decoder.layers[0].norm1.weight else 0.0, 0.5)
-    return model.to(dtype)
+                parameter.normal_(0.5, 0.5)
+    return model.to(dtype).eval()
 
 
 def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: bool = True) -> list[torch.Tensor]:
@@ -106,8 +108,76 @@ def test_a_decoder_that_is_not_plain_is_called(change):
 
 
 def test_outside_of_a_search_nothing_is_cached():
-    model = model_of().eval()
+    model = model_of()
     with torch.no_grad():
         memory = model.encode(torch.arange(4, 14)[None])
         assert not decoder_step.fuses_step(model, memory)
         assert decoder_of(model).start_cache(memory, max_length=4).fused is None
+
+
+def sources() -> torch.Tensor:
+    source = 4 + torch.arange(6 * 130).view(6, 130) * 7 % 86
+    return source.masked_fill(torch.arange(130) >= LENGTHS[:, None], 0)
+
+
+def encoded(model: Transformer, *given: torch.Tensor | None, fused: bool = True) -> torch.Tensor:
+    with inference(model, batch_invariant=True):
+        decoder = decoder_of(model)
+        assert decoder.fuses_encoder == fused
+        return decoder.encode(*given)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+def test_the_encoder_equals_the_modules(dtype, norm_first):
+    model = model_of(dtype, norm_first=norm_first, final_norm=norm_first)
+    actual = encoded(model, sources(), LENGTHS)
+    with torch.no_grad():
+        expected = model.double().encode(sources(), LENGTHS)
+    real = torch.arange(130) < LENGTHS[:, None]
+    assert not actual[~real].any()
+    difference = (actual[real].double() - expected[real]).abs().max() / expected[real].abs().mean()
+    assert float(difference) < 32 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_sentence_has_the_same_bits_alone_and_without_lengths(int8):
+    model = model_of()
+    multiply_in_int8(model, int8)
+    together = encoded(model, sources(), LENGTHS)
+    for number, length in enumerate(LENGTHS.tolist()):
+        alone = sources()[number : number + 1, :length]
+        assert torch.equal(encoded(model, alone, LENGTHS[number : number + 1])[0], together[number, :length])
+        assert torch.equal(encoded(model, alone, None)[0], together[number, :length])
+
+
+@pytest.mark.parametrize(
+    "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "class", "wrapped"]
+)
+def test_an_encoder_that_is_not_plain_is_called(spoiled):
+    model = model_of(norm_first=True, final_norm=True)
+    encoder, seen = model.encoder, []
+    modules = {
+        "stack": encoder, "layer": encoder.layers[1].linear1, "norm": encoder.norm, "embedding": model.source_embedding,
+    }  # fmt: skip
+    if spoiled in modules:
+        modules[spoiled].register_forward_hook(lambda *_: seen.append(spoiled))
+    elif spoiled == "activation":
+        encoder.layers[0].activation = nn.functional.gelu
+    elif spoiled == "other dtype":
+        encoder.layers[0].norm1.double()
+    elif spoiled == "class":
+        encoder.layers[0].linear2 = nn.Sequential(encoder.layers[0].linear2)
+    else:  # wrapped by a module without parameters of its own
+        encoder.layers[1] = nn.Sequential(encoder.layers[1])
+    with inference(model, batch_invariant=True):
+        fused = decoder_of(model).fuses_encoder
+    assert not fused
+    if spoiled in modules:
+        encoded(model, sources(), LENGTHS, fused=False)
+        assert seen
+
+
+def test_an_empty_batch_has_an_empty_output():
+    no_tokens, no_lengths = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    assert encoded(model_of(), no_tokens, no_lengths).shape == (0, 3, 48)
