@@ -63,7 +63,7 @@ class Steps:
         self.history = torch.empty(len(tasks) * rows, 0, dtype=torch.int64, device=device)
         """(b * rows, >= longest output so far)"""
         for task in tasks:
-            task.found = [Finished(config.nbest if groups == 1 else config.beam // groups) for _ in range(groups)]
+            task.finished = [Finished(config.nbest if groups == 1 else config.beam // groups) for _ in range(groups)]
 
     def choose(self, logits: Tensor) -> Live:
         """Choose the extensions that live on and file those that end. logits (b * rows, V) may be modified."""
@@ -78,7 +78,7 @@ class Steps:
         self.scores, tokens, parents, done = self.choose(logits)
         enough = self.config.beam if self.config.early_stopping else sys.maxsize
         leaves = [
-            is_done or task.leaves or task.ended >= enough or task.written == task.limit
+            is_done or task.cancelled or task.ended >= enough or task.written == task.limit
             for is_done, task in zip(done, self.tasks)
         ]
         kept, rows, ended = None, None, []
@@ -138,7 +138,7 @@ class Steps:
             task = self.tasks[row]
             if score is None:
                 score = log_probability / length_penalty(task.written + 1, self.config)
-            task.found[group].add(Hypothesis(output[: task.written], score, log_probability))
+            task.finished[group].add(Hypothesis(output[: task.written], score, log_probability))
 
     def _write(self) -> None:
         """Append the newest token of each row to its history."""
@@ -182,7 +182,7 @@ class Beams(Steps):
         news = ends & (penalised > self.worst[:, None])
         if news.any():
             self._file(news, best, parents, penalised)
-            self.worst = self.worst.new_tensor([task.found[0].worst for task in self.tasks])
+            self.worst = self.worst.new_tensor([task.finished[0].worst for task in self.tasks])
         if self.config.early_stopping:
             self._count((ends & (best > -torch.inf))[:, : self.config.beam])
         scores, chosen = top_k(best.masked_fill_(ends, -torch.inf), self.config.beam)  # (b, K)

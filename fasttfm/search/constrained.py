@@ -69,7 +69,7 @@ class ConstrainedSteps(Steps):
             live = self._allocate([each for each in extensions if each.token != EOS])
             task.states = [each.state for each in live] + [None] * (self.config.beam - len(live))
             best = max((each.score for each in live), default=-torch.inf)
-            done.append(best / length_penalty(task.limit + 1, self.config) <= task.found[0].worst)
+            done.append(best / length_penalty(task.limit + 1, self.config) <= task.finished[0].worst)
             beams.append(live + [_NOTHING] * (self.config.beam - len(live)))
         device = logits.device
         return Live(
@@ -127,7 +127,7 @@ class ConstrainedSteps(Steps):
         for rank, each in enumerate([each for each in extensions if not each.needs][: 2 * self.config.beam]):
             if each.token == EOS:
                 task.ended += rank < self.config.beam
-                task.found[0].add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
+                task.finished[0].add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
 
 
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)

@@ -101,7 +101,7 @@ class RunningSearch:
         self.waiting = deque(each for each in self.waiting if each.key not in keys)
         for each in self._steps:
             for task in each.tasks:
-                task.leaves |= task.waiting.key in keys
+                task.cancelled |= task.waiting.key in keys
 
     def written(self) -> list[int]:
         """Tokens so far of the only hypothesis of the only sentence. Raises UserError if its probability is NaN."""
@@ -145,7 +145,7 @@ class RunningSearch:
                 for first, count, rows in some
             ]
             self._cache.go_on(torch.cat(parts), torch.cat([each.ranks() for each in groups.values()]))
-        return [(task.waiting.key, task.best()) for task in ended if not task.leaves]
+        return [(task.waiting.key, task.best()) for task in ended if not task.cancelled]
 
     def _admit(self) -> None:
         """Admit the longest-waiting sentences that fit; one larger than the budget runs alone."""

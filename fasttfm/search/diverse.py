@@ -43,7 +43,7 @@ class DiverseSteps(Steps):
             self._file(ends, best, parents, group=group)
             self._count(ends[:, : live.shape[1]])
             for index, (task, likeliest) in enumerate(zip(self.tasks, live.amax(dim=1).tolist())):
-                done[index] &= likeliest / length_penalty(task.limit + 1, self.config) <= task.found[group].worst
+                done[index] &= likeliest / length_penalty(task.limit + 1, self.config) <= task.finished[group].worst
 
         by_row = values.view(*self.scores.shape, -1)
         scores, tokens, parents, self.punished = extend_groups(

@@ -31,11 +31,11 @@ class Hypothesis:
     """Natural log of the model's probability of tokens and end-of-sentence."""
 
 
-def refuse_failed(found: Sequence[Hypothesis]) -> None:
+def refuse_failed(hypotheses: Sequence[Hypothesis]) -> None:
     """Raise UserError if a search found nothing, or if its probabilities are NaN."""
-    if not found or found[0].log_probability == -math.inf:
+    if not hypotheses or hypotheses[0].log_probability == -math.inf:
         raise UserError(NOTHING_FOUND)
-    if math.isnan(found[0].log_probability):
+    if math.isnan(hypotheses[0].log_probability):
         raise UserError(NOT_A_NUMBER)
 
 

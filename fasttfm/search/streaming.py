@@ -40,8 +40,8 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
     sent = 0
     while not search.idle:
         with inference(model, batch_invariant=config.batch_invariant):
-            found, tokens = search.step(), search.written()
-        for _, hypotheses in found:
+            finished, tokens = search.step(), search.written()
+        for _, hypotheses in finished:
             refuse_failed(hypotheses)
             tokens = hypotheses[0].tokens
         yield from tokens[sent:]

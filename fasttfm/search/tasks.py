@@ -61,9 +61,9 @@ class Task:
     """Length of its live hypotheses."""
     ended: int = 0
     """Hypotheses that ended among the K best of their step, for early stopping."""
-    leaves: bool = False
+    cancelled: bool = False
     """Whether it was cancelled: it ends with the next step, without results."""
-    found: list[Finished] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
     """Finished hypotheses of each group of the beam."""
     states: list[State | None] = field(default_factory=list)
     """Per row: state of the required phrases; None for a row without hypothesis."""
@@ -91,9 +91,9 @@ class Task:
 
     def best(self) -> list[Hypothesis]:
         """Results, best first; outputs found by several groups are merged."""
-        if len(self.found) == 1:
-            return self.found[0].hypotheses
-        return distinct((each for group in self.found for each in group.hypotheses), self.config.nbest)
+        if len(self.finished) == 1:
+            return self.finished[0].hypotheses
+        return distinct((each for group in self.finished for each in group.hypotheses), self.config.nbest)
 
 
 def tasks_of(

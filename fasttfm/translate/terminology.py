@@ -137,7 +137,7 @@ def continuations_of(tokenizer: Tokenizer) -> frozenset[int]:
     if tokenizer not in _continuations:
         pieces = tokenizer.pieces(range(len(tokenizer)))
         _continuations[tokenizer] = frozenset(
-            token for token, piece in enumerate(pieces) if token > EOS and _goes_on(piece)
+            token for token, piece in enumerate(pieces) if token > EOS and _continues_word(piece)
         )
     return _continuations[tokenizer]
 
@@ -195,7 +195,7 @@ def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
     return phrases
 
 
-def _goes_on(piece: str) -> bool:
+def _continues_word(piece: str) -> bool:
     """Whether a piece continues a word that precedes it."""
     byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
     if byte:

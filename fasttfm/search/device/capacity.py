@@ -31,7 +31,8 @@ def refuse_more_than_free(model: Any, sizes: Sizes, device: torch.device, tokens
     needed = needed_bytes(model, sizes)
     if free is None or needed <= free:
         return
-    fits = next((n for n in range(sizes.slots - 1, 0, -1) if needed_bytes(model, with_slots(sizes, n)) <= free), 0)
+    smaller = (sizes._replace(slots=n, places=2 * n) for n in range(sizes.slots - 1, 0, -1))
+    fits = next((each.slots for each in smaller if needed_bytes(model, each) <= free), 0)
     remedy = f"--batch-tokens {fits * tokens:,} fits" if fits else "give a smaller --beam or --max-len-b"
     raise UserError(
         f"a search of {sizes.slots:,} sentences at once with {sizes.beam:,} hypotheses of up to {sizes.steps:,} tokens "
@@ -42,8 +43,3 @@ def refuse_more_than_free(model: Any, sizes: Sizes, device: torch.device, tokens
 def _free_on_gpu(device: torch.device) -> int:
     """Free memory of the device plus what PyTorch's allocator caches."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def with_slots(sizes: Sizes, slots: int) -> Sizes:
-    """The sizes with another number of slots."""
-    return sizes._replace(slots=slots, places=2 * slots)

@@ -117,7 +117,7 @@ class App:
 
     async def _answer(self, http: HttpRequest, deadline: float) -> Response:
         """The response. Raises ClientDisconnect if the client has gone."""
-        self._refuse_strangers(http)
+        self._require_token(http)
         try:
             body = await asyncio.wait_for(self._body(http), deadline - _now())
         except asyncio.TimeoutError:
@@ -155,7 +155,7 @@ class App:
             _abandon(answers)
         return Response(await thread(request.answers, translated), media_type="application/json")
 
-    def _refuse_strangers(self, http: HttpRequest) -> None:
+    def _require_token(self, http: HttpRequest) -> None:
         if self.token is None:
             return
         scheme, _, given = http.headers.get("authorization", "").partition(" ")

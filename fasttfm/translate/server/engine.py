@@ -166,15 +166,15 @@ class Engine:
                     self._changed.wait()
             self._admit()
             if self._searches:
-                self._step(*self._whose_turn())
+                self._step(*self._next_search())
 
-    def _whose_turn(self) -> tuple[Hashable, _Joined | _Batch]:
+    def _next_search(self) -> tuple[Hashable, _Joined | _Batch]:
         """The search with the least time received; the prepared model has a small advantage."""
 
-        def time_had(search: _Joined | _Batch) -> float:
+        def time_received(search: _Joined | _Batch) -> float:
             return search.seconds - (_TURN if search.model == self._model else 0.0)
 
-        return min(self._searches.items(), key=lambda each: time_had(each[1]))
+        return min(self._searches.items(), key=lambda each: time_received(each[1]))
 
     def _step(self, key: Hashable, search: _Joined | _Batch) -> None:
         begin, together = time.perf_counter(), len(search.sentences)

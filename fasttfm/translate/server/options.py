@@ -72,19 +72,19 @@ _REMOVED = {
 """Removed field -> replacement."""
 
 
-def checked(given: Mapping[str, Any], table: Sequence[Option]) -> None:
+def checked(fields: Mapping[str, Any], table: Sequence[Option]) -> None:
     """Raise UserError for unknown fields, values of the wrong kind, and missing text."""
-    known = {each.name: each for each in table}
+    by_name = {each.name: each for each in table}
     for name, instead in _REMOVED.items():
-        if name in given:
+        if name in fields:
             raise UserError(f"{name} was removed: {instead}")
-    if unknown := sorted(set(given) - set(known)):
-        raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(known)}")
-    if "text" not in given:
-        raise UserError(f"text must be given: {known['text'].kind}")
-    for name, value in given.items():
-        if not matches(known[name].schema, value):
-            raise UserError(f"{name} must be {known[name].kind}: {shown(value)} was given")
+    if unknown := sorted(set(fields) - set(by_name)):
+        raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(by_name)}")
+    if "text" not in fields:
+        raise UserError(f"text must be given: {by_name['text'].kind}")
+    for name, value in fields.items():
+        if not matches(by_name[name].schema, value):
+            raise UserError(f"{name} must be {by_name[name].kind}: {shown(value)} was given")
 
 
 def matches(schema: Schema, value: Any) -> bool:

@@ -70,26 +70,26 @@ class Request:
 def read_request(body: bytes, translators: Mapping[str, Translator], limits: Limits) -> Request:
     """Parse a request body. Raises Refused for an invalid request."""
     try:
-        given = parse_json(body)
-        if not isinstance(given, dict):
+        fields = parse_json(body)
+        if not isinstance(fields, dict):
             raise UserError('the body must be an object such as {"text": "A sentence."}')
-        return _read(given, translators, limits)
+        return _read(fields, translators, limits)
     except Malformed as error:
         raise Refused(422, f"the body {error}") from None
     except UserError as error:
         raise Refused(422, str(error)) from None
 
 
-def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
-    checked(given, options([*translators]))
-    model = given.get("model", next(iter(translators)))
+def _read(fields: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
+    checked(fields, options([*translators]))
+    model = fields.get("model", next(iter(translators)))
     translator = translators[model]
-    config = _config(given, translator.config, limits)
-    refuse_config(given, config)
-    refuse_idle(given, config)
-    split = sentence_splitter(given["split_sentences"], "split_sentences") if "split_sentences" in given else None
+    config = _config(fields, translator.config, limits)
+    refuse_config(fields, config)
+    refuse_idle(fields, config)
+    split = sentence_splitter(fields["split_sentences"], "split_sentences") if "split_sentences" in fields else None
     most = min(limits.tokens, config.max_source_length - len(translator.source_tokenizer.prefix))
-    whole = _listed(given["text"])
+    whole = _as_list(fields["text"])
     count = sum(text.count("\n") + 1 for text in whole)
     _refuse_more(count, "text" if count == len(whole) else "line", limits)
     if split is not None:
@@ -98,23 +98,23 @@ def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limit
     lines = [line for text in texts for line in text.lines]
     what = "text" if len(lines) == len(whole) else "line" if split is None else "sentence"
     _refuse_more(len(lines), what, limits)
-    prefixes = _prefixes(given, texts)
-    tokens = _counted(what, lines, translator.source_tokenizer.encode, most)
-    _counted("prefix", prefixes, translator.target_tokenizer.encode, most)
-    required = _required(given, translator, lines, limits) if "terminology" in given else None
-    alignment = given.get("alignment", False)
+    prefixes = _prefixes(fields, texts)
+    tokens = _token_counts(what, lines, translator.source_tokenizer.encode, most)
+    _token_counts("prefix", prefixes, translator.target_tokenizer.encode, most)
+    required = _required(fields, translator, lines, limits) if "terminology" in fields else None
+    alignment = fields.get("alignment", False)
     return Request(
         texts=texts,
         sentences=sentences_of(model, config, lines, tokens, prefixes, required, alignment),
         alignment=alignment,
-        stream=given.get("stream", False),
+        stream=fields.get("stream", False),
     )
 
 
-def _prefixes(given: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
+def _prefixes(fields: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
     """Prefixes of all lines."""
     count = sum(len(text.lines) for text in texts)
-    prefixes = _listed(given.get("prefix", [""] * len(texts)))
+    prefixes = _as_list(fields.get("prefix", [""] * len(texts)))
     if len(prefixes) != len(texts):
         raise UserError(f"{len(prefixes):,} prefixes were given for {len(texts):,} texts: give one for each")
     if any(prefixes) and count > len(texts):
@@ -134,7 +134,7 @@ def _refuse_longer(what: str, texts: Sequence[str], most: int) -> None:
             raise UserError(f"{what} {number} has {len(text):,} characters: {most:,} at most are taken; split it")
 
 
-def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
+def _token_counts(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
     """Token count of each line. Raises UserError for more than `most`."""
     _refuse_longer(what, lines, _TOKEN_LENGTH * most)
     sizes = []
@@ -146,10 +146,10 @@ def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]]
 
 
 def _required(
-    given: Mapping[str, Any], translator: Translator, lines: Sequence[str], limits: Limits
+    fields: Mapping[str, Any], translator: Translator, lines: Sequence[str], limits: Limits
 ) -> list[list[list[list[int]]]]:
     """Required phrases of each line."""
-    terms = {term: _listed(alternatives) for term, alternatives in given["terminology"].items()}
+    terms = {term: _as_list(alternatives) for term, alternatives in fields["terminology"].items()}
     translations = [*itertools.chain(*terms.values())]
     if len(translations) > limits.terms:
         count = len(translations)
@@ -172,13 +172,13 @@ def _required(
     return required
 
 
-def _listed(value: str | list[str]) -> list[str]:
+def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _config(given: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:
+def _config(fields: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:
     types = field_types(DecodingConfig)
-    changes = {name: convert(given[name], types[name], name) for name in SEARCH if name in given}
+    changes = {name: convert(fields[name], types[name], name) for name in SEARCH if name in fields}
     for name in ("beam", "nbest", "max_len_b", "min_len"):
         most = limits.largest_beam if name in ("beam", "nbest") else limits.tokens
         if changes.get(name, 0) > most:
