@@ -36,7 +36,7 @@ def sources_of(draw: random.Random, count: int) -> list[list[int]]:
 
 
 def drawn(seed: int, count: int) -> tuple[Transformer, list[list[int]]]:
-    """A random model, and so many sources."""
+    """A random model and `count` random sources."""
     draw = random.Random(seed)
     return transformer(draw), sources_of(draw, count)
 

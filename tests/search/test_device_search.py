@@ -22,7 +22,7 @@ from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
 from fasttfm.search.device import capacity, engine
-from fasttfm.search.device.engine import Engine, Kind
+from fasttfm.search.device.engine import Engine
 from fasttfm.search.device.search import DeviceSearch, _of_models, takes
 from fasttfm.search.device.state import NOTHING, Sizes, State
 from fasttfm.search.ensemble import Ensemble
@@ -97,7 +97,7 @@ def an_engine(model, kernels=False, device=CPU, slots=3, **settings) -> Engine:
     config = DecodingConfig(**settings)
     rows = config.nbest if config.sampling else config.beam
     sizes = Sizes(slots, rows, rows, 32, 32, 2 * slots, VOCABULARY)
-    return Engine(model, sizes, Kind(config, ((5,), (6, 7, 8)), selects=True), device, kernels=kernels)
+    return Engine(model, sizes, config, device, kernels=kernels, banned=((5,), (6, 7, 8)), selects=True)
 
 
 SAMPLING = {"sampling": True, "nbest": 4, "sampling_topk": 5}
@@ -427,7 +427,7 @@ def test_the_memory_estimate_is_close_to_what_is_allocated():
     for slots in (2, 16):
         sizes = Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)
         with torch.inference_mode():
-            made = Engine(model, sizes, Kind(DecodingConfig(), (), selects=False), CPU, kernels=False)
+            made = Engine(model, sizes, DecodingConfig(), CPU, kernels=False)
         owners = (made.state, *made._decoders, *(each.layers for each in made._decoders))
         tensors = [x for owner in owners for x in vars(owner).values() if isinstance(x, torch.Tensor)]
         real = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, score_ids, search_ids
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.translate.mbr import minimum_bayes_risk
 from fasttfm.translate.translator import Translator
 
+from .small_models import model_of
 from .table_model import EOS, TableModel, penalty
 
 SOURCES = [[number, 10, EOS] for number in range(20, 32)]
@@ -58,11 +58,7 @@ def test_incompatible_models_are_refused():
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_transformers_search_and_score_together(beam):
-    config = TransformerConfig(vocab_size=60, d_model=32, heads=2, d_ff=64, encoder_layers=1, decoder_layers=2)
-    models = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        models.append(Transformer(config))
+    models = [model_of("fp32", 60, 32, std=std) for std in (1.0, 3.0)]
     settings = DecodingConfig(beam=beam, nbest=beam, max_len_b=5)
     twice = search_ids(Ensemble([models[0], models[0]]), SOURCES, settings)
     single = search_ids(models[0], SOURCES, settings)

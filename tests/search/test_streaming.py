@@ -7,13 +7,13 @@ import torch
 
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig
 from fasttfm.search.device.engine import BURST
 from fasttfm.search.streaming import stream_ids, stream_text
 from fasttfm.translate.terminology import Terminology
 from fasttfm.translate.translator import Translator
 
+from .small_models import model_of
 from .table_model import EOS, Diverged, TableModel
 
 pytestmark = pytest.mark.usefixtures("either_engine")
@@ -41,9 +41,7 @@ def test_pieces_together_are_the_translation(single):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_transformer_streams_its_translation_and_leaves_no_mode_set(tokenizer, dtype):
-    torch.manual_seed(1)
-    size = {"d_model": 32, "heads": 4, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 2}
-    model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **size)).to(dtype).train()
+    model = model_of("fp32", len(tokenizer), 32).to(dtype).train()
     for settings in ({"beam": 1}, {"sampling": True, "sampling_topk": 20}):
         translator = Translator(model, tokenizer, tokenizer)
         translator.config = replace(translator.config, max_len_b=8, **settings)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,18 @@ from forked import Popen, forked_children
 from waiting import PATIENCE, wait_for_end, wait_until
 
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.search import search_workers
 from fasttfm.system.processes import WorkerPool
+
+from .small_models import model_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 SETTINGS = DecodingConfig(beam=3, nbest=2, max_len_a=0.0, max_len_b=6)
 SOURCES = [[4 + (7 * row + position) % 60 for position in range(3 + row % 9)] + [3] for row in range(40)]
 
 
-def tiny_model() -> Transformer:
-    torch.manual_seed(3)
-    size = {"d_model": 32, "heads": 2, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}
-    model = Transformer(TransformerConfig(vocab_size=64, **size))
-    with torch.no_grad():
-        model.decoder.layers[-1].norm3.weight.normal_(std=4.0)
-    return model
+tiny_model = partial(model_of, "fp32", 64, 32, 2, std=4.0, decoder_layers=1)
 
 
 @pytest.fixture(scope="module")

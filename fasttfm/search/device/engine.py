@@ -10,7 +10,7 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,16 +35,6 @@ host 50 us, a step 100 us or more. Reasoned, not run on a GPU."""
 _CPU = torch.device("cpu")
 
 
-class Kind(NamedTuple):
-    """Options shared by all sentences of an engine, besides sizes."""
-
-    config: DecodingConfig
-    """Used: the sampling options, groups and their strength, no_repeat_ngram, allow_unk."""
-    banned: tuple[tuple[int, ...], ...]
-    selects: bool
-    """Whether every sentence has its own list of tokens."""
-
-
 class _Results(NamedTuple):
     """Results in flight to the host."""
 
@@ -56,13 +46,24 @@ class _Results(NamedTuple):
 class Engine:
     """Searches a queue of sentences in the slots of a State. Use inside inference()."""
 
-    def __init__(self, model: Any, sizes: Sizes, kind: Kind, device: torch.device, *, kernels: bool) -> None:
-        """model: a Transformer that decodes(), or an ensemble of such. kernels: run steps as kernel launches."""
+    def __init__(
+        self,
+        model: Any,
+        sizes: Sizes,
+        config: DecodingConfig,
+        device: torch.device,
+        *,
+        kernels: bool,
+        banned: Sequence[Sequence[int]] = (),
+        selects: bool = False,
+    ) -> None:
+        """model: a Transformer that decodes(), or an ensemble of such. config: of its options the engine uses those of
+        sampling and of groups, no_repeat_ngram and allow_unk. kernels: run steps as kernel launches. banned: see
+        search_ids(). selects: every sentence has its own list of tokens."""
         self.sizes, self.device = sizes, device
         self.model = weakref.proxy(model)  # a cached engine must not keep the model alive
         self.state = state = State(sizes, device)
-        config = kind.config
-        self._rules = choice.Rules(state, config, kind.banned, selects=kind.selects)
+        self._rules = choice.Rules(state, config, banned, selects=selects)
         if kernels:
             from fasttfm.models.step_launches import KernelOperations
             from fasttfm.search.device import launches  # Triton may not be installed

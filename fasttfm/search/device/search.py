@@ -20,7 +20,7 @@ from fasttfm.search.batches import SHORTEST
 from fasttfm.search.decoder import positions_of
 from fasttfm.search.device.capacity import refuse_more_than_free
 from fasttfm.search.device.decoder import decodes, launches
-from fasttfm.search.device.engine import Engine, Kind
+from fasttfm.search.device.engine import Engine
 from fasttfm.search.device.state import Sizes
 from fasttfm.search.hypotheses import Hypothesis
 from fasttfm.search.tasks import Task, Waiting, tasks_of
@@ -198,8 +198,9 @@ class DeviceSearch:
             except UserError:
                 _forget_idle()
                 refuse_more_than_free(self.model, sizes, self.device, longest)
-            options = Kind(shared, self.banned, selects)
-            engine = Engine(self.model, sizes, options, self.device, kernels=self._kernels)
+            engine = Engine(
+                self.model, sizes, shared, self.device, kernels=self._kernels, banned=self.banned, selects=selects
+            )
         self._engines[key] = engine
         return engine
 
