@@ -53,7 +53,7 @@ def multiply_in_int8(model: Any, enabled: bool = True) -> None:
 
 
 def multiplies_in_int8(model: nn.Module) -> bool:
-    """Whether int8 products are enabled for this model by multiply_in_int8()."""
+    """Return whether int8 products are enabled for this model by multiply_in_int8()."""
     return bool(getattr(model, "int8_products", False))
 
 

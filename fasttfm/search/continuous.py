@@ -40,7 +40,7 @@ not measured; the last bits of a search depend on it."""
 
 
 def can_continue(model: Any) -> bool:
-    """Whether sentences may join a RunningSearch of this model. Call inside inference()."""
+    """Return whether sentences may join a RunningSearch of this model. Call inside inference()."""
     takes = getattr(decoder_of(model), "takes_sentences", None)
     return takes is not None and bool(takes())
 
@@ -83,7 +83,7 @@ class RunningSearch:
 
     @property
     def idle(self) -> bool:
-        """Whether no sentence is running or waiting."""
+        """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._steps)
 
     @property

@@ -61,7 +61,7 @@ class TransformerDecoder:
 
     @functools.cached_property
     def fuses_encoder(self) -> bool:
-        """Whether each sentence is encoded by itself, without padding."""
+        """Return whether each sentence is encoded by itself, without padding."""
         rows = self._nothing()
         return backends.current != "triton" and takes(rows) and fuses_encoder(self.model, rows)
 
@@ -71,7 +71,7 @@ class TransformerDecoder:
         return torch.empty(0, dtype=weight.dtype, device=weight.device)
 
     def takes_sentences(self) -> bool:
-        """Whether sentences may join a running search: none depends on the others. Call inside frozen_weights()."""
+        """Return whether sentences may join a running search without affecting others. Call inside frozen_weights()."""
         rows = self._nothing()
         invariant = backends.current != "triton" and takes(rows) and batch_invariant(rows)
         return invariant and fuses_step(self.model, rows)

@@ -79,7 +79,7 @@ class Caches:
 
     @property
     def moves_nothing(self) -> bool:
-        """Whether rows can be permuted for free."""
+        """Return whether rows can be permuted for free."""
         return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
 
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:

@@ -154,7 +154,7 @@ def running_search(model: Transformer, config: DecodingConfig) -> type[RunningSe
 
 
 def takes_sentences(model: Transformer, config: DecodingConfig) -> bool:
-    """Whether sentences may join a search that is already running. Call inside inference()."""
+    """Return whether sentences may join a search that is already running. Call inside inference()."""
     return running_search(model, config) is DeviceSearch or can_continue(model)
 
 

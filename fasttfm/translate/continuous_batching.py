@@ -14,14 +14,14 @@ Result = tuple[Hashable, list[Translation] | UserError]
 
 
 def takes_options(translator: Translator, config: DecodingConfig) -> bool:
-    """Whether lines with these options may join a running search; diverse beams, coverage, terminology and MBR need
-    whole batches."""
+    """Return whether lines with these options may join a running search; diverse beams, coverage, terminology and MBR
+    need whole batches."""
     whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
     return not whole and config.batch_invariant and translator.terminology is None
 
 
 def takes_lines(translator: Translator) -> bool:
-    """Whether the model supports joining: on a GPU, and on a CPU with numba. Call inside inference()."""
+    """Return whether the model supports joining: on a GPU, and on a CPU with numba. Call inside inference()."""
     return takes_sentences(translator.model, DecodingConfig())
 
 

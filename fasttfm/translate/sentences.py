@@ -100,5 +100,5 @@ def join_sentences(sentences: Sequence[str], translations: Sequence[Translation]
 
 
 def _same_word(before: str, after: str) -> bool:
-    """Whether the last word of `before` continues in `after`."""
+    """Return whether the last word of `before` continues in `after`."""
     return bool(before and after) and not before[-1].isspace() and not after[0].isspace()

@@ -158,7 +158,7 @@ def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tu
 
 
 def _is_whole(line: str, begin: int, end: int) -> bool:
-    """Whether line[begin:end] is not part of a longer word."""
+    """Return whether line[begin:end] is not part of a longer word."""
 
     def goes_on(before: int) -> bool:
         return bool(0 < before < len(line) and _EDGE.match(line, before - 1) and _EDGE.match(line, before))
@@ -196,7 +196,7 @@ def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def _continues_word(piece: str) -> bool:
-    """Whether a piece continues a word that precedes it."""
+    """Return whether a piece continues a word that precedes it."""
     byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
     if byte:
         value = int(byte[1], 16)

@@ -27,7 +27,7 @@ _SELECTED = 256
 
 
 def fuses_step(model: Any, memory: Tensor) -> bool:
-    """Whether DecoderStep is equivalent to the model's modules: plain classes without hooks or wrappers."""
+    """Return whether DecoderStep is equivalent to the model's modules: plain classes without hooks or wrappers."""
     embedding, output = model.target_embedding, model.output
     return (
         not (frozen_in_int8() and memory.dtype != torch.float32)

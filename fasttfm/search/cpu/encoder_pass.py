@@ -35,7 +35,7 @@ def norms_of(stack: Any) -> list[nn.LayerNorm]:
 
 
 def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
-    """Whether a fused pass is equivalent to these layers: frozen plain classes without hooks or wrappers.
+    """Return whether a fused pass is equivalent to these layers: frozen plain classes without hooks or wrappers.
 
     rows: a tensor with the device and dtype of the computation.
     """
@@ -55,7 +55,7 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
 
 
 def fuses_encoder(model: Any, rows: Tensor) -> bool:
-    """Whether encode() is equivalent to the model's modules."""
+    """Return whether encode() is equivalent to the model's modules."""
     plain = plain_stack(model.encoder, model.source_embedding, rows)
     return plain and not any(each.causal for each in model.encoder.layers)
 

@@ -20,7 +20,7 @@ from fasttfm.search.device.state import State
 
 
 def decodes(model: Any) -> bool:
-    """Whether StepDecoder is equivalent to the model's modules: plain classes without hooks, weights of one dtype.
+    """Return whether StepDecoder is equivalent to the model's modules: plain classes, no hooks, weights of one dtype.
 
     The encoder must be plain too: a captured graph would not call its hooks at replay.
     """
@@ -47,7 +47,7 @@ def decodes(model: Any) -> bool:
 
 
 def launches(model: Any) -> bool:
-    """Whether kernels can run the steps of a model that decodes()."""
+    """Return whether kernels can run the steps of a model that decodes()."""
     one = next(model.parameters())
     return (
         kernels_take(backends.current, one.device, one.dtype)

@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no sentence is running or waiting."""
+        """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._tasks or self._results)
 
     @property

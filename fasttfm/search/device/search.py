@@ -32,7 +32,7 @@ _SLOTS = 1024
 
 
 def takes(model: Any, config: DecodingConfig) -> bool:
-    """Whether DeviceSearch is equivalent to the model's modules. Call inside inference()."""
+    """Return whether DeviceSearch is equivalent to the model's modules. Call inside inference()."""
     models = getattr(model, "models", [model])
     device = next(model.parameters()).device
     return (device.type != "cpu" or use_triton(device)) and all(map(decodes, models))
@@ -48,7 +48,7 @@ class _Kept:
         self.engines: dict[tuple, Engine] = {}
 
     def unchanged(self, model: Any) -> bool:
-        """Whether the model's modules and configuration are unchanged."""
+        """Return whether the model's modules and configuration are unchanged."""
         own = _own(model)
         return len(own) == len(self._own) and all(map(is_, own, self._own)) and self._parts.unchanged()
 
@@ -107,7 +107,7 @@ class DeviceSearch:
 
     @property
     def idle(self) -> bool:
-        """Whether no sentence is running or waiting."""
+        """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._engines)
 
     @property

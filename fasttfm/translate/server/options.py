@@ -88,7 +88,7 @@ def checked(fields: Mapping[str, Any], table: Sequence[Option]) -> None:
 
 
 def matches(schema: Schema, value: Any) -> bool:
-    """Whether a JSON value matches the schema."""
+    """Return whether a JSON value matches the schema."""
     if "anyOf" in schema:
         return any(matches(each, value) for each in schema["anyOf"])
     if "enum" in schema:

@@ -30,7 +30,7 @@ class Text:
         return [join_sentences(self._sources, each, "\n") for each in chosen]
 
     def has_empty(self, translated: Sequence[list[Translation]], rank: int) -> bool:
-        """Whether a non-blank line or sentence has an empty translation at this rank."""
+        """Return whether a non-blank line or sentence has an empty translation at this rank."""
         pairs = zip(self.lines, translated, strict=True)
         return any(line.strip() and not best[min(rank, len(best) - 1)].text.strip() for line, best in pairs)
 
