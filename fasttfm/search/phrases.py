@@ -27,9 +27,9 @@ class Required:
     """The requirements of one sentence."""
 
     def __init__(self, requirements: Sequence[Phrases], continuations: frozenset[int] = frozenset()) -> None:
-        """continuations: tokens that continue a word; a phrase followed by one does not count. A token that begins a
-        phrase is none. Raises ValueError for a requirement without alternatives, and for an alternative that is empty
-        or contains padding, begin- or end-of-sentence."""
+        """continuations: tokens that continue a word, except those that begin a phrase; a phrase followed by one does
+        not count. Raises ValueError for a requirement without alternatives, and for an alternative that is empty or
+        contains padding, begin- or end-of-sentence."""
         if not all(requirements) or not all(len(each) for phrases in requirements for each in phrases):
             raise ValueError("a required phrase has no tokens: give at least one for each alternative")
         if any(token in (PAD, BOS, EOS) for phrases in requirements for each in phrases for token in each):

@@ -50,14 +50,15 @@ def test_terminology_equals_that_of_the_command(address, model_dir, translator):
     assert texts(ask(address, text=LINES, terminology={})) == translator.translate(LINES)
 
 
-def test_alignments_equal_those_of_the_command(address, model_dir):
-    ours = other(model_dir, aligned=True, nbest=2)
+def test_search_options_and_alignments_equal_those_of_the_command(address, model_dir):
+    search = {"beam": 3, "nbest": 2, "length_penalty": "wu", "alpha": 1.0}
+    ours = other(model_dir, aligned=True, **search)
     expected = [answers(best, alignment=True) for best in ours.translate_nbest(LINES)]
-    assert ask(address, text=LINES, alignment=True, nbest=2).json()["translations"] == expected
+    assert ask(address, text=LINES, alignment=True, **search).json()["translations"] == expected
     one, two = (best[0].alignment for best in ours.translate_nbest(LINES[:2]))
     assert one
     words = len(LINES[0].split()), len(expected[0][0]["text"].split())
-    (answer,) = ask(address, text=f"{LINES[0]}\n{LINES[1]}", alignment=True).json()["translations"]
+    (answer,) = ask(address, text=f"{LINES[0]}\n{LINES[1]}", alignment=True, **search).json()["translations"]
     moved = [[source + words[0], target + words[1]] for source, target in two]
     assert answer[0]["alignment"] == [*([*link] for link in one), *moved]
 

@@ -30,13 +30,6 @@ def test_texts_are_translated_like_by_the_translator(url, translator):
     assert texts(ask(url, text=["", " "])) == ["", ""]
 
 
-def test_options_are_passed_to_the_search(url, model_dir):
-    ours = Translator.from_directory(model_dir, workers=1, beam=3, nbest=2, length_penalty="wu", alpha=1.0)
-    actual = ask(url, text=LINES, beam=3, nbest=2, length_penalty="wu", alpha=1.0).json()["translations"]
-    expected = ours.translate_nbest(LINES)
-    assert actual == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
-
-
 def test_lines_of_a_text_stay_lines(url, translator):
     text = f"{LINES[0]}\n\n{LINES[1]}"
     answer = ask(url, text=[text, LINES[2]], nbest=2)
