@@ -40,20 +40,7 @@ class ContinuousBatching:
         self._lines: dict[Hashable, tuple[str, list[int], bool, bool]] = {}
         """Key -> line, ids with end-of-sentence, whether to align, whether sampled."""
 
-    @property
-    def searched(self) -> int:
-        """Number of running lines."""
-        return self.search.searched
-
-    def add(
-        self,
-        key: Hashable,
-        line: str,
-        config: DecodingConfig | None = None,
-        prefix: str = "",
-        number: int = 0,
-        aligned: bool = False,
-    ) -> None:
+    def add(self, key: Hashable, line: str, config: DecodingConfig, prefix: str, number: int, aligned: bool) -> None:
         """Add a line to the next step.
 
         key: identifies its result. config: its options. prefix: required beginning. number: sampling seed beside
@@ -63,8 +50,7 @@ class ContinuousBatching:
         if source is None:
             self._empty.append(key)
             return
-        sampled = (config or self.translator.config).sampling
-        self._lines[key] = line, source, aligned or self.translator.aligned, sampled
+        self._lines[key] = line, source, aligned or self.translator.aligned, config.sampling
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
         beginning = self.translator.beginning(prefix)

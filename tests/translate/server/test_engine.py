@@ -47,7 +47,7 @@ def watch(monkeypatch, at=0, act=lambda: None):
         if len(together) == at:
             act()
         result = step(self)
-        together.append(self.searched + len(result))
+        together.append(self.search.searched + len(result))
         return result
 
     monkeypatch.setattr(ContinuousBatching, "step", watched)
@@ -255,7 +255,7 @@ def test_short_requests_get_more_time_than_long_ones(engine, monkeypatch, equal_
     def watched(self):
         if len(kinds) == 3:
             short.extend(submit(engine, ["a dog"], beam=1, min_len=60, max_len_b=70))
-        kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.searched > 1)
+        kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.search.searched > 1)
         return step(self)
 
     monkeypatch.setattr(ContinuousBatching, "step", watched)
