@@ -236,7 +236,7 @@ class Engine:
 
     def _can_join(self, sentence: Sentence) -> bool:
         model, translator = sentence.model, self.translators[sentence.model]
-        if not isinstance(translator, Translator):  # another system behind the same server, as in benchmarks/open_loop.py
+        if not isinstance(translator, Translator):  # another system, as in benchmarks/open_loop.py
             return False
         if model not in self._takes_lines:
             self._enter(model)
