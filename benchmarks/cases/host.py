@@ -20,7 +20,7 @@ from fasttfm import functional as F
 from fasttfm.kernels.jit import Launch
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig
-from fasttfm.search.device.engine import Engine, Kind
+from fasttfm.search.device.engine import Engine
 from fasttfm.search.device.state import Sizes
 
 Call = Callable[[], object]
@@ -231,7 +231,7 @@ def _search(beam: int, device: torch.device) -> Sides:
     sources = [[5, 6, 7, 8, 9, 3]]
     with torch.inference_mode():
         sizes = Sizes(1, beam, beam, 32, 32, 2, config.vocab_size)
-        engine = Engine(model, sizes, Kind(DecodingConfig(), (), selects=False), device, kernels=True)
+        engine = Engine(model, sizes, DecodingConfig(), device, kernels=True)
 
     def step() -> None:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Search over cached decoder states: greedy, beam, sampling, constrained; from source ids to hypotheses."""
+"""Search over cached decoder states: greedy, beam, sampling and constrained search, from source ids to hypotheses."""
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.search.hypotheses import Hypothesis

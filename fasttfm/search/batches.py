@@ -1,4 +1,4 @@
-"""Batches of sentences of similar length, padded, and the state that a model is in while it reads them."""
+"""Padded batches, and the model state for evaluation and search (eval mode, no gradients, frozen weights)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,17 +12,15 @@ from fasttfm.data.shapes import round_length
 from fasttfm.data.tokenizer import PAD
 
 SHORTEST = 16
-"""A shorter source counts as so many tokens: its output may be long, and each takes caches for all of that."""
-
-
+"""Minimum length that a source counts as: even a short source may have a long output that needs cache memory."""
 LENGTHS = 8
-"""Granularity of padded lengths in batch-invariant searches; a batch holds sequences of one padded length."""
+"""Granularity of padded lengths in batch-invariant searches; all sequences of a batch have one padded length."""
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: int = 1) -> tuple[Tensor, Tensor]:
-    """(B, L) int64 ids filled up with padding, and their lengths (B,) int64. ValueError for an empty one.
+    """Pad sequences to ids (B, L) int64 and lengths (B,) int64. Raises ValueError for an empty sequence.
 
-    L is the longest one's length on the grid of round_length, so that few shapes occur; a multiple of `multiple`.
+    L is the longest length on the grid of round_length(), a multiple of `multiple`, so that few shapes occur.
     """
     lengths = [len(sequence) for sequence in sequences]
     if not all(lengths):
@@ -35,10 +33,10 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: i
 
 @contextmanager
 def evaluating(model: nn.Module, device: torch.device, autocast: torch.dtype | None = None) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards the model is in the mode it was in.
+    """Disable dropout and gradients; the training mode is restored on exit.
 
-    autocast: the type of matrix products on the device, None for the weights' own. Unlike inference(), which is for
-    search, weights and tensors stay as they are.
+    autocast: dtype of matrix products on the device; None: that of the weights. Unlike inference(), which is for
+    search, this neither freezes weights nor creates inference tensors.
     """
     training = model.training
     model.eval()
@@ -50,21 +48,21 @@ def evaluating(model: nn.Module, device: torch.device, autocast: torch.dtype | N
 
 
 def multiply_in_int8(model: Any, enabled: bool = True) -> None:
-    """Let inference() with this model multiply 8-bit integers on a CPU (cpu/int8.py)."""
+    """Make inference() multiply this model's weights in int8 on a CPU (cpu/int8.py)."""
     model.int8_products = enabled
 
 
 def multiplies_in_int8(model: nn.Module) -> bool:
-    """Return whether multiply_in_int8() was called for this model."""
+    """Return whether int8 products are enabled for this model by multiply_in_int8()."""
     return bool(getattr(model, "int8_products", False))
 
 
 @contextmanager
 def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[torch.device]:
-    """No dropout, no gradients, no change of weights inside; afterwards the model is in the mode it was in.
+    """Disable dropout and gradients and freeze the weights; the training mode is restored on exit.
 
-    batch_invariant: of sequences padded to one length each gets the same bits, whatever stands beside it, on a CPU.
-    Gives the model's device.
+    batch_invariant: on a CPU, sequences padded to one length get the same bits whatever their batch contains.
+    Yields the model's device.
     """
     training, int8 = model.training, multiplies_in_int8(model)
     if not froze(model) and any(each.training for each in model.modules()):  # eval() writes to every module

@@ -1,12 +1,12 @@
 """Beam search over a batch of sentences.
 
 Each step extends the K live hypotheses of a sentence by one token, keeps the K best that go on and files those that
-end. Log-probabilities only fall, and no length penalty divides by more than that of the longest output allowed; so a
-sentence is done as soon as its best live log-probability, divided by that, is no better than its finished hypotheses.
-With early_stopping it is done as soon as K hypotheses have ended that were among the K best of their step: that takes
-fewer steps, and may miss a longer output that is better. It then leaves the batch with its caches. The first step runs
-one row a sentence: K equal rows would do the same work. Rows are sentence * K + k throughout. Of equal extensions that
-of the better hypothesis comes first, then, within a hypothesis, the likelier and the lower token.
+end. Log-probabilities only decrease, and the largest length penalty is that of the longest output allowed; so a
+sentence is done once its best live log-probability divided by that penalty is no better than its finished hypotheses.
+With early_stopping it is done once K hypotheses have ended among the K best of their step: fewer steps, but a better,
+longer output may be missed. Finished sentences leave the batch with their caches. The first step runs one row per
+sentence because K equal rows would do the same work. Rows are sentence * K + k throughout. Among equal extensions the
+better hypothesis comes first, then the likelier token, then the lower token.
 Source: Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
 """
 
@@ -28,58 +28,57 @@ from fasttfm.search.top_k import Top, likeliest, top_k
 
 
 class Live(NamedTuple):
-    """The hypotheses of b sentences that live on, K each."""
+    """The K live hypotheses of each of b sentences."""
 
     scores: Tensor
     """(b, K) log-probability."""
     tokens: Tensor
-    """(b, K) their newest token."""
+    """(b, K) newest token."""
     parents: Tensor
-    """(b, K) the row within the sentence that each goes on from."""
+    """(b, K) row of the parent within the sentence."""
     done: Sequence[bool]
-    """Of each sentence: whether nothing better can come."""
+    """Per sentence: whether no better hypothesis can follow."""
 
 
 class Steps:
-    """A search of sentences with the same options, whatever computes their logits; choose() says what lives on."""
+    """Search state of sentences with the same options; subclasses implement choose()."""
 
     moves = True
     """Whether hypotheses change rows."""
     tables: ClassVar[tuple[str, ...]] = ("scores",)
-    """Tensors (b, ...) with an entry for each sentence."""
+    """Attributes that are tensors (b, ...) with one entry per sentence."""
 
     def __init__(self, tasks: Sequence[Task], constraints: Constraints, *, rows: int = 1, groups: int = 1) -> None:
-        """rows: of each sentence at the first step; groups: of hypotheses."""
+        """rows: per sentence at the first step. groups: of hypotheses."""
         self.tasks, self.constraints, self.rows = list(tasks), constraints, rows
-        """Sentences still searched, b of them, with `rows` hypotheses each."""
+        """The b unfinished sentences, with `rows` hypotheses each."""
         self.config = config = tasks[0].config
         self.kind = config, tasks[0].allowed is None, tasks[0].required is None
-        """Key shared by sentences that are searched together."""
+        """Key: sentences with equal kinds are searched together."""
         self.device = device = constraints.never.device
         self.tokens = torch.full((len(tasks) * rows,), BOS, device=device)
-        """(b * rows,) the newest of each row."""
+        """(b * rows,) newest token of each row."""
         self.scores = torch.zeros(len(tasks), rows, dtype=torch.float32, device=device)
         """(b, rows) log-probability."""
         self.history = torch.empty(len(tasks) * rows, 0, dtype=torch.int64, device=device)
-        """(b * rows, most that any has written, or more)"""
+        """(b * rows, >= longest output so far)"""
         for task in tasks:
-            task.found = [Finished(config.nbest if groups == 1 else config.beam // groups) for _ in range(groups)]
+            task.finished = [Finished(config.nbest if groups == 1 else config.beam // groups) for _ in range(groups)]
 
     def choose(self, logits: Tensor) -> Live:
-        """The extensions that live on, by logits (b * rows, V), which may be changed; those that end are filed."""
+        """Choose the extensions that live on and file those that end. logits (b * rows, V) may be modified."""
         raise NotImplementedError
 
     def extend(self, logits: Tensor) -> tuple[Tensor | None, list[Task]]:
-        """Takes a step: logits (b * rows, V) of what follows; they may be changed.
+        """Take a step with logits (b * rows, V), which may be modified.
 
-        Returns the old row that each new one goes on from, int64, None where all go on from themselves; and the
-        sentences that have ended.
+        Returns the old row that each new row continues (int64; None if rows do not move), and the finished sentences.
         """
         self.constraints.exclude(logits, self.tasks)
         self.scores, tokens, parents, done = self.choose(logits)
         enough = self.config.beam if self.config.early_stopping else sys.maxsize
         leaves = [
-            is_done or task.leaves or task.ended >= enough or task.written == task.limit
+            is_done or task.cancelled or task.ended >= enough or task.written == task.limit
             for is_done, task in zip(done, self.tasks)
         ]
         kept, rows, ended = None, None, []
@@ -100,15 +99,15 @@ class Steps:
         return rows, ended
 
     def ranks(self) -> Tensor:
-        """(b * rows,) int32: the place of each row within its sentence."""
+        """(b * rows,) int32: index of each row within its sentence."""
         return torch.arange(self.rows, dtype=torch.int32, device=self.device).repeat(len(self.tasks))
 
     def forbid(self, values: Tensor) -> None:
-        """Set values (b * rows, V) of the tokens that may not follow to -inf, in place."""
+        """Set values (b * rows, V) of disallowed tokens to -inf, in place."""
         self.constraints.apply(values, self.history, self.tasks)
 
     def absorb(self, other: Steps) -> None:
-        """Search the sentences of another search with the same options and rows along with these, and after them."""
+        """Append the sentences of another search with the same kind and number of rows."""
         for name, table in self._tables().items():
             setattr(self, name, torch.cat([table, getattr(other, name)]))
         longest = max(self.history.shape[1], other.history.shape[1])
@@ -120,16 +119,16 @@ class Steps:
         return {name: table for name in self.tables if (table := getattr(self, name)) is not None}
 
     def _count(self, ends: Tensor) -> None:
-        """Count the hypotheses that end: ends (b, K) bool, of the K best extensions of each sentence."""
+        """Count ended hypotheses. ends (b, K) bool: of the K best extensions of each sentence."""
         for task, count in zip(self.tasks, ends.sum(dim=1).tolist()):
             task.ended += count
 
     def _file(
         self, news: Tensor, log_probabilities: Tensor, parents: Tensor, scores: Tensor | None = None, group: int = 0
     ) -> None:
-        """Add the extensions marked in news (b, n) to what a group of their sentences has found; all (b, n).
+        """Add the extensions marked in news (b, n) to the finished hypotheses of a group; all tensors (b, n).
 
-        scores: by which they are ranked; None: divided here, in float64.
+        scores: ranking scores; None: computed here, in float64.
         """
         index, _ = news.nonzero(as_tuple=True)
         outputs = self.history[index * self.rows + parents[news]].tolist()
@@ -139,10 +138,10 @@ class Steps:
             task = self.tasks[row]
             if score is None:
                 score = log_probability / length_penalty(task.written + 1, self.config)
-            task.found[group].add(Hypothesis(output[: task.written], score, log_probability))
+            task.finished[group].add(Hypothesis(output[: task.written], score, log_probability))
 
     def _write(self) -> None:
-        """Append the newest tokens to the history of their rows."""
+        """Append the newest token of each row to its history."""
         if not self.tasks:
             return
         written = [task.written for task in self.tasks]
@@ -164,18 +163,18 @@ class Beams(Steps):
     tables = ("scores", "worst", "last_penalty", "ranked")
 
     def __init__(self, tasks: Sequence[Task], constraints: Constraints, *, in_order: bool) -> None:
-        """in_order: whether the caches allow hypotheses to change rows at no cost; they then stand in order of rank."""
+        """in_order: rows of the caches can be permuted for free, so hypotheses are kept in order of rank."""
         super().__init__(tasks, constraints)
         self.worst = torch.full_like(self.scores[:, 0], -torch.inf)
-        """(b,) that a new hypothesis has to beat"""
+        """(b,) score that a new hypothesis has to beat"""
         self.ranked = None if in_order else torch.zeros(len(tasks), 1, dtype=torch.int64, device=self.device)
-        """(b, rows) rows within the sentence, from the best hypothesis to the worst; None where they stand so."""
+        """(b, rows) rows within the sentence from the best hypothesis to the worst; None: they are in this order."""
         last = [length_penalty(task.limit + 1, self.config) for task in tasks]
         self.last_penalty = self.scores.new_tensor(last)
-        """(b,) largest divisor that a hypothesis of the sentence can still get"""
+        """(b,) largest length penalty that a hypothesis of the sentence can reach"""
 
     def choose(self, logits: Tensor) -> Live:
-        """See Steps."""
+        """See Steps.choose()."""
         best, best_tokens, parents = self._candidates(logits)  # (b, 2K) each
         ends = best_tokens == EOS
         penalties = [length_penalty(task.written + 1, self.config) for task in self.tasks]
@@ -183,7 +182,7 @@ class Beams(Steps):
         news = ends & (penalised > self.worst[:, None])
         if news.any():
             self._file(news, best, parents, penalised)
-            self.worst = self.worst.new_tensor([task.found[0].worst for task in self.tasks])
+            self.worst = self.worst.new_tensor([task.finished[0].worst for task in self.tasks])
         if self.config.early_stopping:
             self._count((ends & (best > -torch.inf))[:, : self.config.beam])
         scores, chosen = top_k(best.masked_fill_(ends, -torch.inf), self.config.beam)  # (b, K)
@@ -196,10 +195,10 @@ class Beams(Steps):
         return Live(scores, best_tokens.gather(1, chosen), parents, done)
 
     def _candidates(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """The 2K best extensions of each sentence's hypotheses, best first: log-probability, token, row within it.
+        """The 2K best extensions of each sentence, best first: log-probability, token, row within the sentence.
 
-        At most K of 2K extensions end, so at least K go on. The 2K best of a sentence are among the 2K best of its
-        rows, so nothing as large as K vocabularies is sorted.
+        At most K of them end, so at least K go on. The 2K best of a sentence are among the 2K best of its rows, so K
+        vocabularies are never sorted together.
         """
         width = min(2 * self.config.beam, logits.shape[1])
         values, tokens = (each.view(*self.scores.shape, -1) for each in likeliest(logits, width, self.forbid))
@@ -216,9 +215,9 @@ class Beams(Steps):
 
 
 def best_extensions(values: Tensor, tokens: Tensor, scores: Tensor, count: int, top: Top) -> tuple[Tensor, ...]:
-    """The best extensions of sentences' hypotheses, best first: log-probability, token, row within it, (b, count) each.
+    """The `count` best extensions of each sentence, best first: log-probability, token, row within it, (b, count) each.
 
-    values, tokens (b, rows, W): log-probabilities of the likeliest tokens of each row; scores (b, rows): of the rows.
+    values, tokens (b, rows, W): log-probabilities of the likeliest tokens of each row. scores (b, rows): of the rows.
     """
     rows, width = values.shape[1:]
     totals = (values + scores[:, :, None]).flatten(1)
@@ -230,14 +229,15 @@ def best_extensions(values: Tensor, tokens: Tensor, scores: Tensor, count: int, 
 
 
 def _stay_in_place(parents: Tensor) -> Tensor:
-    """New rows (b, K) of the K live hypotheses, as many as possible of them the row of their parent (b, K).
+    """New rows (b, K) for the K live hypotheses, as many as possible in the row of their parent, parents (b, K).
 
-    Those rows' caches need not move. The first child of a parent takes its row, the others rows of childless parents.
+    Caches of these rows need not move. The first child takes its parent's row, the others take rows of childless
+    parents.
     """
     count, beam = parents.shape
     same = parents[:, :, None] == parents[:, None, :]
     first = ~same.tril(-1).any(dim=2)  # (b, K) no earlier hypothesis has this parent
     childless = torch.ones(count, beam, dtype=torch.bool, device=parents.device).scatter_(1, parents, False)
-    # Stable sorts bring the further children, and the childless rows, to the front in their order.
+    # Stable sorts move the further children, and the childless rows, to the front in their order.
     further, free = first.long().argsort(dim=1, stable=True), (~childless).long().argsort(dim=1, stable=True)
     return torch.where(first, parents, parents.scatter(1, further, free))

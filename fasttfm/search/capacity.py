@@ -1,4 +1,4 @@
-"""Bytes that a search on a CPU needs: an operating system that runs out of memory kills without a word."""
+"""Memory estimate of a search on a CPU, because a system that runs out of memory kills processes without a message."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +14,9 @@ from fasttfm.system.memory import available_bytes
 def search_bytes(
     model: TransformerConfig, config: DecodingConfig, sentences: int, source_length: int, element_bytes: int
 ) -> int:
-    """About as many bytes as a search over a batch touches when outputs are as long as their sources.
+    """Approximate memory of a search over a batch if outputs are as long as their sources.
 
-    Counted are the caches of keys and values, logits and log-probabilities in float32, and the random numbers that
-    sampling draws before it begins.
+    Counts the KV caches, logits and log-probabilities in float32, and the random numbers that sampling draws up front.
     """
     rows = sentences * (config.nbest if config.sampling else config.beam)
     keys_and_values = 2 * model.decoder_layers * model.d_model * source_length * element_bytes
@@ -30,9 +29,9 @@ def search_bytes(
 def refuse_more_than_available(
     model: Any, sources: Sequence[Sequence[int]], config: DecodingConfig, device: torch.device, at_once: int
 ) -> None:
-    """Raise UserError when `at_once` searches like that of `sources` need more bytes on a CPU than are free.
+    """Raise UserError if `at_once` searches like that of `sources` need more memory than is free on a CPU.
 
-    A GPU says by itself what it lacks.
+    A GPU reports an allocation failure by itself.
     """
     available = available_bytes() if device.type == "cpu" else None
     element_bytes = next(model.parameters()).element_size()

@@ -1,9 +1,9 @@
-"""Beam search for outputs that hold required phrases: grid beam search with the beam divided among how much is met.
+"""Beam search for outputs that contain required phrases: grid beam search with dynamic beam allocation.
 
-A beam ranked by probability alone would put off unlikely phrases until nothing else is allowed. So of the extensions
-the best one of all lives on, then the best of those that need 0 more tokens, the best of those that need 1, ..., then
-the second best of each, until the beam is full. A token that would leave too little length for the phrases is not
-allowed, and neither is end-of-sentence before all are there: every output that is found holds them.
+A beam ranked by probability alone would postpone unlikely phrases until nothing else is allowed. So the beam takes the
+best extension, then the best of those that need 0 more tokens, the best of those that need 1, ..., then the second best
+of each, until it is full. Tokens that would leave too little length for the missing phrases are masked, and so is
+end-of-sentence while phrases are missing: every output contains all phrases.
 Source: Hokamp and Liu 2017; dynamic beam allocation, Post and Vilar 2018; its ranks within banks, Hu et al. 2019.
 """
 
@@ -32,16 +32,16 @@ class _Extension:
 
 
 class ConstrainedSteps(Steps):
-    """A search for outputs that meet the requirements of their sentences."""
+    """Search state of sentences with required phrases."""
 
     def __init__(self, tasks: Sequence[Task], constraints: Constraints) -> None:
-        """tasks: with limits that the required phrases leave room for."""
+        """tasks: their limits must leave room for the phrases."""
         super().__init__(tasks, constraints)
         for task in tasks:
             task.states = [_required(task).start]
 
     def choose(self, logits: Tensor) -> Live:
-        """See Steps."""
+        """See Steps.choose()."""
         log_probabilities, rows, tasks = logits.float().log_softmax(dim=1), self.rows, self.tasks
         self._allow(log_probabilities)
         width = min(2 * self.config.beam, log_probabilities.shape[1])
@@ -64,12 +64,12 @@ class ConstrainedSteps(Steps):
                         new = state if token == EOS else required.after(state, token)
                         total = totals[index][row] + gain
                         extensions.append(_Extension(total, token, row, new, required.needs(new)))
-            extensions.sort(key=lambda each: -each.score)  # stable: of equal ones, those of the better row stay first
+            extensions.sort(key=lambda each: -each.score)  # stable: of equal ones the better row stays first
             self._file_best(extensions, self.history[index * rows : (index + 1) * rows, : task.written], task)
             live = self._allocate([each for each in extensions if each.token != EOS])
             task.states = [each.state for each in live] + [None] * (self.config.beam - len(live))
             best = max((each.score for each in live), default=-torch.inf)
-            done.append(best / length_penalty(task.limit + 1, self.config) <= task.found[0].worst)
+            done.append(best / length_penalty(task.limit + 1, self.config) <= task.finished[0].worst)
             beams.append(live + [_NOTHING] * (self.config.beam - len(live)))
         device = logits.device
         return Live(
@@ -80,14 +80,14 @@ class ConstrainedSteps(Steps):
         )
 
     def _states(self) -> Iterator[tuple[int, Task, State]]:
-        """Yields each row that holds a hypothesis, its sentence and its state."""
+        """Yield (row, task, state) of each row with a hypothesis."""
         for index, task in enumerate(self.tasks):
             for row, state in enumerate(task.states):
                 if state is not None:
                     yield index * self.rows + row, task, state
 
     def _allow(self, log_probabilities: Tensor) -> None:
-        """Sets tokens to -inf that leave too little length for the phrases, whose tokens nothing else hinders."""
+        """Mask tokens that leave too little length for the phrases; phrase tokens are exempt from other constraints."""
         awaited = []
         for row, task, state in self._states():
             free = len(task.waiting.prefix) <= task.written < task.limit
@@ -112,7 +112,7 @@ class ConstrainedSteps(Steps):
                 values[token] = -torch.inf if needs > left else unmasked if needs < now else masked
 
     def _allocate(self, extensions: list[_Extension]) -> list[_Extension]:
-        """The extensions that live on, of some sorted by score."""
+        """Select the extensions that live on, from a list sorted by score."""
         ranks: dict[int, int] = {}
         order = []
         for index, each in enumerate(extensions):
@@ -122,12 +122,12 @@ class ConstrainedSteps(Steps):
         return [extensions[index] for index in chosen]
 
     def _file_best(self, extensions: list[_Extension], history: Tensor, task: Task) -> None:
-        """File those that end among the 2K best that need nothing more; history (rows, tokens of each)."""
+        """File the ended ones among the 2K best that need nothing more. history: (rows, tokens)."""
         penalty = length_penalty(history.shape[1] + 1, self.config)
         for rank, each in enumerate([each for each in extensions if not each.needs][: 2 * self.config.beam]):
             if each.token == EOS:
                 task.ended += rank < self.config.beam
-                task.found[0].add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
+                task.finished[0].add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
 
 
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)

@@ -1,4 +1,4 @@
-"""Constraints of a search on the host: the tokens that may follow at a step."""
+"""Token constraints of a search on the host."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from fasttfm.search.tasks import Task
 
 
 class Constraints:
-    """Sets the log-probabilities of tokens that may not follow to -inf.
+    """Sets log-probabilities of disallowed tokens to -inf.
 
-    The others keep the model's own, so that a forced token (end-of-sentence at the limit, a prefix) is paid for.
+    Allowed tokens keep the model's values, so a forced token (end-of-sentence at the limit, a prefix) costs its own
+    log-probability.
     """
 
     def __init__(self, config: DecodingConfig, device: torch.device, banned: Sequence[Sequence[int]] = ()) -> None:
-        """banned: sequences of tokens that no output holds, unless a prefix forces them."""
+        """banned: token sequences that no output contains unless a prefix forces them."""
         self.min_len = config.min_len
         self.ngram = config.no_repeat_ngram
         never = [PAD, BOS] if config.allow_unk else [PAD, UNK, BOS]
         self.never = torch.tensor(never + [each[0] for each in banned if len(each) == 1], device=device)
         self.endings: dict[tuple[int, ...], list[int]] = {}
-        """Beginning of a banned sequence -> the tokens that would complete one."""
+        """Prefix of a banned sequence -> tokens that would complete it."""
         for each in banned:
             if len(each) > 1:
                 self.endings.setdefault(tuple(each[:-1]), []).append(each[-1])
         self.lengths = sorted({len(beginning) for beginning in self.endings})
 
     def exclude(self, logits: Tensor, tasks: Sequence[Task]) -> None:
-        """Set logits (len(tasks) * rows of each, V) of tokens that are not allowed to -inf, in place.
+        """Set logits (len(tasks) * rows, V) of tokens outside the tasks' lists to -inf, in place.
 
-        Before probabilities are computed, which those that are allowed then share. Of some tasks all or none have a
-        list of allowed tokens.
+        Called before the softmax, so the allowed tokens share the whole probability. Either all tasks have a list of
+        allowed tokens or none.
         """
         if tasks[0].allowed is None:
             return
@@ -44,12 +45,12 @@ class Constraints:
         by_sentence.masked_fill_(excluded[:, None], -torch.inf)
 
     def apply(self, log_probabilities: Tensor, history: Tensor, tasks: Sequence[Task]) -> None:
-        """Change log_probabilities (len(tasks) * rows of each, V) of the token that follows, in place.
+        """Mask log_probabilities (len(tasks) * rows, V) of the next token, in place.
 
-        history (., W): tokens of each row without begin-of-sentence, of which task.written count.
+        history (., W): tokens of each row without begin-of-sentence; the first task.written are valid.
         """
         by_sentence = log_probabilities.view(len(tasks), -1, log_probabilities.shape[1])
-        forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
+        forced = []  # read before masking: a prefix may contain a token that is otherwise disallowed
         for index, task in enumerate(tasks):
             token = _forced_token(task)
             if token is not None:
@@ -66,7 +67,7 @@ class Constraints:
             by_sentence[index, :, token] = value
 
     def _mask_completions(self, log_probabilities: Tensor, history: list[list[int]]) -> None:
-        """Tokens that would complete a repeated n-gram or a banned sequence."""
+        """Mask tokens that would complete a repeated n-gram or a banned sequence."""
         rows: list[int] = []
         tokens: list[int] = []
         for row, written in enumerate(history):

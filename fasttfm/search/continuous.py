@@ -1,14 +1,13 @@
-"""A search on the host, which sentences join while it runs: those that end make room for those that wait.
+"""Continuous batching on the host: sentences join a running search and take the place of finished ones.
 
-Sentences of one batch end after different numbers of steps, and the last ones would be searched nearly alone, with
-products of few rows. With continuous batching the rows of all sentences take one step together, whatever position each
-has reached, and as soon as a quarter of the budget of tokens is free, sentences from the queue take it. A row does not
-depend on the rows beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone. A
-sentence may have options of its own, its beam among them.
+Sentences of one batch end after different numbers of steps, so a plain batch ends with few rows per product. Here the
+rows of all sentences take one step together, whatever position each has reached, and once a quarter of the token budget
+is free, waiting sentences join. A row does not depend on other rows, so results have the same bits as in a fixed batch
+or alone. A sentence may have its own options, the beam size included.
 
-Sentences that join together are encoded together where they are padded to the same length. Those with the same options
-are searched by one Steps (beam.py), which takes in those that join after their first step. Sentences join on a CPU
-where the decoder takes fused steps (search/cpu/decoder_step.py); elsewhere a batch is searched to its end.
+Sentences that join together are encoded together if they are padded to the same length. Sentences with the same
+options share one Steps (beam.py), into which new ones are merged after their first step. Joining requires fused decoder
+steps on a CPU (search/cpu/decoder_step.py); otherwise a batch is searched to its end.
 Source: Yu et al. 2022 (Orca), iteration-level scheduling.
 """
 
@@ -36,18 +35,18 @@ from fasttfm.search.hypotheses import Hypothesis, refuse_failed
 from fasttfm.search.tasks import Task, Waiting, tasks_of
 
 JOINING_SHARE = 4
-"""A quarter of the budget must be free before sentences join a search: an encoder is quicker with several. Chosen, not
-measured; a search's last bits depend on it."""
+"""One over the share of the budget that must be free before sentences join: encoding several at once is faster. Chosen,
+not measured; the last bits of a search depend on it."""
 
 
 def can_continue(model: Any) -> bool:
-    """Return whether sentences may join a RunningSearch of this model; asked inside batches.inference()."""
+    """Return whether sentences may join a RunningSearch of this model. Call inside inference()."""
     takes = getattr(decoder_of(model), "takes_sentences", None)
     return takes is not None and bool(takes())
 
 
 def steps_of(tasks: Sequence[Task], constraints: Constraints, *, in_order: bool) -> Steps:
-    """The search that the options of the tasks ask for; in_order: as of Beams."""
+    """The Steps subclass for the options of the tasks. in_order: see Beams."""
     config = tasks[0].config
     if tasks[0].required is not None:
         return ConstrainedSteps(tasks, constraints)
@@ -59,7 +58,7 @@ def steps_of(tasks: Sequence[Task], constraints: Constraints, *, in_order: bool)
 
 
 class RunningSearch:
-    """Searches sentences that come one after the other; to be used inside batches.inference()."""
+    """Search over a queue of sentences. Use inside inference()."""
 
     def __init__(
         self,
@@ -70,54 +69,53 @@ class RunningSearch:
         continuations: frozenset[int] = frozenset(),
         at_once: int = 1,
     ) -> None:
-        """banned, continuations: as of search_ids; at_once: how many such searches share the memory of this machine."""
+        """banned, continuations: see search_ids(). at_once: number of such searches that share the machine's memory."""
         self.model, self.config, self.at_once = model, config, at_once
         self.banned, self.continuations = banned, continuations
         self.device = next(model.parameters()).device
         self.waiting: deque[Waiting] = deque()
         self.continues = can_continue(model)
-        """Whether sentences join while others are searched."""
+        """Whether waiting sentences join before the search ends."""
         self._steps: list[Steps] = []
-        """One of each kind of sentence."""
+        """One per kind of sentences (Steps.kind)."""
         self._decoder = decoder_of(model)
         self._cache: Any = self._decoder.start_running() if self.continues else None
 
     @property
     def idle(self) -> bool:
-        """True if nothing is searched, nor waits."""
+        """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._steps)
 
     @property
     def searched(self) -> int:
-        """Sentences that have joined and have not ended."""
+        """Number of running sentences."""
         return sum(len(each.tasks) for each in self._steps)
 
     @property
     def free(self) -> int:
-        """Source tokens of the budget that nothing is searched for."""
+        """Unused source tokens of the budget."""
         return self.config.batch_tokens - sum(task.waiting.tokens for each in self._steps for task in each.tasks)
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Cancels sentences: they leave at the next step without a result."""
+        """Cancel sentences; running ones leave at the next step without a result."""
         self.waiting = deque(each for each in self.waiting if each.key not in keys)
         for each in self._steps:
             for task in each.tasks:
-                task.leaves |= task.waiting.key in keys
+                task.cancelled |= task.waiting.key in keys
 
     def written(self) -> list[int]:
-        """The tokens of the only sentence that is searched, which has one hypothesis; UserError for one whose
-        probability is not a number."""
+        """Tokens so far of the only hypothesis of the only sentence. Raises UserError if its probability is NaN."""
         for each in self._steps:
             refuse_failed([Hypothesis([], score, score) for score in each.scores.flatten().tolist()])
         return [token for each in self._steps for token in each.history[0, : each.tasks[0].written].tolist()]
 
     def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
-        """Takes steps until nothing waits any more: (key, config.nbest best hypotheses), as sentences end."""
+        """Step until no sentence is left, yielding (key, config.nbest best hypotheses) as sentences finish."""
         while not self.idle:
             yield from self.step()
 
     def step(self) -> list[tuple[Hashable, list[Hypothesis]]]:
-        """Lets waiting sentences join, takes a step, and returns those that ended with it."""
+        """Admit waiting sentences, take a step, and return the sentences that finished."""
         self._admit()
         if not self._steps:
             return []
@@ -126,7 +124,7 @@ class RunningSearch:
         ended: list[Task] = []
         groups: dict[Hashable, Steps] = {}
         going: dict[Hashable, list[tuple[int, int, Tensor | None]]] = {}
-        """Of each group: its first row and rows before the step, and those that its own go on from."""
+        """Per kind: first row and number of rows before the step, and the old row that each new row continues."""
         begin, moves = 0, False
         for steps in self._steps:
             part = logits[begin : begin + len(steps.tokens)]
@@ -147,10 +145,10 @@ class RunningSearch:
                 for first, count, rows in some
             ]
             self._cache.go_on(torch.cat(parts), torch.cat([each.ranks() for each in groups.values()]))
-        return [(task.waiting.key, task.best()) for task in ended if not task.leaves]
+        return [(task.waiting.key, task.best()) for task in ended if not task.cancelled]
 
     def _admit(self) -> None:
-        """Lets those that have waited longest join, as many as fit; a longer one than all of the budget alone."""
+        """Admit the longest-waiting sentences that fit; one larger than the budget runs alone."""
         if not self.waiting or (self._steps and not self.continues):
             return
         left = self.free
@@ -164,15 +162,15 @@ class RunningSearch:
             raise error
 
     def search(self, batch: Sequence[Waiting]) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
-        """Searches sentences, which together are a batch where sentences cannot join others; as run()."""
+        """Join sentences and run(); without continuous batching they form one batch."""
         for _, error in self.join(batch):
             raise error
         return self.run()
 
     def join(self, members: Sequence[Waiting]) -> list[tuple[Hashable, UserError]]:
-        """Let these sentences take part from the next step on, whatever is left of the budget.
+        """Add sentences to the next step, regardless of the budget.
 
-        Returns the keys of those that do not, because their search needs more memory than there is, with the reason.
+        Returns the keys and errors of sentences whose search needs more memory than is free.
         """
         alike: dict[tuple[DecodingConfig, bool], list[Waiting]] = {}
         for each in members:
@@ -204,18 +202,18 @@ class RunningSearch:
         self._steps.append(steps_of(tasks, Constraints(config, self.device, self.banned), in_order=in_order))
 
     def _start_cache(self, tasks: Sequence[Task], sizes: dict[str, int]) -> Any:
-        """The cache of a batch, read by the encoder."""
+        """Encode a batch and start its cache."""
         batch_invariant, sources = self.config.batch_invariant, [task.waiting.source for task in tasks]
         source, lengths = padded(sources, self.device, LENGTHS if batch_invariant else 1)
-        # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
+        # Without padding attention needs no mask. With a mask it sums in another order.
         is_padded = batch_invariant or any(len(each) < source.shape[1] for each in sources)
-        known = lengths if is_padded else None
+        mask_lengths = lengths if is_padded else None
         longest = max(task.limit for task in tasks)
-        memory = self._decoder.encode(source, known)
-        return self._decoder.start_cache(memory, known, max_length=longest + 1, **sizes)
+        memory = self._decoder.encode(source, mask_lengths)
+        return self._decoder.start_cache(memory, mask_lengths, max_length=longest + 1, **sizes)
 
     def _join_cache(self, tasks: Sequence[Task], sizes: dict[str, int]) -> None:
-        """Let sentences join the cache; those that are padded alike are encoded together."""
+        """Add sentences to the cache; those of one padded length are encoded together."""
         pads = not self._decoder.fuses_encoder
         alike: dict[int, list[Sequence[int]]] = {}
         for task in tasks:
@@ -226,10 +224,10 @@ class RunningSearch:
             self._decoder.join(self._cache, ids, lengths, **sizes)
 
     def _select_outputs(self) -> None:
-        """Lets the next steps compute the logits that one of the sentences needs alone, where they can."""
+        """Restrict the output product of fused steps to the tokens that some sentence may write."""
         fused = getattr(self._cache, "fused", None)
         if fused is None:
             return
         allowed = [task.allowed for each in self._steps for task in each.tasks]
-        known = [tokens for tokens in allowed if tokens is not None]
-        fused.select_outputs(torch.cat(known).unique() if len(known) == len(allowed) else None)
+        lists = [tokens for tokens in allowed if tokens is not None]
+        fused.select_outputs(torch.cat(lists).unique() if len(lists) == len(allowed) else None)

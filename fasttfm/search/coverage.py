@@ -1,4 +1,4 @@
-"""Cross-attention of given pairs, and the penalty for what a translation leaves out."""
+"""Cross-attention weights of given pairs, and the coverage penalty."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,10 +19,10 @@ def cross_attention(
 ) -> list[Tensor]:
     """Cross-attention weights of each pair, (L + 1, S) float32 on the CPU.
 
-    sources: ids with end-of-sentence, S of them. targets: L ids without; the last row writes end-of-sentence. Rows sum
-    to 1: the mean of the heads of config.alignment_layer, 0 being the last but one (of two the last), whose heads align
-    best (Garg et al. 2019, section 3.2). Of an ensemble it is the mean over models. On a CPU the same to the last bit
-    whatever the batch holds. Raises UserError for a layer that the model has not.
+    sources: S ids with end-of-sentence; targets: L ids without; the last row belongs to end-of-sentence. Rows sum to 1:
+    the mean over the heads of config.alignment_layer. 0 is the last layer but one (of two layers the last), whose heads
+    align best (Garg et al. 2019, section 3.2). An ensemble gives the mean over its models. On a CPU the bits do not
+    depend on the batch. Raises UserError for a layer that does not exist.
     """
     layer = config.alignment_layer
     check_layer(model, layer)
@@ -36,7 +36,7 @@ def cross_attention(
 
 
 def check_layer(model: Any, layer: int) -> None:
-    """Raise UserError for a decoder layer, from 1, that the model has not; 0 stands for one of those it has."""
+    """Raise UserError for a decoder layer (from 1) that does not exist; 0 is always valid."""
     if layer:
         layers = min(each.config.decoder_layers for each in getattr(model, "models", [model]))
         if layer > layers:
@@ -44,7 +44,7 @@ def check_layer(model: Any, layer: int) -> None:
 
 
 def coverage(attention: Tensor) -> float:
-    """Sum over source tokens of log(min(1, attention received)) for attention (L + 1, S): 0 where nothing is left out.
+    """Sum over source tokens of log(min(1, attention received)), attention (L + 1, S); 0 if everything is covered.
 
     Source: Wu et al. 2016, equation 14.
     """
@@ -55,7 +55,7 @@ def coverage(attention: Tensor) -> float:
 def rescore_by_coverage(
     model: Any, sources: Sequence[Sequence[int]], nbest: Sequence[Sequence[Hypothesis]], config: DecodingConfig
 ) -> list[list[Hypothesis]]:
-    """The hypotheses of each source with config.coverage_penalty * coverage added to their scores, best first."""
+    """Hypotheses of each source rescored with config.coverage_penalty * coverage, best first."""
     pairs = [(index, each) for index, hypotheses in enumerate(nbest) for each in hypotheses]
     attention = cross_attention(
         model, [sources[index] for index, _ in pairs], [each.tokens for _, each in pairs], config

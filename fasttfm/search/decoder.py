@@ -1,7 +1,7 @@
-"""The decoder of a Transformer in a search: a cache of what it has seen, and one target position at a time.
+"""Decoder steps of a search: caches and one target position at a time.
 
-On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain model takes a step as one fused run
-(search/cpu/decoder_step.py); elsewhere a step goes through the model's layers, whose attention reads a blocks.cache.
+On a CPU with numba the cache never moves rows (cpu/step_cache.py), and a plain model runs a step as one fused pass
+(search/cpu/decoder_step.py). Otherwise a step calls the model's layers with a models.cache.
 """
 
 import functools
@@ -25,19 +25,18 @@ from fasttfm.search.cpu.encoder_pass import encode, fuses_encoder
 
 
 def decoder_of(model: Any) -> Any:
-    """Return what starts caches and takes steps for a model: a TransformerDecoder, or the model itself where it can, as
-    an ensemble does."""
+    """The object that starts caches and takes steps: a TransformerDecoder, or the model itself (an ensemble)."""
     return model if hasattr(model, "start_cache") else TransformerDecoder(model)
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the most tokens of a sequence that a model, or every one of an ensemble, has positions for; None: any."""
-    known = [getattr(each.config, "positions", None) for each in getattr(model, "models", [model])]
-    return min((count for count in known if count is not None), default=None)
+    """Number of positions of a model, or the smallest of an ensemble; None: unlimited."""
+    sizes = [getattr(each.config, "positions", None) for each in getattr(model, "models", [model])]
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def refuse_longer(model: Any, sources: Iterable[int], targets: Iterable[int]) -> None:
-    """Raise UserError for sequences of so many tokens, markers counted, that a model has no positions for."""
+    """Raise UserError for lengths (with begin- and end-of-sentence) beyond the model's learned positions."""
     most = positions_of(model)
     for side, lengths in (("source", sources), ("target", targets)):
         longest = max(lengths, default=0)
@@ -48,35 +47,34 @@ def refuse_longer(model: Any, sources: Iterable[int], targets: Iterable[int]) ->
 
 
 class TransformerDecoder:
-    """Takes the steps of searches with a models.Transformer."""
+    """Decoder steps of a models.Transformer."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     @torch.no_grad()
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
-        """The encoder's output (B, S, d) for source (B, S); to be used inside one frozen_weights()."""
+        """Encoder output (B, S, d) for source (B, S). Call inside one frozen_weights()."""
         if self.fuses_encoder and source.numel():
             return encode(self.model, source, source_lengths)
         return self.model.encode(source, source_lengths)
 
     @functools.cached_property
     def fuses_encoder(self) -> bool:
-        """True if sentences are encoded without padding, each by itself."""
+        """Return whether each sentence is encoded by itself, without padding."""
         rows = self._nothing()
         return backends.current != "triton" and takes(rows) and fuses_encoder(self.model, rows)
 
     def _nothing(self) -> Tensor:
-        """No rows of the model's dtype and device."""
+        """Empty tensor with the model's dtype and device."""
         weight = self.model.output.weight
         return torch.empty(0, dtype=weight.dtype, device=weight.device)
 
     def takes_sentences(self) -> bool:
-        """Return whether sentences may join a search that runs: none depends on those beside it. Asked where the search
-        is, inside frozen_weights()."""
+        """Return whether sentences may join a running search without affecting others. Call inside frozen_weights()."""
         rows = self._nothing()
-        known = backends.current != "triton" and takes(rows) and batch_invariant(rows)
-        return known and fuses_step(self.model, rows)
+        invariant = backends.current != "triton" and takes(rows) and batch_invariant(rows)
+        return invariant and fuses_step(self.model, rows)
 
     @torch.no_grad()
     def start_cache(
@@ -88,10 +86,10 @@ class TransformerDecoder:
         beam: int | None = None,
         max_length: int,
     ) -> DecoderCache | StepCache:
-        """An empty cache for max_length target tokens of rows_per_sentence hypotheses of each sentence.
+        """An empty cache for max_length target tokens.
 
-        beam: rows that each will have after the first step; None: as many. Keys and values of memory (B, S, d), the
-        output of the model's encode(), are computed here.
+        memory (B, S, d): encoder output, whose keys and values are computed here. rows_per_sentence: hypotheses at the
+        first step; beam: from the second step on; None: the same.
         """
         if backends.current != "triton" and takes(memory) and memory.shape[0]:
             fused = DecoderStep(self.model) if fuses_step(self.model, memory) else None
@@ -107,15 +105,15 @@ class TransformerDecoder:
 
     @torch.no_grad()
     def start_running(self) -> StepCache:
-        """A cache without rows, which join() gives some; where takes_sentences()."""
+        """An empty cache for join(), if takes_sentences()."""
         return StepCache(fused=DecoderStep(self.model))
 
     @torch.no_grad()
     def join(
         self, cache: StepCache, source: Tensor, source_lengths: Tensor, *, beam: int, rows_per_sentence: int
     ) -> None:
-        """Sentences, source (B, S), join the rows of a cache of start_running(): rows_per_sentence rows each at their
-        first step, `beam` from then on."""
+        """Add sentences, source (B, S), to a cache from start_running(), with rows_per_sentence rows each at their
+        first step and `beam` rows from then on."""
         self._join(cache, self.encode(source, source_lengths), source_lengths, beam, rows_per_sentence)
 
     def _join(
@@ -127,7 +125,7 @@ class TransformerDecoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
-        """Logits (R, V) float32 for the token after tokens (R,), one per row of the cache, which grows by one."""
+        """Logits (R, V) float32 of the token after tokens (R,), one per cache row; the cache grows by one position."""
         if cache.capacity is not None and cache.length >= cache.capacity:
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
@@ -144,8 +142,8 @@ class TransformerDecoder:
         return apply_linear(model.output, y[:, 0]).float()
 
     def _memory_keys_values(self, memory: Tensor, fused: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
+        """Keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
         keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.model.decoder.layers]
-        if fused is not None and fused.int8:  # whose rounding is coarser than that of shorter numbers
+        if fused is not None and fused.int8:  # int8 products round more coarsely than bfloat16
             return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
         return keys_values

@@ -1,9 +1,9 @@
-"""Diverse beam search: groups of hypotheses, each punished for tokens that groups before it have just taken.
+"""Diverse beam search: groups of hypotheses, each penalized for tokens that earlier groups chose at the same step.
 
-Group g ranks the extensions of its hypotheses by log-probability minus strength times how often groups 0 to g - 1 have
-chosen the token at this step; what a hypothesis has been punished for stays with it. Reported is the model's own
-log-probability, by which finished hypotheses are ranked. One group is beam search. Of extensions that rank equally that
-of the better hypothesis comes first, then the lower token.
+Group g ranks the extensions of its hypotheses by log-probability minus strength times the number of groups 0 to g - 1
+that chose the token at this step; a hypothesis keeps its accumulated penalty. Finished hypotheses are ranked by the
+model's own log-probability. One group is plain beam search. Among equal extensions the better hypothesis comes first,
+then the lower token.
 Source: Vijayakumar et al. 2016, equation 5 with Hamming diversity.
 """
 
@@ -31,10 +31,10 @@ class DiverseSteps(Steps):
         config = tasks[0].config
         super().__init__(tasks, constraints, groups=config.diverse_beam_groups)
         self.punished = self.scores.new_zeros(len(tasks), config.beam)
-        """(b, K): what has been taken from the rank of each live hypothesis."""
+        """(b, K): accumulated penalty of each live hypothesis."""
 
     def choose(self, logits: Tensor) -> Live:
-        """See Steps."""
+        """See Steps.choose()."""
         values = logits.float().log_softmax(dim=1)
         self.forbid(values)
         done = [True] * len(self.tasks)
@@ -43,7 +43,7 @@ class DiverseSteps(Steps):
             self._file(ends, best, parents, group=group)
             self._count(ends[:, : live.shape[1]])
             for index, (task, likeliest) in enumerate(zip(self.tasks, live.amax(dim=1).tolist())):
-                done[index] &= likeliest / length_penalty(task.limit + 1, self.config) <= task.found[group].worst
+                done[index] &= likeliest / length_penalty(task.limit + 1, self.config) <= task.finished[group].worst
 
         by_row = values.view(*self.scores.shape, -1)
         scores, tokens, parents, self.punished = extend_groups(
@@ -55,16 +55,15 @@ class DiverseSteps(Steps):
 def extend_groups(
     values: Tensor, scores: Tensor, punished: Tensor, config: DecodingConfig, top: Top, file: Callable[..., None]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The extensions that live on: log-probability, token, row within the sentence that they go on from, and what has
-    been taken from their rank, (b, K) each.
+    """The live extensions: log-probability, token, row of the parent within the sentence, penalty; (b, K) each.
 
-    values (b, K, V): log-probabilities of what follows each hypothesis; scores, punished (b, K): of the hypotheses. At
-    the first step values and scores may be of one row, (b, 1, V). top: top_k() or its like. file(group, ends, best,
-    parents, live) is told the best extensions of each group in turn, (b, n) log-probabilities and rows, which of them
-    end, and the log-probabilities (b, K / groups) of those that live on.
+    values (b, K, V): log-probabilities of the next token; scores, punished (b, K): of the hypotheses. At the first step
+    values and scores may have one row, (b, 1, V). top: top_k() or equivalent. file(group, ends, best, parents, live) is
+    called with the best extensions of each group in turn: (b, n) which of them end, their log-probabilities and rows,
+    and the log-probabilities (b, K / groups) of those that live on.
     """
     vocabulary, size = values.shape[2], config.beam // config.diverse_beam_groups
-    taken = torch.zeros_like(values[:, 0])  # (b, V) how often groups before have chosen a token
+    taken = torch.zeros_like(values[:, 0])  # (b, V) how often earlier groups chose a token
     chosen = []
     for group in range(config.diverse_beam_groups):
         members = slice(group * size, (group + 1) * size) if values.shape[1] > 1 else slice(0, 1)

@@ -1,4 +1,4 @@
-"""Several models of one vocabulary that choose every token together."""
+"""Ensembles: several models that average their next-token probabilities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fasttfm.search.decoder import decoder_of
 
 
 class Ensemble(nn.Module):
-    """Several Transformers as one, for searches and scoring: it averages their probabilities of the next token.
+    """Several Transformers as one model for search and scoring.
 
-    mean: of their probabilities, or of their logarithms, which one model that finds a token impossible decides alone.
+    mean: average probabilities or their logarithms; with logarithms one model can veto a token.
     """
 
     def __init__(self, models: Sequence[Any], mean: Literal["probability", "logarithm"] = "probability") -> None:
-        """models: with one target vocabulary, one source vocabulary and one padding id; ValueError otherwise."""
+        """models: with equal vocabularies and padding id; otherwise ValueError."""
         super().__init__()
         if not models:
             raise ValueError("an ensemble has no models: give at least one")
@@ -38,19 +38,20 @@ class Ensemble(nn.Module):
         self.mean = mean
 
     def forward(self, *inputs: Any) -> Tensor:
-        """Compute log-probabilities (B, L, V) float32; takes the arguments of a model."""
+        """Log-probabilities (B, L, V) float32; same arguments as a model's forward."""
         return self.together([model(*inputs) for model in self.models])
 
     def cross_attention(self, *inputs: Any, layer: int) -> Tensor:
-        """The mean of what the models' decoder layer looks at, (B, L, S) float32."""
-        return torch.stack([model.cross_attention(*inputs, layer=layer) for model in self._all()]).mean(dim=0)
+        """Cross-attention weights of a decoder layer, averaged over models, (B, L, S) float32."""
+        models: list[Any] = list(self.models)
+        return torch.stack([model.cross_attention(*inputs, layer=layer) for model in models]).mean(dim=0)
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
-        """The outputs of all encoders."""
+        """Encoder outputs of all models."""
         return [model.encode(source, source_lengths) for model in self._decoders()]
 
     def start_cache(self, memory: list[Tensor], source_lengths: Tensor | None = None, **sizes: int) -> Caches:
-        """The caches of all models."""
+        """Empty caches of all models."""
         return Caches(
             [model.start_cache(each, source_lengths, **sizes) for model, each in zip(self._decoders(), memory)]
         )
@@ -62,10 +63,8 @@ class Ensemble(nn.Module):
     def _decoders(self) -> list[Any]:
         return [decoder_of(each) for each in self.models]
 
-    def _all(self) -> list[Any]:
-        return list(self.models)
-
     def together(self, logits: list[Tensor]) -> Tensor:
+        """Combine the logits of all models, each (..., V), into log-probabilities float32."""
         log_probabilities = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
         if self.mean == "logarithm":
             return log_probabilities.mean(dim=0)
@@ -73,17 +72,17 @@ class Ensemble(nn.Module):
 
 
 class Caches:
-    """The caches of all models of an ensemble."""
+    """Caches of all models of an ensemble."""
 
     def __init__(self, caches: list[Any]) -> None:
         self.caches = caches
 
     @property
     def moves_nothing(self) -> bool:
-        """True if hypotheses may change rows at no cost."""
+        """Return whether rows can be permuted for free."""
         return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
 
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:
-        """Row r goes on from what row rows[r] was, as row ranks[r] of its sentence's; other sentences leave."""
+        """Make row r continue old row rows[r], as row ranks[r] of its sentence; sentences without rows are removed."""
         for cache in self.caches:
             cache.go_on(rows, ranks)

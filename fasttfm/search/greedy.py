@@ -1,4 +1,4 @@
-"""Greedy search and sampling: one token is chosen for every row at every step, and that choice is final."""
+"""Greedy search and sampling: one token per row and step, never revised."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,7 @@ from fasttfm.search.top_k import Top, likeliest, top_k
 
 
 class GreedySteps(Steps):
-    """Greedy search or sampling: of each sentence the one hypothesis of greedy search, or with config.sampling
-    config.nbest independent draws."""
+    """One greedy hypothesis per sentence, or config.nbest independent samples with config.sampling."""
 
     moves = False
     tables = ("scores", "open_rows")
@@ -26,10 +25,10 @@ class GreedySteps(Steps):
         super().__init__(tasks, constraints, rows=config.nbest if config.sampling else 1)
         self._places = torch.arange(self.rows, device=self.device)
         self.open_rows = torch.ones_like(self.scores, dtype=torch.bool)
-        """(b, rows) that have not ended yet"""
+        """(b, rows) rows that have not ended"""
 
     def choose(self, logits: Tensor) -> Live:
-        """See Steps: one token is chosen for each row, and every row goes on from itself."""
+        """See Steps.choose(): every row continues itself."""
         gains, tokens = self._choose(logits)
         scores = torch.where(self.open_rows, self.scores + gains, self.scores)
         ends, places = self.open_rows & (tokens == EOS), self._places.expand(tokens.shape)
@@ -41,7 +40,7 @@ class GreedySteps(Steps):
         return Live(scores, tokens, places, done)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probability of a token for each row, and the token, (b, rows) each."""
+        """Log-probability and token for each row, (b, rows) each."""
         if not self.config.sampling:
             return likeliest(logits, 1, self.forbid)
         log_probabilities = logits.float().log_softmax(dim=1)
@@ -53,15 +52,15 @@ class GreedySteps(Steps):
 
 
 def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig, top: Top = top_k) -> Tensor:
-    """One token for each row of log_probabilities (N, V): where the cumulative distribution passes uniform (N,).
+    """Sample one token per row of log_probabilities (N, V), by inverting its CDF at uniform (N,).
 
-    Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.
+    Tokens are sorted by probability, so top-k and top-p (Holtzman et al. 2020) keep a prefix of each row.
     """
     width = log_probabilities.shape[1]
     values, ids = top(log_probabilities, min(config.sampling_topk or width, width))
     probabilities = (values / config.temperature).softmax(dim=1)
     cumulative = probabilities.cumsum(dim=1)
-    kept = cumulative - probabilities < config.sampling_topp  # the fewest that reach p
+    kept = cumulative - probabilities < config.sampling_topp  # the smallest prefix that reaches p
     kept &= probabilities > 0
     kept[:, :1].fill_(True)
     mass = cumulative.masked_fill(~kept, 0).amax(dim=1)

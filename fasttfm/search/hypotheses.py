@@ -1,4 +1,4 @@
-"""A finished translation, its score, and the best of a sentence."""
+"""Finished hypotheses, their scores, and the n-best list of a sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_A_NUMBER = (
     "the model's probabilities are not numbers (NaN): its training diverged or its weights are damaged; use an earlier "
     "checkpoint, or train with a lower learning rate or gradient clipping"
 )
-"""Error of searches and scoring for such a model."""
+"""Error message of searches and scoring with such a model."""
 NOTHING_FOUND = (
     f"no translation can be found: banned words, a shortlist, prefixes and min_len leave no token, or {NOT_A_NUMBER}"
 )
@@ -21,28 +21,28 @@ NOTHING_FOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One output of a search."""
+    """A finished output of a search."""
 
     tokens: list[int]
     """Target ids without begin- and end-of-sentence."""
     score: float
-    """log_probability divided by the length penalty: what searches rank by."""
+    """log_probability divided by the length penalty; the ranking score."""
     log_probability: float
-    """Natural logarithm of the model's probability of tokens and end-of-sentence."""
+    """Natural log of the model's probability of tokens and end-of-sentence."""
 
 
-def refuse_failed(found: Sequence[Hypothesis]) -> None:
-    """Raise UserError for the results of a search that has found nothing, or by probabilities that are no numbers."""
-    if not found or found[0].log_probability == -math.inf:
+def refuse_failed(hypotheses: Sequence[Hypothesis]) -> None:
+    """Raise UserError if a search found nothing, or if its probabilities are NaN."""
+    if not hypotheses or hypotheses[0].log_probability == -math.inf:
         raise UserError(NOTHING_FOUND)
-    if math.isnan(found[0].log_probability):
+    if math.isnan(hypotheses[0].log_probability):
         raise UserError(NOT_A_NUMBER)
 
 
 def length_penalty(length: int, config: DecodingConfig) -> float:
-    """Return the divisor of a log-probability; length counts end-of-sentence, as tensor2tensor does.
+    """Divisor of a log-probability. length includes end-of-sentence, as in tensor2tensor.
 
-    wu is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out), power length^alpha (fairseq).
+    wu: ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, without coverage); power: length^alpha (fairseq).
     """
     if config.length_penalty == "wu":
         return ((5.0 + length) / 6.0) ** config.alpha
@@ -54,7 +54,7 @@ def length_penalty(length: int, config: DecodingConfig) -> float:
 
 
 class Finished:
-    """The best finished hypotheses of one sentence."""
+    """The `size` best finished hypotheses of one sentence."""
 
     def __init__(self, size: int):
         self.size = size
@@ -63,16 +63,16 @@ class Finished:
 
     @property
     def worst(self) -> float:
-        """The score that a hypothesis must beat to get in."""
+        """Score that a new hypothesis has to beat."""
         return self.hypotheses[-1].score if len(self.hypotheses) == self.size else float("-inf")
 
     def add(self, hypothesis: Hypothesis) -> None:
         self.hypotheses.append(hypothesis)
-        self.hypotheses.sort(key=lambda each: -each.score)  # stable: of equal ones, the first found stays first
+        self.hypotheses.sort(key=lambda each: -each.score)  # stable: the first found of equal ones stays first
         del self.hypotheses[self.size :]
 
 
 def distinct(hypotheses: Iterable[Hypothesis], count: int) -> list[Hypothesis]:
-    """The `count` best hypotheses, each output once."""
-    different = {tuple(each.tokens): each for each in hypotheses}
-    return sorted(different.values(), key=lambda each: -each.score)[:count]
+    """The `count` best hypotheses with distinct outputs."""
+    unique = {tuple(each.tokens): each for each in hypotheses}
+    return sorted(unique.values(), key=lambda each: -each.score)[:count]

@@ -1,4 +1,4 @@
-"""The probability of given translations: for reranking, filtering and finding out what a model thinks."""
+"""Log-probabilities of given translations, for reranking and filtering."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 def score_ids(
     model: Transformer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int = 1024
 ) -> list[float]:
-    """log P(target, end-of-sentence | source) of each pair, natural logarithm, in order.
+    """log P(target, end-of-sentence | source) of each pair, natural log, in order.
 
-    sources: ids with end-of-sentence. targets: ids without. max_tokens: padded target tokens of a batch; the logits
-    take 4 * V bytes for each. On a CPU a score is the same to the last bit whatever else is scored. Raises ValueError
-    for lists of different lengths or an empty source, UserError for a model whose weights give no probabilities or that
-    has no positions for a pair.
+    sources: ids with end-of-sentence; targets: ids without. max_tokens: padded target tokens per batch; the logits
+    take 4 * V bytes per token. On a CPU a score has the same bits whatever its batch. Raises ValueError for lists of
+    different lengths or an empty source, UserError if probabilities are NaN or a pair is longer than the positions.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources but {len(targets)} targets: give pairs")
@@ -50,9 +49,9 @@ def score_ids(
 def pair_batches(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int, device: torch.device
 ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor, Tensor]]]:
-    """Indices of pairs whose sources, and whose targets, are padded to one length, and what a model reads of them.
+    """Yield batches of pairs with one padded source length and one padded target length: indices and model inputs.
 
-    That is sources (B, S), targets after begin-of-sentence (B, L), and the lengths (B,) of both.
+    The inputs are sources (B, S), targets after begin-of-sentence (B, L), and the lengths (B,) of both.
     """
     by_source: dict[int, list[int]] = {}
     for index, source in enumerate(sources):

@@ -1,4 +1,4 @@
-"""Streaming: a translation is given out token by token while it is searched."""
+"""Streaming: yields a translation token by token while the search runs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,12 +21,11 @@ def stream_ids(
     banned: Sequence[Sequence[int]] = (),
     allowed: Sequence[int] | None = None,
 ) -> Iterator[int]:
-    """The tokens of what search_ids finds with beam 1, or with sampling and nbest 1, as they are chosen; on a GPU a few
-    at a time.
+    """Yields the tokens that search_ids() finds with one hypothesis, as they are chosen; on a GPU a few at a time.
 
-    source: ids with end-of-sentence; number: what sampling takes its random numbers from besides the seed; banned,
-    allowed: as of search_ids, for this source. Between two tokens no mode of PyTorch or of the model is changed. Raises
-    ValueError for a config that keeps several hypotheses, UserError for a model whose weights give no probabilities.
+    source: ids with end-of-sentence. number: seed beside config.sampling_seed. banned, allowed: see search_ids().
+    Between two tokens no PyTorch or model state is changed. Raises ValueError for a config with several hypotheses,
+    UserError if the model's probabilities are NaN.
     """
     rows = config.nbest if config.sampling else config.beam
     if rows != 1 or config.mbr_samples or config.coverage_penalty:
@@ -41,8 +40,8 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
     sent = 0
     while not search.idle:
         with inference(model, batch_invariant=config.batch_invariant):
-            found, tokens = search.step(), search.written()
-        for _, hypotheses in found:
+            finished, tokens = search.step(), search.written()
+        for _, hypotheses in finished:
             refuse_failed(hypotheses)
             tokens = hypotheses[0].tokens
         yield from tokens[sent:]
@@ -50,8 +49,10 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
 
 
 def stream_text(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Pieces of text that together are the decoded ids as one line; a character in bytes, and what Moses' rules
-    may still join, come when they are whole."""
+    """Yields pieces of text that concatenate to the decoded line.
+
+    Characters spelled in bytes, and what Moses' rules may still join, are held back until they are complete.
+    """
     written: list[int] = []
     sent = text = ""
     for token in ids:

@@ -1,8 +1,8 @@
-"""The k largest of each row, of equal ones the first; faster on the CPU than torch.topk for a row of a vocabulary.
+"""Top-k with ties broken by the lowest index; on a CPU faster than torch.topk for rows as long as a vocabulary.
 
-likeliest() is for logits: with numba two passes over them, else three of PyTorch's (log_softmax, amax, gather).
-The k largest values of a row lie in the k blocks with the largest maxima, and maxima are vectorised: one pass over the
-row at memory speed, then k blocks instead of all. Of equal maxima the first blocks hold the first of equal values.
+likeliest() works on logits: with numba in two passes, otherwise in three PyTorch passes (log_softmax, amax, gather).
+The k largest values of a row lie in the k blocks with the largest maxima, and maxima are vectorized: one pass over the
+row at memory speed, then k blocks instead of all. Among equal maxima the first blocks hold the first of equal values.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,21 @@ from torch import Tensor
 from fasttfm.cpu import step_passes
 
 LARGEST_BLOCK = 64
-"""Numbers of a block of which the maximum is taken first: (128, 37,000) float32, k = 8, one core of an AMD EPYC with
-AVX-512, 1.7 ms instead of topk's 5.9."""
+"""Values per block. (128, 37,000) float32, k = 8, one AMD EPYC core with AVX-512: 1.7 ms instead of topk's 5.9 ms."""
 
 _Best = tuple[Tensor, Tensor]
 Top = Callable[[Tensor, int], _Best]
-"""top_k() or its like."""
+"""Signature of top_k()."""
 
 
 def top_k(values: Tensor, k: int) -> _Best:
-    """The k largest of each row of values (N, V), falling, and their places, rising among equal values; both (N, k).
+    """The k largest values of each row of values (N, V), descending, and their indices, both (N, k).
 
-    1 <= k <= V. NaN is larger than any number, as with torch.topk.
+    Equal values are ordered by index. 1 <= k <= V. NaN is larger than any number, as in torch.topk.
     """
     if values.device.type != "cpu" or k in (1, values.shape[1]):
         return sorted_top_k(values, k)
-    # torch.topk is faster, but takes equal values in any order. Nothing is equal where the k + 1 largest differ.
+    # torch.topk is faster but orders equal values arbitrarily. There are none if the k + 1 largest differ.
     largest, places = _by_blocks(values, k + 1, torch.topk)
     best, places = largest[:, :k], places[:, :k]
     differ = best > largest[:, 1:]
@@ -39,12 +38,12 @@ def top_k(values: Tensor, k: int) -> _Best:
 
 
 def sorted_top_k(values: Tensor, k: int) -> _Best:
-    """top_k() in operations that no number decides about, as a CUDA graph holds them."""
+    """top_k() without data-dependent control flow, for CUDA graphs."""
     return _by_blocks(values, k, _first_of_equal)
 
 
 def _by_blocks(values: Tensor, k: int, choose: Top) -> _Best:
-    """choose(values, k), which is shown the maxima of a long row's blocks, then the k best blocks and the tail."""
+    """choose(values, k), applied to the maxima of a long row's blocks, then to the k best blocks and the tail."""
     blocks, tail = divmod(values.shape[1], LARGEST_BLOCK)
     if blocks < 2 * k:
         return choose(values, k)
@@ -69,9 +68,9 @@ def _first_of_equal(values: Tensor, k: int) -> _Best:
 
 
 def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and tokens, both (N, k), of the k likeliest of each row of logits (N, V), as top_k() puts them.
+    """Log-probabilities and tokens, (N, k) each, of the k likeliest of each row of logits (N, V), ordered as top_k().
 
-    forbid(values) sets those that may not follow to -inf, in place; the others keep the probabilities that they have.
+    forbid(values) sets disallowed tokens to -inf in place; the others keep their probabilities.
     """
     if logits.is_contiguous() and step_passes.takes(logits):
         return step_passes.likeliest(logits, k, forbid)

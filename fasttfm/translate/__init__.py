@@ -1,4 +1,4 @@
-"""From text to text with a trained model; server/ answers over HTTP."""
+"""Translation from text to text with a trained model; server/ serves it over HTTP."""
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.translate.shortlist import Shortlist

@@ -1,9 +1,9 @@
-"""From attention between tokens to links between words, as Pharaoh lines show them.
+"""Word alignments from attention between tokens, in Pharaoh format.
 
-Each token of the translation is linked to the word of the source that its attention, summed over the word's tokens, is
-largest for; two words are linked when a token of the one is linked to the other (Garg et al. 2019, section 4.1;
-fairseq's --print-alignment). End-of-sentence is not a word. Attention that has nothing to look at rests on punctuation,
-so words of letters are linked with such, and a sign that the source has as well is linked with it.
+Each target token is linked to the source word with the largest attention, summed over the word's tokens; two words are
+linked if a token of the one is linked to the other (Garg et al. 2019, section 4.1; fairseq's --print-alignment).
+End-of-sentence is not a word. Attention without a target rests on punctuation, so words with letters are linked only to
+such words, and a punctuation mark to an equal one in the source.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 WORDS = re.compile(r"\S+")
-"""Words as whoever reads Pharaoh lines counts them: what stands between white space."""
+"""Words of the Pharaoh format: separated by white space."""
 
 Span = tuple[int, int]
 Links = tuple[tuple[int, int], ...]
@@ -21,10 +21,10 @@ Links = tuple[tuple[int, int], ...]
 def word_links(
     attention: Tensor, source: str, source_tokens: Sequence[Span], target: str, target_tokens: Sequence[Span]
 ) -> Links:
-    """Pairs (source word, target word), counted from 0; rising.
+    """Pairs (source word, target word), counted from 0, ascending.
 
-    attention (L, S) with a row for each target token and a column for each source token at least; spans of tokens in
-    characters of source and of target, as Tokenizer.spans and decoded_spans tell.
+    attention: (L, S), at least one row per target token and one column per source token. Token spans are in characters
+    of source and of target, as given by Tokenizer.spans() and decoded_spans().
     """
     of_source = _words_of(source_tokens, source)[: attention.shape[1]]
     words = sorted({word for word in of_source if word is not None})
@@ -46,7 +46,7 @@ def word_links(
 
 
 def _fitting(text: str, sources: Sequence[str]) -> list[int]:
-    """Places of the source words that a word may be linked with: of its kind, where there are any."""
+    """Indices of source words of the same kind as text, or all if there are none."""
     if _is_word(text):
         matches = [index for index, each in enumerate(sources) if _is_word(each)]
     else:
@@ -59,12 +59,12 @@ def _is_word(text: str) -> bool:
 
 
 def pharaoh(links: Links) -> str:
-    """Links as a line of text: `0-0 1-2`, source word before target word."""
+    """Links as a Pharaoh line: `0-0 1-2`, source word before target word."""
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def _words_of(tokens: Sequence[Span], text: str) -> list[int | None]:
-    """The word that each token begins in, after its spaces; None where there is none."""
+    """The word that each token begins in, after leading spaces; None if there is none."""
     word_at: list[int | None] = [None] * (len(text) + 1)
     for number, match in enumerate(WORDS.finditer(text)):
         word_at[match.start() : match.end()] = [number] * (match.end() - match.start())

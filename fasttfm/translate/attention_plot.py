@@ -1,8 +1,7 @@
-"""Pictures of who attends to whom: one panel a head, a row of panels a layer (Vaswani et al. 2017, appendix).
+"""Plots of attention weights: one panel per head, one row of panels per layer (Vaswani et al. 2017, appendix).
 
-Every panel is a matrix of attention weights, 0 white to 1 dark, each row summing to 1. Rows are the tokens that ask,
-columns those that are looked at. In the cross-attention a row is named after the token that is written from it, so
-that the picture reads as an alignment of the translation with its source.
+A panel is a matrix of weights, 0 white to 1 dark, whose rows sum to 1: queries by keys. In cross-attention a row is
+labelled with the token written from it, so the plot reads as an alignment of the translation with its source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,35 +21,35 @@ from fasttfm.translate.translator import Translator
 
 KINDS = {"encoder": "encoder self-attention", "cross": "cross-attention", "decoder": "decoder self-attention"}
 MOST_TOKENS = 80
-"""More than this on a side and no label can be read."""
-_MOST_PIXELS = 12_000  # the longer side of a picture; viewers refuse much larger ones
+"""Maximum tokens per side; labels are unreadable beyond."""
+_MOST_PIXELS = 12_000  # longer side of the image; many viewers reject larger ones
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The attention weights of one sentence and its translation."""
+    """Attention weights of a sentence and its translation."""
 
     weights: Mapping[str, Sequence[Tensor]]
-    """Kind (see KINDS) -> a tensor (H, L, S) for each layer."""
+    """Kind (see KINDS) -> one tensor (H, L, S) per layer."""
     source: list[str]
     """Pieces of the source, end-of-sentence last."""
     read: list[str]
     """Pieces that the decoder reads, begin-of-sentence first."""
     written: list[str]
-    """Pieces that the decoder writes, end-of-sentence last: read, one ahead."""
+    """Pieces that the decoder writes, end-of-sentence last: `read` shifted by one."""
     translation: str
-    """The translation as text."""
+    """Text of the translation."""
 
     @property
     def layers(self) -> int:
-        """Layers of the deeper stack."""
+        """Number of layers of the deeper stack."""
         return max(len(each) for each in self.weights.values())
 
 
 def attention_of(translator: Translator, sentence: str) -> Attention:
-    """Translate sentence and collect the weights of every layer and head.
+    """Translate a sentence and collect the weights of all layers and heads.
 
-    Raises UserError when sentence is empty or has more tokens than a picture can show.
+    Raises UserError if it is empty or too long to plot.
     """
     source = translator.source_tokenizer.encode(sentence)
     if not sentence.strip() or not source:
@@ -78,10 +77,10 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
 
 
 def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int] | None = None) -> None:
-    """Write path as PNG, or as what its suffix says: a row of panels for each kind and layer, a column for each head.
+    """Write a PNG, or the format of the path's suffix: one row of panels per kind and layer, one column per head.
 
-    layers: numbers from 1, all when None. Characters that no installed font has are written as \\u3042. Raises
-    UserError for a layer that is not there, a suffix that cannot be drawn, and when matplotlib is not installed.
+    layers: numbers from 1; None: all. Characters without an installed font are written as \\u3042. Raises UserError for
+    a layer that does not exist, an unsupported suffix, or if matplotlib is not installed.
     """
     chosen = list(range(1, attention.layers + 1)) if layers is None else list(layers)
     for layer in chosen:
@@ -123,14 +122,14 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
                     fontsize=8,
                     loc="left" if head == 0 else "center",
                 )
-                for ticks, names, wanted, turn in (
+                for ticks, names, labelled, turn in (
                     (axis.yaxis, asking, head == 0, 0),
                     (axis.xaxis, looked_at, last_of_kind, 90),
                 ):
-                    shown = [_readable(name, unknown) for name in names] if wanted else []
+                    shown = [_readable(name, unknown) for name in names] if labelled else []
                     ticks.set_ticks(range(len(names)))
                     ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=fonts, parse_math=False)
-                    ticks.set_tick_params(length=2 if wanted else 0)
+                    ticks.set_tick_params(length=2 if labelled else 0)
         figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
         try:
             save(figure, Path(path), Path(path).suffix[1:] or "png", dpi=min(110, _MOST_PIXELS / max(width, height)))
@@ -139,7 +138,7 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
 
 
 def _readable(piece: str, unknown: frozenset[str]) -> str:
-    """piece with the characters that no font has as escapes such as \\u3042."""
+    """piece with characters that no font has escaped, such as \\u3042."""
     return "".join(
         character.encode("unicode_escape").decode() if character in unknown else character for character in piece
     )
@@ -147,14 +146,14 @@ def _readable(piece: str, unknown: frozenset[str]) -> str:
 
 @cache
 def _fonts_for(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Font families that together have the characters, as far as installed ones do, and the characters left over."""
+    """Installed font families that cover the characters as far as possible, and the characters not covered."""
     from matplotlib import font_manager
     from matplotlib.ft2font import FT2Font
 
     families = ["DejaVu Sans"]  # comes with matplotlib
     path = font_manager.findfont("DejaVu Sans")
     missing = {each for each in characters if ord(each) not in FT2Font(path).get_charmap()}
-    # Fonts made for the scripts that need one first; Last Resort has a box for everything and a sign for nothing.
+    # Script-specific fonts first; Last Resort has a box for every character and is skipped.
     entries = [entry for entry in font_manager.fontManager.ttflist if "Last Resort" not in entry.name]
     entries.sort(key=lambda entry: ("CJK" not in entry.name, "Noto" not in entry.name, entry.name, entry.fname))
     for entry in entries:
@@ -162,7 +161,7 @@ def _fonts_for(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
             break
         try:
             present = missing & {chr(code) for code in FT2Font(entry.fname).get_charmap()}
-        except (OSError, RuntimeError):  # a damaged font file is not our business
+        except (OSError, RuntimeError):  # a damaged font file
             continue
         if present:
             families.append(entry.name)

@@ -1,4 +1,4 @@
-"""Options that cannot be asked for together, of `fasttfm translate` and of the server alike."""
+"""Options that exclude each other or have no effect together, for `fasttfm translate` and the server."""
 
 from collections.abc import Callable, Collection
 
@@ -21,13 +21,13 @@ _STOPPED_BY: dict[str, Callable[[DecodingConfig], str | None]] = {
     "diverse_beam_strength": lambda config: "diverse_beam_groups" if config.diverse_beam_groups == 1 else None,
     "alpha": lambda config: None if config.length_penalty in ("wu", "power") else "length_penalty",
 }
-"""Setting -> the one that leaves it without effect in a search with this configuration, or None."""
+"""Setting -> function of a config that returns the setting which disables it, or None."""
 
 
 def refuse_config(given: Collection[str], config: DecodingConfig, written: Callable[[str], str] = str) -> None:
-    """Raise UserError where a search with this config cannot give what is asked for beside it.
+    """Raise UserError for options that a search with this config does not support.
 
-    written: an option's name as the user writes it.
+    written: maps an option's name to the user's spelling.
     """
     split = "split_sentences"
     if split in given and "prefix" in given:
@@ -41,9 +41,9 @@ def refuse_config(given: Collection[str], config: DecodingConfig, written: Calla
 
 
 def refuse_idle(given: Collection[str], config: DecodingConfig, *, is_aligned: bool = True) -> None:
-    """Raise UserError for a setting among those given that does nothing in a search with this config.
+    """Raise UserError for given settings that have no effect in a search with this config.
 
-    is_aligned: whether alignments are asked for.
+    is_aligned: whether alignments are requested.
     """
     if "alignment_layer" in given and config.alignment_layer and not (is_aligned or config.coverage_penalty):
         raise UserError("alignment_layer does nothing without alignment or coverage_penalty: leave it out")

@@ -1,4 +1,4 @@
-"""Lines that join a running search: what a server translates for clients who come at any time."""
+"""Continuous batching of text lines, for a server: lines join a running search at any step."""
 
 from collections.abc import Collection, Hashable
 
@@ -10,26 +10,25 @@ from fasttfm.search.tasks import Waiting
 from fasttfm.translate.translator import Translation, Translator
 
 Result = tuple[Hashable, list[Translation] | UserError]
-"""The key that a line was added with, and its translations, or why it has none."""
+"""Key of a line, and its translations or the error."""
 
 
 def takes_options(translator: Translator, config: DecodingConfig) -> bool:
-    """Return whether lines with these options may join a search; diverse beams, coverage, terminology and the choice
-    among samples take whole batches."""
+    """Return whether lines with these options may join a running search; diverse beams, coverage, terminology and MBR
+    need whole batches."""
     whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
     return not whole and config.batch_invariant and translator.terminology is None
 
 
 def takes_lines(translator: Translator) -> bool:
-    """Return whether lines may join a search with this model: on a GPU, and on a CPU with numba. Ask inside
-    batches.inference()."""
+    """Return whether the model supports joining: on a GPU, and on a CPU with numba. Call inside inference()."""
     return takes_sentences(translator.model, DecodingConfig())
 
 
 class ContinuousBatching:
-    """Translates lines that are added between its steps, each as Translator.translate_nbest does.
+    """Translates lines that are added between steps, with the results of Translator.translate_nbest().
 
-    To be used inside batches.inference(), where takes_lines(), with options that takes_options().
+    Use inside inference(), if takes_lines(), with options that takes_options().
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -39,40 +38,26 @@ class ContinuousBatching:
         self._new: list[Waiting] = []
         self._empty: list[Hashable] = []
         self._lines: dict[Hashable, tuple[str, list[int], bool, bool]] = {}
-        """Key -> line, its ids with end-of-sentence, whether alignments are asked for, and whether it is sampled."""
+        """Key -> line, ids with end-of-sentence, whether to align, whether sampled."""
 
-    @property
-    def searched(self) -> int:
-        """Lines that are being translated."""
-        return self.search.searched
+    def add(self, key: Hashable, line: str, config: DecodingConfig, prefix: str, number: int, aligned: bool) -> None:
+        """Add a line to the next step.
 
-    def add(
-        self,
-        key: Hashable,
-        line: str,
-        config: DecodingConfig | None = None,
-        prefix: str = "",
-        number: int = 0,
-        aligned: bool = False,
-    ) -> None:
-        """Let a line join at the next step.
-
-        key: what its translations come back with; config: its options; prefix: how its translation must begin; number:
-        what sampling draws by besides its seed; aligned: whether it has alignments, as where the translator has them.
+        key: identifies its result. config: its options. prefix: required beginning. number: sampling seed beside
+        config.sampling_seed. aligned: add alignments even if the translator does not.
         """
         source = self.translator.encode_lines([line]).get(0)
         if source is None:
             self._empty.append(key)
             return
-        sampled = (config or self.translator.config).sampling
-        self._lines[key] = line, source, aligned or self.translator.aligned, sampled
+        self._lines[key] = line, source, aligned or self.translator.aligned, config.sampling
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
         beginning = self.translator.beginning(prefix)
         self._new.append(Waiting(key, source, beginning, number, allowed=allowed, config=config))
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Cancels lines: they leave at the next step without a result."""
+        """Cancel lines; they leave at the next step without a result."""
         self._new = [each for each in self._new if each.key not in keys]
         self._empty = [key for key in self._empty if key not in keys]
         self.search.drop(keys)
@@ -80,7 +65,7 @@ class ContinuousBatching:
             self._lines.pop(key, None)
 
     def step(self) -> list[Result]:
-        """Take a step of all lines, and return the results of those that ended with it."""
+        """Take a step, and return the results of the lines that finished."""
         results: list[Result] = [(key, [Translation("", 0.0, 0.0)]) for key in self._empty]
         self._empty = []
         new, self._new = self._new, []

@@ -1,7 +1,7 @@
-"""Minimum Bayes risk: of several samples, the one that all of them together agree with most.
+"""Minimum Bayes risk decoding: picks the sample that agrees most with all samples.
 
-The likeliest translation of a model is often too short or odd; what samples have in common seldom is. The measure is
-chrF, the mean over all samples taken as references (Eikema and Aziz 2020; chrF: Popovic 2015).
+The mode of a model is often too short or odd; what samples have in common seldom is. The utility is chrF, averaged over
+all samples as references (Eikema and Aziz 2020; chrF: Popovic 2015).
 """
 
 from collections import Counter
@@ -11,10 +11,10 @@ from sacrebleu.metrics import CHRF
 
 
 def minimum_bayes_risk(texts: Sequence[str]) -> list[tuple[int, float]]:
-    """Places of the different texts, and their mean chrF (0 to 100) against all other samples; best first.
+    """Indices of the distinct texts and their mean chrF (0 to 100) against all other samples, best first.
 
-    A text that was drawn several times counts as often as a reference, itself left out once. Of equal ones the first
-    comes first. Costs a comparison for each pair of different texts.
+    A text sampled several times counts as often as a reference, itself excluded once. Ties keep their order. Costs one
+    comparison per pair of distinct texts.
     """
     counts = Counter(texts)
     metric = CHRF()

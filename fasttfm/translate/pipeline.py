@@ -1,4 +1,4 @@
-"""Hugging Face's translation pipeline, which transformers 5 dropped: text in, dictionaries out."""
+"""The translation pipeline interface of Hugging Face, removed in transformers 5: text in, dictionaries out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,15 @@ TASKS = ("translation", "text2text-generation")
 
 
 class TranslationPipeline:
-    """Translates a text or a list of texts when it is called; gives {"translation_text": ...} for each."""
+    """Callable that translates a text or a list of texts into {"translation_text": ...} dictionaries."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
 
     def __call__(self, texts: str | Sequence[str]) -> list[Any]:
-        """A list with a dictionary for each text; where config.nbest is more than 1, with a list of nbest of them.
+        """One dictionary per text; with config.nbest > 1, a list of nbest dictionaries per text.
 
-        A text with line breaks is translated as one line. Raises TypeError for what is neither a text nor a list of
-        texts.
+        A text with line breaks is translated as one line. Raises TypeError for anything but a text or list of texts.
         """
         lines = [texts] if isinstance(texts, str) else list(texts)
         for index, line in enumerate(lines):
@@ -32,11 +31,11 @@ class TranslationPipeline:
 
 
 def pipeline(task: str, model: str | Path, *, device: str | None = None, **options: Any) -> TranslationPipeline:
-    """Return a translation pipeline for a model directory.
+    """A translation pipeline for a model directory.
 
-    task: translation, also as translation_en_to_de. model: what `fasttfm train`, `fasttfm import` or save_pretrained()
-    made. options: those of Translator.from_directory, fields of DecodingConfig among them. Raises UserError for an
-    unknown task and for a directory that is not a model.
+    task: translation, or a form like translation_en_to_de. model: directory of `fasttfm train`, `fasttfm import` or
+    save_pretrained(). options: of Translator.from_directory(), fields of DecodingConfig included. Raises UserError for
+    an unknown task or an invalid model directory.
     """
     if task not in TASKS and not task.startswith("translation_"):
         raise UserError(f"task {task!r} is unknown: fasttfm has {' and '.join(TASKS)}")

@@ -1,10 +1,9 @@
-"""Lines of several sentences: each sentence is translated by itself, and the line is put together again."""
+"""Sentence splitting: translates each sentence of a line by itself and joins the translations."""
 
 import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from fasttfm.data.unicode_forms import has_text
 from fasttfm.errors import UserError, optional
@@ -12,7 +11,7 @@ from fasttfm.translate.alignment import WORDS
 from fasttfm.translate.translator import Translation, Translator
 
 _NO_SPACE_AFTER = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]$")
-"""A line that ends in Chinese or Japanese signs goes on without a space."""
+"""Line endings in Chinese or Japanese, after which no space is inserted."""
 
 
 _CODES = """
@@ -23,15 +22,15 @@ ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm
 ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 """
 LANGUAGES = frozenset(_CODES.split())
-"""ISO 639-1. Of a code that it does not know sentencex takes the rules of English without a word."""
+"""ISO 639-1 codes. sentencex silently uses English rules for codes that it does not know."""
 
 
 def sentence_splitter(language: str, option: str = "--split-sentences") -> Callable[[str], list[str]]:
-    """Return a function that splits a line into its sentences, white space included: joined they are the line.
+    """A function that splits a line into sentences that concatenate to the line, white space included.
 
-    By sentencex (MIT licence, of Wikimedia), which knows the abbreviations of some 240 languages; of others it takes a
-    relative or splits at full stops. language: a code such as en or de; option: how the user has given it. UserError
-    for one that is not a code, and where sentencex is not installed.
+    Uses sentencex (MIT licence, by Wikimedia), which knows the abbreviations of some 240 languages and otherwise uses a
+    related language or splits at full stops. language: a code such as en or de. option: the user's spelling, for
+    errors. Raises UserError for an invalid code, or if sentencex is not installed.
     """
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language, re.IGNORECASE):
         raise UserError(f"{option} {language!r}: give the language of the input, such as en or de")
@@ -43,20 +42,20 @@ def sentence_splitter(language: str, option: str = "--split-sentences") -> Calla
 
 
 def sentences_of(line: str, split: Callable[[str], list[str]]) -> list[str]:
-    """The sentences of a line that have any text; at least one."""
+    """Non-blank sentences of a line; at least one."""
     return [part for part in split(line) if has_text(part)] or [line]
 
 
 def translate_sentences(
     translator: Translator, lines: Iterable[str], split: Callable[[str], list[str]]
 ) -> Iterator[list[Translation]]:
-    """Translate each line sentence by sentence, as Translator.translate_stream() does, with one translation a line.
+    """Translate each line sentence by sentence, like Translator.translate_stream() with one translation per line.
 
-    Log-probabilities are summed, scores averaged, alignments those of the line. Tallies of the translator count
+    Log-probabilities are summed, scores averaged, alignments refer to the line. The translator's counters count
     sentences and name lines.
     """
-    waiting: deque[list[str]] = deque()  # the sentences of lines that are not translated yet
-    first_sentences: list[int] = []  # of each line, counted from 1
+    waiting: deque[list[str]] = deque()  # sentences of lines not finished yet
+    first_sentences: list[int] = []  # number of the first sentence of each line, from 1
     count = 0
 
     def sentences() -> Iterator[str]:
@@ -79,25 +78,27 @@ def translate_sentences(
             tally.first = bisect_right(first_sentences, tally.first)
 
 
-def join_sentences(sentences: Sequence[str], translations: Sequence[Translation]) -> Translation:
-    """The translation of a line, from those of its sentences."""
-    whole, source = translations[0], sentences[0]
-    for sentence, each in zip(sentences[1:], translations[1:]):
-        text, links = _put_together(whole.text, each.text)
-        source_words = len(WORDS.findall(source)) - _same_word(source, sentence)
-        alignment = (*whole.alignment, *((one + source_words, other + links) for one, other in each.alignment))
-        probability = whole.log_probability + each.log_probability
-        whole = replace(whole, text=text, log_probability=probability, alignment=alignment)
+def join_sentences(sentences: Sequence[str], translations: Sequence[Translation], separator: str = "") -> Translation:
+    """The translation of a text, joined from those of its sentences by the separator, or by spaces where needed."""
+    source = text = ""
+    source_words = target_words = 0
+    links: list[tuple[int, int]] = []
+    for index, (sentence, each) in enumerate(zip(sentences, translations)):
+        if separator:
+            text += separator if index else ""
+        elif text and each.text and not _NO_SPACE_AFTER.search(text[-1]):
+            text += " "
+        source_words -= _same_word(source, sentence)
+        target_words -= _same_word(text, each.text)
+        links += [(one + source_words, other + target_words) for one, other in each.alignment]
+        source_words += len(WORDS.findall(sentence))
+        target_words += len(WORDS.findall(each.text))
         source += sentence
-    return replace(whole, score=sum(each.score for each in translations) / len(translations))
-
-
-def _put_together(before: str, after: str) -> tuple[str, int]:
-    """The text of both, and the number of the word that the second begins with."""
-    space = " " if before and after and not _NO_SPACE_AFTER.search(before) else ""
-    return before + space + after, len(WORDS.findall(before)) - _same_word(before + space, after)
+        text += each.text
+    score = sum(each.score for each in translations) / len(translations)
+    return Translation(text, score, sum(each.log_probability for each in translations), tuple(links))
 
 
 def _same_word(before: str, after: str) -> bool:
-    """Return whether the last word of the one goes on with the other."""
+    """Return whether the last word of `before` continues in `after`."""
     return bool(before and after) and not before[-1].isspace() and not after[0].isspace()

@@ -1,8 +1,8 @@
-"""Vocabulary maps: the target tokens that each source token may bring into a translation (lexical shortlists).
+"""Lexical shortlists (vocabulary maps): the target tokens that each source token allows in a translation.
 
-The file is CTranslate2's `vmap.txt`: a line a source token (or several, separated by spaces), a tab, and the target
-tokens that it brings, separated by spaces. What a line without source tokens brings, every sentence may write; it is
-the last one, so that a file that was cut off lacks it.
+The file is CTranslate2's `vmap.txt`. Each line has a source token (or several, space-separated), a tab, and the target
+tokens that it allows, space-separated. The line without source tokens lists those allowed in every sentence; it comes
+last, so that a truncated file is detected.
 Source: Jean et al. 2015, section 3.2 (candidate lists); Marian's --shortlist, CTranslate2's use_vmap.
 """
 
@@ -24,16 +24,16 @@ FILE_NAME = "vmap.txt"
 
 
 class Shortlist:
-    """Target tokens that a sentence may be translated by."""
+    """Allowed target tokens by source tokens."""
 
     def __init__(self, always: Iterable[int], by_source: Mapping[tuple[int, ...], Sequence[int]]) -> None:
-        """always: target ids that every sentence may write; by_source: what runs of source ids add to them."""
+        """always: target ids allowed in every sentence. by_source: those that runs of source ids add."""
         self.always = np.unique(np.fromiter(always, dtype=np.int64))
         self.by_source = {source: np.asarray(targets, dtype=np.int64) for source, targets in by_source.items()}
         self._longest = max(map(len, self.by_source), default=0)
 
     def tokens(self, source: Sequence[int]) -> list[int]:
-        """The target ids, rising, that a source (ids) may be translated by."""
+        """Allowed target ids of a source (ids), ascending."""
         runs = {
             tuple(source[first : first + length])
             for length in range(1, self._longest + 1)
@@ -47,11 +47,11 @@ class Shortlist:
     def from_pairs(
         cls, pairs: ParallelTokens, source: Tokenizer, target: Tokenizer, *, best: int, frequent: int, iterations: int
     ) -> Shortlist:
-        """Make a shortlist of training data: the `best` likeliest translations of each source token by IBM model 1, the
-        token itself where the target vocabulary has it, and for all sentences the `frequent` most frequent target
-        tokens.
+        """Build a shortlist from training data.
 
-        ValueError for numbers below 1, UserError for data without pairs.
+        Allows the `best` likeliest translations of each source token by IBM model 1, the token itself if the target
+        vocabulary has it, and the `frequent` most frequent target tokens everywhere. Raises ValueError for numbers
+        below 1, UserError for data without pairs.
         """
         if best < 1 or frequent < 1:
             raise ValueError(f"best {best} and frequent {frequent} must be at least 1")
@@ -72,8 +72,7 @@ class Shortlist:
 
     @classmethod
     def load(cls, path: Path, source: Tokenizer, target: Tokenizer) -> Shortlist:
-        """Read a shortlist file. UserError names path and line of what is wrong, such as a token of another
-        vocabulary."""
+        """Read a shortlist file. Raises UserError with path and line, as for a token of another vocabulary."""
         if is_cut(path):
             raise UserError(f"{path}: its last line has no end, it seems to be cut off: copy or make it again")
         sides = [{piece: n for n, piece in enumerate(each.pieces(range(len(each))))} for each in (source, target)]
@@ -98,14 +97,14 @@ class Shortlist:
         return cls(by_source.pop(()), by_source)
 
     def save(self, path: Path, source: Tokenizer, target: Tokenizer) -> None:
-        """Write the file, without tokens that have its separators (a tab); OSError where that cannot be done."""
+        """Write the file; tokens that contain a separator (a tab) are left out. Raises OSError."""
         runs = [(_joined(source, run), targets) for run, targets in sorted(self.by_source.items())]
         lines = [f"{run}\t{_joined(target, targets)}\n" for run, targets in runs if run]
         replace_file(path, "".join([*lines, f"\t{_joined(target, self.always)}\n"]).encode())
 
 
 def _joined(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
-    """The pieces that the file can hold."""
+    """Space-separated pieces, without those that contain a separator."""
     return " ".join(piece for piece in tokenizer.pieces(ids) if not set(piece) & set(" \t\r\n"))
 
 

@@ -1,4 +1,4 @@
-"""A glossary: terms of the source, and how each must be translated where it occurs."""
+"""Terminology: source terms and the translations that are required where they occur."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from fasttfm.errors import UserError
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Thai, Lao, Burmese, Khmer, kana and Chinese characters: scripts without spaces between words."""
 _EDGE = re.compile(rf"[^\W{_UNSPACED}]")
-"""A letter or digit that another one beside it would make a part of a longer word."""
+"""A letter or digit that forms one word with an adjacent one."""
 
 
 class Terminology:
-    """Source terms with the alternatives that may translate them.
+    """Source terms with alternative translations.
 
-    A term is searched for as whole words, whatever the white space in it; one without capitals in any case. Where terms
-    overlap, the one that begins first counts, then the longer one. Every occurrence asks for a translation of its own.
+    Terms match whole words, whatever the white space between them; a term in lower case matches any case. Of
+    overlapping terms the one that begins first counts, then the longer one. Every occurrence requires a translation of
+    its own.
     """
 
     def __init__(self, terms: Iterable[tuple[str, Iterable[str]]], tokenizer: Tokenizer) -> None:
-        """terms: with their alternatives; one that occurs again gets more. tokenizer: the target's. UserError for an
-        empty term or alternative, and for one that the vocabulary cannot write."""
+        """terms: with their alternatives; a repeated term adds to them. tokenizer: of the target. Raises UserError for
+        an empty term or alternative, and for one that the vocabulary cannot spell."""
         self.alternatives: list[list[list[int]]] = []
         numbers: dict[str, int] = {}
         for term, alternatives in terms:
@@ -43,8 +44,8 @@ class Terminology:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], path: str | Path, tokenizer: Tokenizer) -> Terminology:
-        """Read lines `source term TAB translation TAB another translation ...`; empty ones are skipped. UserError names
-        path and line of what is wrong."""
+        """Read lines `source term TAB translation TAB another translation ...`; empty ones are skipped. Raises
+        UserError with path and line number."""
         terms = []
         for number, line in enumerate(lines, start=1):
             term, *alternatives = line.rstrip("\r").split("\t")
@@ -58,15 +59,15 @@ class Terminology:
         return cls(terms, tokenizer)
 
     def refuse_banned(self, banned: Iterable[Sequence[int]]) -> None:
-        """Raise UserError for a term of which every translation holds a sequence of banned tokens."""
-        wanted = [f" {' '.join(map(str, ids))} " for ids in banned]
+        """Raise UserError for a term whose translations all contain a banned token sequence."""
+        forbidden = [f" {' '.join(map(str, ids))} " for ids in banned]
         for term, number in self._terms.items():
             phrases = [f" {' '.join(map(str, ids))} " for ids in self.alternatives[number]]
-            if all(any(each in phrase for each in wanted) for phrase in phrases):
+            if all(any(each in phrase for each in forbidden) for phrase in phrases):
                 raise UserError(f"--banned forbids every translation of the term {term!r}: allow one, or leave it out")
 
     def required(self, line: str) -> list[list[list[int]]]:
-        """Alternatives, as ids, for every occurrence of a term in line; the translation must hold one of each."""
+        """Alternatives, as ids, for every occurrence of a term in line; the translation must contain one of each."""
         if not self.alternatives:
             return []
         line = composed(" ".join(line.split()))
@@ -80,9 +81,9 @@ class Terminology:
 
 
 class _Automaton:
-    """Finds all terms in a line in one pass, in time that does not grow with their number.
+    """Finds all terms in a line in one pass, in time independent of their number (Aho and Corasick 1975).
 
-    Source: Aho and Corasick 1975. State 0 has read nothing of any term.
+    State 0 is the empty prefix.
     """
 
     def __init__(self, terms: Mapping[str, int]) -> None:
@@ -100,11 +101,11 @@ class _Automaton:
                 state = self._next[state][character]
             self._ends[state] = len(term), number
         self._shorter = [0] * len(self._next)
-        """By state: that of the longest beginning of a term which its text ends with, itself left out."""
+        """By state: the failure link, to the longest proper suffix that is a prefix of a term."""
         self._ending = [0] * len(self._next)
-        """By state: the first one along `shorter` where a term ends; 0 for none."""
+        """By state: the first state along the failure links where a term ends; 0 for none."""
         states = [*self._next[0].values()]
-        for state in states:  # grows: in the order of their lengths
+        for state in states:  # grows, in breadth-first order
             shorter = self._shorter[state]
             self._ending[state] = shorter if self._ends[shorter] else self._ending[shorter]
             for character, following in self._next[state].items():
@@ -117,7 +118,7 @@ class _Automaton:
         return self._next[state].get(character, 0)
 
     def find(self, line: str) -> Iterator[tuple[int, int, int]]:
-        """Begin, end and number of every term in line, also of those within others."""
+        """Yield begin, end and number of every term in line, nested ones included."""
         state = 0
         for end, character in enumerate(line, start=1):
             state = self._after(state, character)
@@ -132,17 +133,17 @@ _continuations: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary
 
 
 def continuations_of(tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that go on a word; found out once for each tokenizer."""
+    """Tokens that continue a word; cached per tokenizer."""
     if tokenizer not in _continuations:
         pieces = tokenizer.pieces(range(len(tokenizer)))
         _continuations[tokenizer] = frozenset(
-            token for token, piece in enumerate(pieces) if token > EOS and _goes_on(piece)
+            token for token, piece in enumerate(pieces) if token > EOS and _continues_word(piece)
         )
     return _continuations[tokenizer]
 
 
 def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tuple[str, list[list[int]]]:
-    """The term with single spaces, and the ids of its alternatives."""
+    """The normalized term, and the ids of its alternatives."""
     term = composed(" ".join(term.split()))
     if not term:
         raise UserError("the term is empty: give a source term and its translations")
@@ -157,7 +158,7 @@ def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tu
 
 
 def _is_whole(line: str, begin: int, end: int) -> bool:
-    """Return whether no longer word holds this part of line."""
+    """Return whether line[begin:end] is not part of a longer word."""
 
     def goes_on(before: int) -> bool:
         return bool(0 < before < len(line) and _EDGE.match(line, before - 1) and _EDGE.match(line, before))
@@ -167,7 +168,7 @@ def _is_whole(line: str, begin: int, end: int) -> bool:
 
 @lru_cache(4096)
 def _fold(character: str) -> str:
-    """Return what all cases of a character have in common, as one character."""
+    """Case-fold a character to one character."""
     forms = (character.casefold(), character.lower(), character)
     return next(form for form in forms if len(form) == 1)
 
@@ -177,7 +178,7 @@ def _folded(text: str) -> str:
 
 
 def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """The ids of text as a word of its own, and in a script without spaces as a part of a line too."""
+    """Ids of text as a word, and in scripts without spaces also as a part of a line."""
     ids = tokenizer.encode(text) if text.strip() else []
     if not ids:
         raise UserError("a translation is empty: leave it out")
@@ -194,8 +195,8 @@ def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
     return phrases
 
 
-def _goes_on(piece: str) -> bool:
-    """Return whether a piece after a word makes it a longer one."""
+def _continues_word(piece: str) -> bool:
+    """Return whether a piece continues a word that precedes it."""
     byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
     if byte:
         value = int(byte[1], 16)

@@ -1,4 +1,4 @@
-"""Text in, text out: a trained model with its tokenizers and decoding settings."""
+"""Translator: a trained model with its tokenizers and decoding options, from text to text."""
 
 from __future__ import annotations
 
@@ -49,37 +49,37 @@ from fasttfm.translate.terminology import Terminology, continuations_of
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WORKERS_WORK = 5e11
-"""Source tokens times parameters times beam from which on processes are started: a core of an Intel Xeon with AMX takes
-5 s for so much, and starting them half of that."""
+"""Source tokens times parameters times beam from which worker processes are started: one core of an Intel Xeon with AMX
+takes 5 s for that much; starting them takes half as long."""
 _PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin with any word"
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """One translation of one line."""
+    """A translation of a line."""
 
     text: str
-    """One line of text, without any character that ends a line."""
+    """Text without line breaks of any kind."""
     score: float
     """Log-probability divided by the length penalty; with mbr_samples the mean chrF against all samples, 0 to 100.
     0 for an empty line."""
     log_probability: float
-    """Natural logarithm of the probability that the model gives the output's tokens; 0 for an empty line."""
+    """Natural log of the model's probability of the output tokens; 0 for an empty line."""
     alignment: Links = ()
-    """Pairs (word of the line, word of text), counted from 0, where the Translator was asked for them."""
+    """Pairs (source word, target word), counted from 0, if the Translator was created with aligned."""
 
 
 class Translator:
-    """Translates lines of text; the translation of a line does not depend on the others.
+    """Translates lines of text, independently of each other.
 
-    On a CPU a line has the same translation and the same scores to the last bit, in every precision, whatever stands
-    beside it: batch_tokens, buffer_size and the other lines change nothing. On a GPU, and with batch_invariant off, the
-    last digits of a product depend on the size of the batch, and where two words are nearly as likely they may decide.
+    On a CPU a line gets the same translation and scores, bit for bit and in every precision, whatever batch_tokens,
+    buffer_size and the other lines are. On a GPU, and with batch_invariant off, the last bits of a product depend on
+    the batch size and may decide between two words that are nearly equally likely.
 
-    A line of white space alone has the empty translation. A line of more than config.max_source_length tokens is cut
-    off there: `cut` counts those, `long` those of more than twice the longest line of training, of which translations
-    lose parts, `empty` the lines whose translation is empty though they are not, `decomposed` those that are not in
-    Unicode's normal form C and that the vocabulary does not bring to it.
+    A blank line has the empty translation. A line longer than config.max_source_length tokens is truncated. Counters
+    with the first line concerned: `cut` truncated lines, `long` lines over twice the longest training line (parts of
+    them may be missing), `empty` lines whose translation is empty, `decomposed` lines that are not in Unicode NFC and
+    that the vocabulary does not normalize.
     """
 
     def __init__(
@@ -97,22 +97,21 @@ class Translator:
         shortlist: Shortlist | None = None,
         trained_length: int | None = None,
     ) -> None:
-        """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
+        """The model is used in place, with its device and dtype.
 
-        workers: processes that each search batches of their own, on a CPU; close() ends them. least_work: source tokens
-        times parameters times beam of the buffer that they are started for. banned: words or phrases that no
-        translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned:
-        whether translations have alignments. terminology: terms of the source that are translated as it says; UserError
-        where the config asks for anything but a beam search. shortlist: the target tokens that each source may be
-        translated by; scores are then shares of their probability. trained_length: source tokens of the longest line
-        of training, None where it is not known.
+        config: None for the defaults. workers: processes that search batches in parallel on a CPU; close() ends them.
+        least_work: source tokens times parameters times beam of a buffer from which they are started. banned: words or
+        phrases that no translation contains as the tokenizer spells them, nor longer words that begin with these
+        tokens. aligned: add alignments to translations. terminology: required translations of source terms; raises
+        UserError with anything but beam search. shortlist: allowed target tokens by source; scores are renormalized
+        over them. trained_length: source tokens of the longest training line; None: unknown.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.config = config or DecodingConfig()
         if (most := positions_of(model)) is not None and self.config.max_source_length >= most > 1:
-            self.config = replace(self.config, max_source_length=most - 1)  # and the end
+            self.config = replace(self.config, max_source_length=most - 1)  # and end-of-sentence
         self.workers = search_workers(model, workers, least_work=least_work)
         self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
         self.aligned = aligned
@@ -140,16 +139,15 @@ class Translator:
         shortlist: str | Path | None = None,
         **decoding: Any,
     ) -> Translator:
-        """Load a translator from the model directory that `fasttfm train` made, or from a .zip of its files.
+        """Load a translator from a model directory of `fasttfm train`, or from a .zip of its files.
 
-        checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where there
-        is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model of
-        fasttfm quantize, else fp32. workers: processes that each search batches of their own on a CPU; None: as many as
-        PyTorch computes with, when there is enough to do. banned, aligned: as of Translator. ensemble: other model
-        directories with the same tokenizers, whose probabilities are averaged with this one's. terminology: a file for
-        Terminology.from_lines. shortlist: a file for Shortlist.load. decoding: fields of DecodingConfig that differ
-        from those in the model's config.yaml.
-        Raises UserError naming what is missing, damaged or of another model.
+        checkpoint: best, last, average, an update number, or a path. device: None for a GPU if there is one. precision:
+        dtype of weights and products, int8 for products only; None: int8 for a model of `fasttfm quantize`, otherwise
+        fp32. workers: processes that search batches in parallel on a CPU; None: as many as PyTorch has threads, if
+        there is enough work. banned, aligned: see Translator. ensemble: other model directories with the same
+        tokenizers, whose probabilities are averaged. terminology: file for Terminology.from_lines(). shortlist: file
+        for Shortlist.load(). decoding: fields of DecodingConfig that override the model's config.yaml.
+        Raises UserError for files that are missing, damaged or of another model.
         """
         chosen = pick_device(device)
         with ExitStack() as stack:
@@ -202,13 +200,12 @@ class Translator:
         self.close()
 
     def close(self) -> None:
-        """Ends the worker processes; the next call starts them again."""
+        """End the worker processes; the next call restarts them."""
         if self.workers is not None:
             self.workers.close()
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
-        """The best translation of each line, in order. prefixes: how each translation must begin ("": with any
-        word)."""
+        """Best translation of each line, in order. prefixes: required beginnings; "" for none."""
         return [translations[0].text for translations in self.translate_nbest(lines, prefixes)]
 
     def translate_nbest(
@@ -218,12 +215,11 @@ class Translator:
         first_line: int = 1,
         required: Sequence[Sequence[Phrases]] | None = None,
     ) -> list[list[Translation]]:
-        """The config.nbest best translations of each line, best first; an empty line has one, which is empty.
+        """The config.nbest best translations of each line, best first; an empty line has one empty translation.
 
-        Each text comes once, samples apart, so a line may have fewer.
-
-        first_line: number of lines[0] in the whole input, which sampling and the count of cut lines go by. required: of
-        each line the phrases that its translation must hold; None for those of the terminology.
+        Duplicate texts are removed, except among samples, so a line may have fewer. first_line: number of lines[0] in
+        the whole input, for sampling seeds and counters. required: phrases that each translation must contain; None:
+        those of the terminology.
         """
         if prefixes is not None and len(prefixes) != len(lines):
             raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one for each, '' for none")
@@ -244,7 +240,7 @@ class Translator:
             workers=self.workers,
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
-        written = {}  # row -> the tokens of its translations
+        written = {}  # row -> tokens of its translations
         for row, best in zip(sources, hypotheses):
             results[row], written[row] = self.translations(best, distinct=not (samples or self.config.sampling))
             if samples:
@@ -260,7 +256,7 @@ class Translator:
     def translations(
         self, hypotheses: Sequence[Hypothesis], *, distinct: bool
     ) -> tuple[list[Translation], list[list[int]]]:
-        """Text and tokens of the hypotheses of a search; distinct: of those with the same text the first alone."""
+        """Texts and tokens of a search's hypotheses. distinct: keep only the first of equal texts."""
         texts = [one_line(self.target_tokenizer.decode(each.tokens)) for each in hypotheses]
         texts = [text if has_text(text) else "" for text in texts]
         kept = [
@@ -275,10 +271,9 @@ class Translator:
         self, lines: Sequence[str], sources: Mapping[int, Sequence[int]], written: Mapping[int, list[list[int]]],
         results: Sequence[list[Translation]],
     ) -> None:  # fmt: skip
-        """Adds alignments to the translations of lines.
+        """Add alignments to the translations of lines, in place.
 
-        sources, written: index of a line -> its ids with end-of-sentence, and the tokens of each of its results; of the
-        lines that have any.
+        sources, written: index of a line -> its ids with end-of-sentence, and the tokens of each of its results.
         """
         pairs = [(row, index, tokens) for row, outputs in written.items() for index, tokens in enumerate(outputs)]
         attention = cross_attention(
@@ -295,9 +290,9 @@ class Translator:
     def translate_stream(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None
     ) -> Iterator[list[Translation]]:
-        """Translations line by line, as translate_nbest; reads config.buffer_size lines ahead and holds no more.
+        """Yield translate_nbest() line by line; reads config.buffer_size lines ahead.
 
-        Where reading the lines fails, those before are translated first.
+        If reading fails, the lines before the error are translated first.
         """
         first_line = 1
         for buffer in _buffers(_paired(lines, prefixes), self.config.buffer_size):
@@ -306,10 +301,10 @@ class Translator:
             first_line += len(buffer)
 
     def stream(self, line: str, prefix: str = "", *, number: int = 1) -> Iterator[str]:
-        """Yields the translation of one line in pieces while it is searched; joined, they are what translate() gives.
+        """Yield the translation of one line in pieces while the search runs; joined, they equal translate().
 
-        Greedy search (beam 1) or sampling (nbest 1); ValueError for a config that keeps several hypotheses and for
-        terminology. number: of the line in the input, which sampling goes by.
+        Needs greedy search (beam 1) or sampling with nbest 1. Raises ValueError for a config with several hypotheses
+        and for terminology. number: of the line in the input, for the sampling seed.
         """
         if self.terminology is not None:
             raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
@@ -323,7 +318,7 @@ class Translator:
         return stream_text(ids if sources else (), self.target_tokenizer)
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
-        """The natural logarithm of the probability of each target, end-of-sentence included, given its source."""
+        """Natural log of the probability of each target, end-of-sentence included, given its source."""
         return score_ids(
             self.model,
             [self._source(source) or [EOS] for source in sources],
@@ -332,16 +327,15 @@ class Translator:
         )
 
     def beginning(self, prefix: str) -> list[int]:
-        """The ids that an output starts with: the tokenizer's prefix, then the caller's ("": none). UserError for one
-        that is longer than a source may be."""
+        """Ids that an output starts with: the tokenizer's prefix and the caller's ("": none). Raises UserError if the
+        latter is longer than a source may be."""
         ids = self.target_tokenizer.encode(prefix)
         if len(ids) > (most := self.config.max_source_length):
             raise UserError(f"the prefix {shown(prefix)} has {len(ids):,} tokens: {most:,} at most are taken")
         return [*self.target_tokenizer.prefix, *ids]
 
     def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
-        """Ids of the lines that have any text, as the model reads them, by their index in lines; long ones are cut
-        off."""
+        """Model inputs by line index, for the lines with any text; long ones are truncated. Updates the counters."""
         longest = self.config.max_source_length
         sources = {}
         for row, line in enumerate(lines):
@@ -360,18 +354,18 @@ class Translator:
         return sources
 
     def _source(self, line: str) -> list[int]:
-        """The ids of a line, however long it is."""
+        """Ids of a line without truncation."""
         tokenizer = self.source_tokenizer
         return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
 
 
 def one_line(text: str) -> str:
-    """text with each character that some reader takes for the end of a line (U+2028, form feed, ...) as a space."""
+    """text with every kind of line break (U+2028, form feed, ...) replaced by a space."""
     return " ".join(text.splitlines())
 
 
 def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Yields lines with their prefixes, "" without any; UserError where one of the two ends before the other."""
+    """Yield lines with their prefixes ("" without any). Raises UserError if one of the two ends before the other."""
     if prefixes is None:
         yield from ((line, "") for line in lines)
         return
@@ -386,25 +380,24 @@ def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tu
 
 
 def _buffers(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    """Lists of `size` pairs; an error of reading them comes after the list of what was read before it."""
-    while True:
-        buffer: list[tuple[str, str]] = []
-        failure = None
-        try:
-            for pair in itertools.islice(pairs, size):
-                buffer.append(pair)
-        except (UserError, OSError) as error:
-            failure = error
+    """Yield lists of `size` pairs; a read error is raised after the pairs read before it."""
+    buffer: list[tuple[str, str]] = []
+    try:
+        for pair in pairs:
+            buffer.append(pair)
+            if len(buffer) == size:
+                yield buffer
+                buffer = []
+    except (UserError, OSError):
         if buffer:
             yield buffer
-        if failure is not None:
-            raise failure
-        if not buffer:
-            return
+        raise
+    if buffer:
+        yield buffer
 
 
 def _check_same_tokenizers(path: Path, other: Path) -> None:
-    """UserError where two model directories have not the same tokenizers, byte for byte."""
+    """Raise UserError if two model directories differ in their tokenizer files."""
     for name in VOCABULARY_FILES:
         ours, theirs = (folder / name for folder in (path, other))
         if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
@@ -415,7 +408,7 @@ def _check_same_tokenizers(path: Path, other: Path) -> None:
 
 
 def _trained_length(path: Path, values: Values) -> int | None:
-    """Source tokens of the longest line that a model directory's training has read, as far as its data.yaml tells."""
+    """Source tokens of the longest line in a model's training data, if its data.yaml says."""
     if not (path / DATA_FILE).is_file():
         return None
     train = read_plain_yaml(path / DATA_FILE).get("train")
@@ -424,9 +417,9 @@ def _trained_length(path: Path, values: Values) -> int | None:
 
 
 def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
-    """Source and target tokenizer of a model directory, one object where they are one; UserError if not config.yaml's.
+    """Source and target tokenizer of a model directory (one object if shared). values: of its config.yaml.
 
-    values: of its config.yaml.
+    Raises UserError if their sizes differ from config.yaml's.
     """
     sizes = values["model"]
     if "vocab_size" not in sizes:

@@ -170,7 +170,7 @@ def test_steps_of_random_searches_equal_the_operations_of_torch(seed):
         logits = drawn_logits(sizes, draw, dtype)
         values = choice.log_probabilities(expected, logits, rules)
         idle = [x[~busy].clone() for x in (actual.scores, actual.newest, actual.ended)]
-        choice.choose_beams(expected, *choice.likeliest(values, min(2 * beam, sizes.vocabulary)))
+        choice.choose_beams(expected, values)
         step.choose(logits, refused, rules.selected)
         assert_equal_states(expected, actual, busy)
         assert_equal_writings(expected, actual, places, positions)

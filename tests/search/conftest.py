@@ -1,4 +1,4 @@
-"""A small tokenizer and a translator whose model is a table."""
+"""A small tokenizer, and a translator with a table model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Searches that are drawn, for the device's engine and the one that it is compared with."""
+"""Random searches, for comparing the device engine with the host's."""
 
 import random
 from typing import Any
@@ -18,8 +18,8 @@ VOCABULARY = 60
 
 
 def a_case(kind: str, seed: int) -> tuple[Any, list[list[int]], DecodingConfig, dict]:
-    """A model, sources, options and what search_ids takes besides: several sentences, of which some wait for slots;
-    prefixes; all penalties, limits and early stopping."""
+    """A random model, sources, config and arguments of search_ids(): more sentences than slots, prefixes, all length
+    penalties, limits, early stopping."""
     draw = random.Random(f"{kind} {seed}")
     model = Ensemble([transformer(draw), transformer(draw)]) if kind == "ensemble" else transformer(draw)
     config, sources = DecodingConfig(**options(draw, kind)), sources_of(draw, draw.randint(1, 9))
@@ -33,6 +33,12 @@ def a_case(kind: str, seed: int) -> tuple[Any, list[list[int]], DecodingConfig, 
 
 def sources_of(draw: random.Random, count: int) -> list[list[int]]:
     return [[*draw.choices(range(4, VOCABULARY), k=draw.randint(0, 12)), EOS] for _ in range(count)]
+
+
+def drawn(seed: int, count: int) -> tuple[Transformer, list[list[int]]]:
+    """A random model and `count` random sources."""
+    draw = random.Random(seed)
+    return transformer(draw), sources_of(draw, count)
 
 
 def transformer(draw: random.Random) -> Transformer:
@@ -79,7 +85,7 @@ def options(draw: random.Random, kind: str) -> dict:
 
 
 def assert_same(ours, theirs):
-    """Tokens and their order; scores to the rounding of products that are made of other numbers of rows."""
+    """Assert equal tokens in equal order, and scores up to the rounding of products with other row counts."""
     assert [[each.tokens for each in some] for some in ours] == [[each.tokens for each in some] for some in theirs]
     for name in ("score", "log_probability"):
         pairs = [[getattr(each, name) for some in side for each in some] for side in (ours, theirs)]

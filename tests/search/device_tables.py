@@ -1,4 +1,4 @@
-"""The device engine for models that are tables, and the switch that tests search by."""
+"""The device engine for table models, and fixtures that select an engine."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from .table_model import TableModel
 
 
 class TableDecoder:
-    """What a TableModel says of the rows of a state, whose outputs it reads through their ancestors."""
+    """StepDecoder of a TableModel, which reads outputs through the ancestors of the state's rows."""
 
     def __init__(self, model, state, *_):
         self.model, self.state = model, state
@@ -42,7 +42,7 @@ def decoder_of(model, state, *parts):
 
 
 def search_by(monkeypatch, kind):
-    """Let all searches be of a kind: DeviceSearch, on CPU tensors, or RunningSearch."""
+    """Make all searches DeviceSearch (on CPU tensors) or RunningSearch."""
     for module in (search, streaming):
         monkeypatch.setattr(module, "running_search", lambda *_: kind)
     monkeypatch.setattr(engine, "StepDecoder", decoder_of)
@@ -50,6 +50,6 @@ def search_by(monkeypatch, kind):
 
 @pytest.fixture(params=["stepwise", "device"])
 def either_engine(request, monkeypatch):
-    """Searches on the host, and on the device, which here is the CPU."""
+    """Run the test with host and device searches, the latter on CPU tensors."""
     search_by(monkeypatch, DeviceSearch if request.param == "device" else RunningSearch)
     return request.param

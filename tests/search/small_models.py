@@ -1,4 +1,4 @@
-"""Transformers with random weights whose outputs differ from sentence to sentence, and sentences for them."""
+"""Transformers with random weights whose outputs vary by sentence, and sources for them."""
 
 import random
 
@@ -25,6 +25,6 @@ def model_of(kind: str, vocab_size: int, width: int = 64, heads: int = 4, std: f
 
 
 def sources_of(vocab_size: int, count: int) -> list[list[int]]:
-    """Up to 30 tokens and the end of the sentence, each."""
+    """Sources of up to 30 tokens and end-of-sentence."""
     draw = random.Random(4)
     return [[*(draw.randrange(4, vocab_size) for _ in range(draw.randint(1, 30))), EOS] for _ in range(count)]

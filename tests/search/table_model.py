@@ -1,4 +1,4 @@
-"""A stand-in for Transformer with next-token distributions drawn from a table, and a search that tries everything."""
+"""A model whose next-token distributions come from a table, exhaustive search, and beam search in plain Python."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BOS, EOS = 2, 3
 
 
 class TableModel(nn.Module):
-    """Logits are a fixed function of the source's first token and the target so far: no two are equal."""
+    """Logits are a fixed function of the source's first token and the target so far; no two are equal."""
 
     def __init__(self, vocab_size: int, spread: float = 2.0, end: float = 0.0):
-        """end is added to the logit of end-of-sentence: large makes short outputs."""
+        """end: added to the logit of end-of-sentence; large values make short outputs."""
         super().__init__()
         self.vocab_size, self.spread, self.end = vocab_size, spread, end
         self.config = TransformerConfig(vocab_size=vocab_size, d_model=8, heads=2)
@@ -27,7 +27,7 @@ class TableModel(nn.Module):
 
     @property
     def rows_computed(self) -> list[int]:
-        """Rows of every step, to see what leaves the search."""
+        """Rows of each step."""
         return [*map(len, self.read)]
 
     def logits(self, source: int, target: tuple[int, ...]) -> list[float]:
@@ -56,7 +56,7 @@ class TableModel(nn.Module):
         return torch.tensor([self.logits(source, target[1:]) for source, target in cache.rows()])
 
     def log_probability(self, source: int, target: tuple[int, ...]) -> float:
-        """Of target followed by end-of-sentence."""
+        """log P(target, end-of-sentence | source)."""
         total = 0.0
         for position, token in enumerate((*target, EOS)):
             logits = torch.tensor(self.logits(source, target[:position]), dtype=torch.float64)
@@ -65,7 +65,7 @@ class TableModel(nn.Module):
 
 
 class Tied(TableModel):
-    """One likely token and equal ones: log-probabilities are whole multiples of 128, which add up without error."""
+    """One likely token and many ties: log-probabilities are multiples of 128, whose sums are exact."""
 
     likely = 0.0
 
@@ -109,22 +109,13 @@ class TableCache:
 
 
 def config(**changes) -> DecodingConfig:
-    return DecodingConfig(
-        **{
-            "beam": 4,
-            "max_len_a": 0.0,
-            "max_len_b": 6,
-            "min_len": 0,
-            "early_stopping": False,
-            "length_penalty": "wu",
-            "alpha": 0.6,
-            **changes,
-        }
-    )
+    """A beam of 4, outputs of at most 6 tokens, GNMT's length penalty."""
+    defaults = {"beam": 4, "max_len_a": 0.0, "max_len_b": 6, "min_len": 0, "early_stopping": False}
+    return DecodingConfig(**{**defaults, "length_penalty": "wu", "alpha": 0.6, **changes})
 
 
 def penalty(length: int, config: DecodingConfig) -> float:
-    """The formulas once more, as the documents write them; length counts end-of-sentence."""
+    """Length penalties as published; length includes end-of-sentence."""
     formulas = {"wu": ((5 + length) / 6) ** config.alpha, "power": length**config.alpha, "avg": length, "none": 1}
     return formulas[config.length_penalty]
 
@@ -141,8 +132,8 @@ def exhaustive(model: TableModel, source: int, longest: int, config: DecodingCon
 
 
 def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConfig) -> list[tuple[float, list[int]]]:
-    """The nbest outputs of a beam search with their scores, best first; it goes on to the longest output, but for
-    early_stopping. Sorts are stable: of equal ones the better hypothesis, then the lower token comes first."""
+    """The nbest outputs of a beam search with their scores, best first. Without early_stopping it runs to the longest
+    output. Sorts are stable: of equal ones the better hypothesis comes first, then the lower token."""
     size = settings.beam // settings.diverse_beam_groups
     live = [[(0.0, 0.0, ())] for _ in range(settings.diverse_beam_groups)]  # (ranked by, log-probability, output)
     finished = [[] for _ in live]

@@ -1,4 +1,4 @@
-"""A sentence's translation and its log-probabilities are the same to the last bit, whatever its batch holds."""
+"""Batch invariance: a sentence gets the same bits in every batch."""
 
 import random
 
@@ -21,14 +21,14 @@ def sources(lengths) -> list[list[int]]:
 DISTINCT = sources([26] * 12 + [25] * 4 + [*range(3, 27, 3)])  # 26, 27 and 28 tokens are padded to one length
 BATCH = DISTINCT + DISTINCT[:16] + DISTINCT
 SIZES = {"a small model": (48, 3), "a wide model": (512, 8)}
-"""Weights too small to be laid out for oneDNN, and so large that it splits their sums."""
+"""Weights too small to be packed for oneDNN, and large enough that it splits their sums."""
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "int8"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_bits_are_the_same_in_every_batch_and_order(kind, size, beam):
+def test_bits_do_not_depend_on_batch_and_order(kind, size, beam):
     model = model_of(kind, VOCABULARY, *SIZES[size], std=4.0, norm_first=beam == 4, final_norm=beam == 4)
     settings = DecodingConfig(beam=beam, nbest=beam, max_len_a=0.0, max_len_b=7)
     alone = [search_ids(model, [source], settings)[0] for source in DISTINCT]
@@ -44,7 +44,7 @@ def test_bits_are_the_same_in_every_batch_and_order(kind, size, beam):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "int8"])
 @pytest.mark.parametrize("size", SIZES)
-def test_bits_are_the_same_with_any_number_of_threads(kind, size, threads):
+def test_bits_do_not_depend_on_the_number_of_threads(kind, size, threads):
     model = model_of(kind, VOCABULARY, *SIZES[size], std=4.0)
     settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=4)
     results = []
@@ -54,9 +54,9 @@ def test_bits_are_the_same_with_any_number_of_threads(kind, size, threads):
     assert all(each == results[0] for each in results)
 
 
-def test_the_settings_can_be_seen_to_matter(monkeypatch):
-    """A search that need not be invariant is not, in one precision at least: otherwise the tests above would prove
-    nothing. In which one depends on the processor: bfloat16 with AMX, float32 without, where PyTorch multiplies."""
+def test_a_search_without_batch_invariance_depends_on_the_batch(monkeypatch):
+    """In at least one precision; otherwise the tests above would prove nothing. Which one depends on the processor:
+    bfloat16 with AMX, float32 where PyTorch multiplies."""
     for name in ("_packed_dtypes", "_panel_dtypes"):
         monkeypatch.setattr(linear, name, lambda: ())
     settings = DecodingConfig(beam=4, max_len_a=0.0, max_len_b=7, batch_invariant=False)

@@ -1,4 +1,4 @@
-"""The search that lives on the device, on CPU tensors: what it finds, what a CUDA graph could hold, its limits."""
+"""The device search, on CPU tensors: results, what a CUDA graph can capture, memory limits, threads."""
 
 import copy
 import gc
@@ -22,13 +22,13 @@ from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
 from fasttfm.search.device import capacity, engine
-from fasttfm.search.device.engine import Engine, Kind
+from fasttfm.search.device.engine import Engine
 from fasttfm.search.device.search import DeviceSearch, _of_models, takes
 from fasttfm.search.device.state import NOTHING, Sizes, State
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.search.tasks import Task, Waiting
 
-from .device_cases import KINDS, VOCABULARY, a_case, assert_same, options, sources_of, transformer
+from .device_cases import KINDS, VOCABULARY, a_case, assert_same, drawn, options, sources_of, transformer
 from .small_models import model_of
 from .table_model import EOS
 
@@ -37,14 +37,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def on_device(monkeypatch):
-    """Searches take the device's engine, on CPU tensors."""
+    """Run all searches on the device engine, on CPU tensors."""
     monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_finds_what_the_searches_of_a_cpu_find(kind, seed, monkeypatch):
+def test_results_equal_those_of_the_host(kind, seed, monkeypatch):
     model, sources, config, given = a_case(kind, seed)
     theirs = search_ids(model, sources, config, **given)
     monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
@@ -52,28 +52,26 @@ def test_it_finds_what_the_searches_of_a_cpu_find(kind, seed, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"beam": 2, "nbest": 2}, {"beam": 1, "no_repeat_ngram": 2}])
-def test_kernels_find_what_operations_of_torch_find(settings, on_device, monkeypatch):
-    """Through the interpreter; three sentences in two slots."""
-    draw = random.Random(10)
-    model, sources = transformer(draw), sources_of(draw, 3)
+def test_kernels_equal_pytorch_operations(settings, on_device, monkeypatch):
+    """In the interpreter; three sentences in two slots."""
+    model, sources = drawn(10, 3)
     config = DecodingConfig(max_len_a=0.0, max_len_b=3, batch_tokens=32, **settings)
     theirs = search_ids(model, sources, config, banned=[[7], [8, 9]])
     monkeypatch.setattr("fasttfm.search.device.search.use_triton", lambda _: True)
     assert_same(search_ids(model, sources, config, banned=[[7], [8, 9]]), theirs)
 
 
-def test_a_place_that_is_taken_again_holds_nothing_of_the_sentence_before(monkeypatch):
+def test_a_reused_place_holds_nothing_of_its_previous_sentence(monkeypatch):
     """A dozen sentences in four places."""
-    draw = random.Random(3)
-    model, sources = transformer(draw), sources_of(draw, 12)
+    model, sources = drawn(3, 12)
     config = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=5, batch_tokens=32)
     theirs = search_ids(model, sources, config)
     monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
     assert_same(search_ids(model, sources, config), theirs)
 
 
-def test_sentences_join_with_options_of_their_own_and_leave(monkeypatch):
-    """Slots are taken over in mid-search; beams of a width share an engine, whatever their penalties."""
+def test_sentences_join_with_their_own_options_and_leave(monkeypatch):
+    """Slots are reused while the search runs; beams of one width share an engine, whatever their penalties."""
     draw = random.Random(5)
     model, sources = transformer(draw), sources_of(draw, 40)
     kinds = draw.choices(["beams", "beams", "sampling", "groups"], k=40)
@@ -99,7 +97,7 @@ def an_engine(model, kernels=False, device=CPU, slots=3, **settings) -> Engine:
     config = DecodingConfig(**settings)
     rows = config.nbest if config.sampling else config.beam
     sizes = Sizes(slots, rows, rows, 32, 32, 2 * slots, VOCABULARY)
-    return Engine(model, sizes, Kind(config, ((5,), (6, 7, 8)), selects=True), device, kernels=kernels)
+    return Engine(model, sizes, config, device, kernels=kernels, banned=((5,), (6, 7, 8)), selects=True)
 
 
 SAMPLING = {"sampling": True, "nbest": 4, "sampling_topk": 5}
@@ -107,8 +105,8 @@ STEPS = [{}, {"beam": 1}, {"no_repeat_ngram": 2}, SAMPLING, {"diverse_beam_group
 
 
 @pytest.mark.parametrize("settings", STEPS)
-def test_a_step_reads_no_number(settings):
-    """Tensors without memory have none to read."""
+def test_a_step_reads_no_value_on_the_host(settings):
+    """Meta tensors have none to read."""
     config = TransformerConfig(vocab_size=VOCABULARY, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2)
     with torch.device("meta"):
         model = Transformer(config).eval()
@@ -121,26 +119,26 @@ def test_a_step_reads_no_number(settings):
 
 
 @pytest.mark.parametrize("settings", STEPS)
-def test_a_graph_holds_every_step_and_every_encoding(settings, on_device, monkeypatch):
-    """Each step makes the calls of the one before it, at the same addresses, over sentences that come and go."""
+def test_every_step_and_encoding_can_be_captured(settings, on_device, monkeypatch):
+    """Each step makes the same calls at the same addresses as the one before, while sentences come and go."""
     monkeypatch.setattr(greedy, "top_k", partial(top_k._by_blocks, choose=top_k._first_of_equal))  # as on a GPU
-    draw, made = random.Random(1), []
+    graphs_made = []
 
     def watched(*arguments):
-        made.append(Watched(*arguments))
-        return made[-1]
+        graphs_made.append(Watched(*arguments))
+        return graphs_made[-1]
 
-    config = DecodingConfig(max_len_b=5, batch_tokens=64, batch_invariant=False, **settings)  # of a CPU's products
+    config = DecodingConfig(max_len_b=5, batch_tokens=64, batch_invariant=False, **settings)  # of CPU products
     with mock.patch.object(engine, "Graphs", watched):
-        search_ids(transformer(draw), sources_of(draw, 9), config, banned=[[7, 8]])
-    (graphs,) = made
+        search_ids(*drawn(1, 9), config, banned=[[7, 8]])
+    (graphs,) = graphs_made
     assert len(graphs.runs[None]) > 12
     assert {key for key in graphs.runs if key is not None} <= {(1, 16), (2, 16), (4, 16)}
 
 
 @pytest.mark.parametrize("most", [24, 33])
-def test_learned_positions_end_anywhere(most, on_device):
-    """Sources and outputs are filled up to no more, and a graph holds the encoding of the longest."""
+def test_learned_positions_limit_padding_and_output(most, on_device):
+    """Padded sources and outputs stay within the positions, and the longest encoding can be captured."""
     model = model_of("fp32", VOCABULARY, 32, positional_encoding="learned", max_length=most)
     source, config = [*[7] * (most - 1), EOS], DecodingConfig(max_len_a=3.0, batch_invariant=False)
     with mock.patch.object(engine, "Graphs", Watched):
@@ -151,7 +149,7 @@ def test_learned_positions_end_anywhere(most, on_device):
 
 
 class Late(torch.Tensor):
-    """Memory of the host that copies reach when an event behind them is waited for."""
+    """Host buffer that is written only when an event recorded behind the copy is waited for."""
 
     started: ClassVar[list] = []
     arrived: ClassVar[int] = 0
@@ -162,7 +160,7 @@ class Late(torch.Tensor):
 
 
 class Event:
-    """The end of what was started before it was recorded."""
+    """A CUDA event over the copies of Late."""
 
     behind = 0
 
@@ -177,10 +175,10 @@ class Event:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("settings", [{}, {"beam": 1}, SAMPLING, {"diverse_beam_groups": 2}])
-def test_the_host_reads_nothing_before_it_has_arrived(settings, on_device, monkeypatch):
-    """Copies to the host come as late as events allow; slots and places are taken over meanwhile."""
-    draw, init = random.Random(12), Engine.__init__
-    model, sources = transformer(draw), sources_of(draw, 30)
+def test_the_host_reads_results_only_after_their_event(settings, on_device, monkeypatch):
+    """Copies to the host complete as late as events allow, while slots and places are reused."""
+    init = Engine.__init__
+    model, sources = drawn(12, 30)
     config = DecodingConfig(max_len_b=6, batch_tokens=64, **settings)
     expected = search_ids(model, sources, config)
     monkeypatch.setattr(Late, "started", [])
@@ -198,9 +196,8 @@ def test_the_host_reads_nothing_before_it_has_arrived(settings, on_device, monke
     assert len(Late.started) > 30
 
 
-def test_a_burst_that_is_broken_off_leaves_nothing_behind(on_device):
-    draw = random.Random(3)
-    model, sources = transformer(draw), sources_of(draw, 6)
+def test_an_interrupted_burst_leaves_nothing_behind(on_device):
+    model, sources = drawn(3, 6)
     config = DecodingConfig(max_len_b=8)
     expected = search_ids(model, sources, config)
     steps = mock.Mock(side_effect=[*[None] * 5, KeyboardInterrupt])
@@ -209,20 +206,19 @@ def test_a_burst_that_is_broken_off_leaves_nothing_behind(on_device):
     assert search_ids(model, sources, config) == expected
 
 
-def test_engines_are_kept_until_the_model_changes(on_device, monkeypatch):
+def test_engines_are_cached_until_the_model_changes(on_device, monkeypatch):
     made = []
     init = Engine.__init__
     monkeypatch.setattr(
         Engine, "__init__", lambda self, *args, **kwargs: (made.append(self), init(self, *args, **kwargs))[1]
     )
-    monkeypatch.setattr("fasttfm.models.stack.may_run", lambda: True)  # as on a GPU: layers are prepared, and kept
-    draw = random.Random(4)
-    model, sources, config = transformer(draw), sources_of(draw, 3), DecodingConfig(max_len_b=4)
+    monkeypatch.setattr("fasttfm.models.stack.may_run", lambda: True)  # as on a GPU: prepared layers are cached
+    (model, sources), config = drawn(4, 3), DecodingConfig(max_len_b=4)
     first = search_ids(model, sources, config)
     assert search_ids(model, sources, config) == first
     assert len(made) == 1
     with torch.no_grad():
-        model.output.bias += torch.randn(VOCABULARY)  # in place: what a step reads
+        model.output.bias += torch.randn(VOCABULARY)  # in place, which a step sees
     changed = search_ids(model, sources, config)
     assert len(made) == 1
     assert changed != first
@@ -232,8 +228,8 @@ def test_engines_are_kept_until_the_model_changes(on_device, monkeypatch):
 
 
 @pytest.mark.parametrize("ensemble", [False, True])
-def test_engines_go_with_their_model(ensemble, on_device, monkeypatch):
-    """At once, without a pass of the garbage collector."""
+def test_engines_are_freed_with_their_model(ensemble, on_device, monkeypatch):
+    """At once, without garbage collection."""
     made, draw = [], random.Random(4)
     model = Ensemble([transformer(draw) for _ in range(2)]) if ensemble else transformer(draw)
     step = Engine.step
@@ -264,8 +260,8 @@ def another_class(model):
 
 
 @pytest.mark.parametrize("change", [positions_in_place, another_mean, another_class])
-def test_an_ensemble_is_searched_as_it_is_now(change, on_device):
-    """In half precision, whose learned positions a step reads as float32."""
+def test_a_changed_ensemble_is_searched_as_it_is_now(change, on_device):
+    """In half precision, whose learned positions a step converts to float32."""
     fields = {"positional_encoding": "learned", "max_length": 64}
     model = Ensemble([model_of("bf16", VOCABULARY, 32, **fields), model_of("bf16", VOCABULARY, 32, std=2.0, **fields)])
     config, sources = DecodingConfig(max_len_b=4), sources_of(random.Random(4), 3)
@@ -278,7 +274,7 @@ def test_an_ensemble_is_searched_as_it_is_now(change, on_device):
 @pytest.mark.parametrize(("chosen", "dtype", "kernels"), [
     ("triton", torch.float32, True), ("torch", torch.float32, False), ("triton", torch.float64, False)
 ])  # fmt: skip
-def test_steps_launch_kernels_where_the_backend_of_now_has_them(chosen, dtype, kernels, on_device):
+def test_steps_launch_kernels_if_the_current_backend_has_them(chosen, dtype, kernels, on_device):
     model = model_of("fp32", VOCABULARY, 32).to(dtype)
     search_ids(model, [[5, EOS]], config := DecodingConfig(max_len_b=4))
     with backend(chosen), mock.patch.object(Engine, "advance", return_value=[]), inference(model):
@@ -289,10 +285,8 @@ def test_steps_launch_kernels_where_the_backend_of_now_has_them(chosen, dtype, k
 
 
 @pytest.mark.parametrize("settings", STEPS)
-def test_defaults_of_pytorch_are_of_no_account(settings, on_device):
-    """A default type, and a default device, on which nothing of the host may lie."""
-    draw = random.Random(4)
-    model, sources, config = transformer(draw), sources_of(draw, 5), DecodingConfig(max_len_b=4, **settings)
+def test_default_dtype_and_device_of_pytorch_are_ignored(settings, on_device):
+    (model, sources), config = drawn(4, 5), DecodingConfig(max_len_b=4, **settings)
     given = {"banned": [[5], [6, 7]], "allowed": [[*range(4, 40)] for _ in sources], "prefixes": [[8]] * 5}
     expected = search_ids(model, sources, config, **given)
     _of_models.clear()
@@ -305,8 +299,8 @@ def test_defaults_of_pytorch_are_of_no_account(settings, on_device):
         torch.set_default_device(None)
 
 
-def test_a_key_may_be_taken_again_when_its_sentence_was_dropped(on_device):
-    """Before that one has left; what was dropped does not count as searched."""
+def test_the_key_of_a_cancelled_sentence_can_be_reused(on_device):
+    """Even before it has left; it no longer counts as searched."""
     model, config = transformer(random.Random(5)), DecodingConfig(max_len_b=4)
     expected = search_ids(model, [[9, 10, EOS]], config)
     with inference(model):
@@ -319,8 +313,8 @@ def test_a_key_may_be_taken_again_when_its_sentence_was_dropped(on_device):
         assert_same([hypotheses for _, hypotheses in running.run()], expected)
 
 
-def test_the_host_reads_copies_that_have_arrived(on_device):
-    """It waits where there are no events: other GPUs than CUDA's copy behind its back too."""
+def test_copies_without_events_are_synchronous(on_device):
+    """GPUs other than CUDA copy asynchronously too."""
 
     class Copies(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -332,10 +326,9 @@ def test_the_host_reads_copies_that_have_arrived(on_device):
         search_ids(transformer(random.Random(4)), [[5, EOS]], DecodingConfig(max_len_b=4), allowed=[[6, 7]])
 
 
-def test_threads_take_engines_of_their_own(on_device):
-    """Also where they search with one model at the same time, and whatever their options are."""
-    draw = random.Random(4)
-    model, sources = transformer(draw), sources_of(draw, 5)
+def test_threads_use_separate_engines(on_device):
+    """Even with one model at the same time, and with any options."""
+    model, sources = drawn(4, 5)
     configs = [DecodingConfig(max_len_b=4, beam=beam, batch_tokens=64) for beam in (1, 2, 3)]
     expected = [search_ids(model, sources, config) for config in configs]
 
@@ -352,27 +345,26 @@ def test_threads_take_engines_of_their_own(on_device):
         sys.setswitchinterval(switch)
 
 
-def test_a_model_that_is_more_than_its_classes_is_searched_step_by_step(on_device):
-    draw = random.Random(2)
-    model = transformer(draw)
+def test_only_plain_models_are_searched_on_the_device(on_device):
+    model = transformer(random.Random(2))
     with inference(model):
-        assert not takes(model, DecodingConfig()), "a CPU has an engine of its own"
+        assert not takes(model, DecodingConfig()), "a CPU has its own engine"
         with mock.patch("fasttfm.search.device.search.use_triton", return_value=True):
             assert takes(model, DecodingConfig())
             handle = model.decoder.layers[0].linear1.register_forward_hook(lambda *_: None)
             assert not takes(model, DecodingConfig())
             handle.remove()
-            for module in (model.encoder.layers[0], model.source_embedding):  # a graph would not call these again
+            for module in (model.encoder.layers[0], model.source_embedding):  # a graph would not call their hooks
                 handle = module.register_forward_hook(lambda *_: None)
                 assert not takes(model, DecodingConfig())
                 handle.remove()
             assert takes(model, DecodingConfig())
-            model.start_cache = None  # one that takes steps of its own
+            model.start_cache = None  # a model with its own steps
             assert not takes(model, DecodingConfig())
 
 
 def test_the_host_prepares_a_burst_in_few_calls(monkeypatch):
-    """Beside those that replay a step."""
+    """Besides those that replay a step."""
     draw = random.Random(1)
     with inference(model := transformer(draw)):
         searched = an_engine(model, slots=16)
@@ -391,19 +383,8 @@ def test_the_host_prepares_a_burst_in_few_calls(monkeypatch):
         assert function_calls(searched.advance) <= 20
 
 
-@pytest.mark.parametrize("name", ["weights", "one layer"])
-def test_a_diverged_model_is_told(name, on_device):
-    draw = random.Random(6)
-    model = transformer(draw)
-    with torch.no_grad():
-        (model.output.weight if name == "weights" else model.decoder.layers[1].linear2.weight)[9, 3] = torch.nan
-    with pytest.raises(UserError, match="not numbers"):
-        search_ids(model, sources_of(draw, 3), DecodingConfig(max_len_b=5))
-
-
-def test_memory_that_does_not_suffice_is_told_before_anything_is_made(on_device, monkeypatch):
-    draw = random.Random(7)
-    model, sources = transformer(draw), sources_of(draw, 9)
+def test_insufficient_memory_is_reported_before_allocation(on_device, monkeypatch):
+    model, sources = drawn(7, 9)
     config = DecodingConfig(batch_tokens=128)
     needed = {
         slots: capacity.needed_bytes(model, Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)) for slots in (3, 4, 8)
@@ -418,8 +399,8 @@ def test_memory_that_does_not_suffice_is_told_before_anything_is_made(on_device,
         search_ids(model, sources, config)
 
 
-def test_engines_that_search_nothing_make_room(on_device, monkeypatch):
-    """Another model's too."""
+def test_idle_engines_are_freed_when_memory_is_short(on_device, monkeypatch):
+    """Those of another model too."""
     draw = random.Random(7)
     idle, model, sources = transformer(draw), transformer(draw), sources_of(draw, 3)
     expected = search_ids(idle, sources, config := DecodingConfig())
@@ -429,7 +410,7 @@ def test_engines_that_search_nothing_make_room(on_device, monkeypatch):
     assert search_ids(idle, sources, config) == expected
 
 
-def test_memory_that_pytorch_keeps_is_free(monkeypatch):
+def test_memory_cached_by_pytorch_counts_as_free(monkeypatch):
     sizes = Sizes(2, 4, 4, 64, 32, 4, VOCABULARY)
     needed = capacity.needed_bytes(model := transformer(random.Random(8)), sizes)
     answers = {"mem_get_info": (needed - 60, needed * 9), "memory_reserved": needed, "memory_allocated": needed - 60}
@@ -441,24 +422,22 @@ def test_memory_that_pytorch_keeps_is_free(monkeypatch):
         capacity.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
 
 
-def test_what_is_needed_is_what_is_made():
-    draw = random.Random(8)
-    model = transformer(draw)
+def test_the_memory_estimate_is_close_to_what_is_allocated():
+    model = transformer(random.Random(8))
     for slots in (2, 16):
         sizes = Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)
         with torch.inference_mode():
-            made = Engine(model, sizes, Kind(DecodingConfig(), (), selects=False), CPU, kernels=False)
+            made = Engine(model, sizes, DecodingConfig(), CPU, kernels=False)
         owners = (made.state, *made._decoders, *(each.layers for each in made._decoders))
         tensors = [x for owner in owners for x in vars(owner).values() if isinstance(x, torch.Tensor)]
         real = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
         assert real <= made.held_bytes() <= 1.5 * real
 
 
-def test_idle_slots_touch_nothing_but_the_place_of_nobody():
+def test_idle_slots_touch_only_the_dummy_place():
     state = State(Sizes(2, 3, 3, 8, 8, 4, VOCABULARY), CPU)
     assert (state.finished == NOTHING).all()
-    draw = random.Random(9)
-    model = transformer(draw)
+    model = transformer(random.Random(9))
     with torch.inference_mode():
         searched = an_engine(model)
         before = [

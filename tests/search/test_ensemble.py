@@ -1,4 +1,4 @@
-"""Several models that search together, and samples that agree."""
+"""Ensembles, and minimum Bayes risk decoding."""
 
 import itertools
 from dataclasses import replace
@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, score_ids, search_ids
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.translate.mbr import minimum_bayes_risk
 from fasttfm.translate.translator import Translator
 
+from .small_models import model_of
 from .table_model import EOS, TableModel, penalty
 
 SOURCES = [[number, 10, EOS] for number in range(20, 32)]
@@ -25,7 +25,7 @@ class Other(TableModel):
 
 
 @pytest.mark.parametrize("mean", ["probability", "logarithm"])
-def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
+def test_a_beam_that_holds_everything_finds_the_best_of_the_mean(mean):
     models = [TableModel(6), Other(6, end=1.0), Other(6, spread=1.0)]
     settings = DecodingConfig(beam=16, nbest=3, max_len_a=0.0, max_len_b=3, min_len=0)
 
@@ -47,7 +47,7 @@ def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
         assert [each.score for each in results] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
-def test_models_that_do_not_belong_together_are_refused():
+def test_incompatible_models_are_refused():
     with pytest.raises(ValueError, match="share vocabularies"):
         Ensemble([TableModel(6), TableModel(7)])
     with pytest.raises(ValueError, match="no models"):
@@ -58,11 +58,7 @@ def test_models_that_do_not_belong_together_are_refused():
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_transformers_search_and_score_together(beam):
-    config = TransformerConfig(vocab_size=60, d_model=32, heads=2, d_ff=64, encoder_layers=1, decoder_layers=2)
-    models = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        models.append(Transformer(config))
+    models = [model_of("fp32", 60, 32, std=std) for std in (1.0, 3.0)]
     settings = DecodingConfig(beam=beam, nbest=beam, max_len_b=5)
     twice = search_ids(Ensemble([models[0], models[0]]), SOURCES, settings)
     single = search_ids(models[0], SOURCES, settings)
@@ -81,11 +77,11 @@ def test_the_sample_that_the_others_agree_with_is_chosen():
     assert [index for index, _ in chosen][:2] == [0, 1]
     assert {index for index, _ in chosen} == {0, 1, 2, 4}, "each text once"
     assert [value for _, value in chosen] == sorted((value for _, value in chosen), reverse=True)
-    assert chosen[0][1] > 100 / 4, "its copy alone agrees in full"
+    assert chosen[0][1] > 100 / 4, "its copy agrees fully"
     assert minimum_bayes_risk(["alone"]) == [(0, 0.0)]
 
 
-def test_minimum_bayes_risk_takes_samples_and_repeats_itself(translator):
+def test_minimum_bayes_risk_uses_samples_and_is_reproducible(translator):
     config = replace(translator.config, mbr_samples=6, max_len_b=4)
     tokenizer = translator.target_tokenizer
     mbr = Translator(translator.model, tokenizer, tokenizer, config)

@@ -1,24 +1,25 @@
-"""Diverse beam search against the same by hand."""
+"""Diverse beam search, compared with the algorithm written out in Python."""
 
 import itertools
+from functools import partial
 
 import pytest
 
-from fasttfm.search import DecodingConfig, search_ids
+from fasttfm.search import search_ids
 
+from . import table_model
 from .table_model import EOS, TableModel, by_hand
 
 pytestmark = pytest.mark.usefixtures("either_engine")
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 40)]
 
 
-def config(**changes) -> DecodingConfig:
-    return DecodingConfig(**{"beam": 6, "nbest": 1, "max_len_a": 0.0, "max_len_b": 6, "min_len": 0, **changes})
+config = partial(table_model.config, beam=6)
 
 
 @pytest.mark.parametrize(("groups", "strength"), [(2, 0.5), (3, 2.0), (6, 0.3), (2, 0.0)])
 @pytest.mark.parametrize(("length_penalty", "early_stopping"), [("wu", False), ("none", False), ("wu", True)])
-def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty, early_stopping):
+def test_groups_equal_the_search_by_hand(groups, strength, length_penalty, early_stopping):
     model = TableModel(vocab_size=14)
     settings = config(
         diverse_beam_groups=groups, diverse_beam_strength=strength, length_penalty=length_penalty, nbest=6,
@@ -32,7 +33,7 @@ def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty
         assert actual[0].log_probability == pytest.approx(of_the_best, abs=1e-5)
 
 
-def test_one_group_is_beam_search_and_no_strength_makes_groups_alike():
+def test_one_group_is_beam_search_and_groups_without_strength_are_equal():
     model = TableModel(vocab_size=14)
     plain = search_ids(model, SOURCES, config(beam=3))
     assert search_ids(model, SOURCES, config(beam=3, diverse_beam_groups=1)) == plain
@@ -41,8 +42,8 @@ def test_one_group_is_beam_search_and_no_strength_makes_groups_alike():
 
 
 @pytest.mark.parametrize("groups", [2, 4])
-def test_what_else_holds_of_searches_holds(groups):
-    """Batches, prefixes, lengths, banned sequences, a vocabulary smaller than the beam."""
+def test_other_options_work_with_groups(groups):
+    """Batches, prefixes, length limits, banned sequences, a vocabulary smaller than the beam."""
     model = TableModel(vocab_size=14)
     settings = config(beam=8, diverse_beam_groups=groups, nbest=3, min_len=2, no_repeat_ngram=1)
     prefixes = [[5, 6][: number % 3] for number in range(len(SOURCES))]

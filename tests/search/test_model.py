@@ -1,4 +1,4 @@
-"""Searches with a real Transformer: the caches change nothing, and neither does what else is in a batch."""
+"""Searches and scoring with a real Transformer: caches and batches do not change results."""
 
 import random
 
@@ -30,7 +30,7 @@ def make_model(**changes) -> Transformer:
 
 @pytest.fixture(scope="module")
 def random_model() -> Transformer:
-    """Random weights, drawn wider than usual so that outputs differ in length and words."""
+    """Random weights, wider than usual so that outputs differ in length and words."""
     model = make_model(share_embeddings="none")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -40,7 +40,7 @@ def random_model() -> Transformer:
 
 @pytest.fixture(scope="module")
 def trained_model() -> Transformer:
-    """Taught for a moment to write its source backwards: right often, sure rarely."""
+    """Trained briefly to reverse its source: often right, rarely certain."""
     model = make_model(norm_first=True, final_norm=True, dropout=0.0)
     adam = torch.optim.Adam(model.parameters(), lr=2e-3)
     for step in range(200):
@@ -60,9 +60,21 @@ def model(request, random_model, trained_model) -> Transformer:
     return random_model if request.param == "random" else trained_model
 
 
+def test_padding_fills_up_to_a_length_on_the_grid():
+    ids, lengths = padded([[5, 3], [7, 8, 9, 3]], CPU)
+    assert ids.tolist() == [[5, 3, 0, 0], [7, 8, 9, 3]]
+    assert lengths.tolist() == [2, 4]
+    assert ids.dtype == torch.int64
+    ids, lengths = padded([[5] * 17, [3]], CPU)
+    assert (ids.shape, lengths.tolist()) == ((2, 18), [17, 1])
+    assert int((ids != 0).sum()) == 18
+    with pytest.raises(ValueError, match="no tokens"):
+        padded([[5], []], CPU)
+
+
 @pytest.mark.parametrize("layer", [1, 2])
-def test_the_attention_of_a_model_that_writes_backwards_runs_backwards(trained_model, layer):
-    """What it writes from the last token of the source on is aligned with just these."""
+def test_a_model_that_reverses_its_source_attends_in_reverse(trained_model, layer):
+    """Targets are aligned with the source tokens that they copy."""
     batch = sources(60, seed=1500)
     targets = [source[-2::-1] for source in batch]
     right = total = 0
@@ -72,7 +84,7 @@ def test_the_attention_of_a_model_that_writes_backwards_runs_backwards(trained_m
         words = len(source) - 1
         right += (weights[:words, :words].argmax(dim=1) == torch.arange(words - 1, -1, -1)).sum().item()
         total += words
-    assert right > 0.33 * total, "a guess is right in a fifth of the cases"
+    assert right > 0.33 * total, "a fifth would be chance"
 
 
 def greedy_without_cache(model: Transformer, source: list[int], longest: int) -> list[int]:
@@ -99,8 +111,8 @@ def test_greedy_search_with_caches_is_greedy_search_without(model):
     [({}, False), ({"diverse_beam_groups": 2}, False), ({}, True)],
     ids=["plain", "diverse", "phrases"],
 )
-def test_scores_of_a_search_are_the_models_own(model, changes, phrases):
-    """What the cached search adds up is what one pass over source and target gives, steered or not."""
+def test_scores_of_a_search_equal_those_of_scoring(model, changes, phrases):
+    """The sums of the cached search equal one pass over source and target, constrained or not."""
     batch = sources(12, seed=4500)
     settings = DecodingConfig(beam=4, nbest=2, max_len_b=5, **changes)
     required = [[[source[:2][:1] * 2], [[7], [8, 9]]] for source in batch] if phrases else None
@@ -112,7 +124,7 @@ def test_scores_of_a_search_are_the_models_own(model, changes, phrases):
 
 
 def test_probabilities_of_all_targets_sum_to_one(random_model):
-    """All targets of at most one token, and all that go on."""
+    """All targets of at most one token, and all longer ones."""
     source = sources(1, seed=6000)[0]
     targets = [[], *([token] for token in range(VOCABULARY))]
     ended = torch.tensor(score_ids(random_model, [source] * len(targets), targets)).exp()
@@ -121,11 +133,11 @@ def test_probabilities_of_all_targets_sum_to_one(random_model):
         both = torch.tensor([[BOS, token] for token in range(VOCABULARY)])
         second = random_model(torch.tensor([source] * VOCABULARY), both)[:, 1].softmax(1)[:, EOS]
     torch.testing.assert_close(ended[0], first[EOS])
-    # A target of <unk>s or padding has its probability as well: scoring is not the search's choice of words.
+    # Scoring accepts <unk> and padding, which searches never choose.
     torch.testing.assert_close(ended[1:][4:], (first * second)[4:], rtol=1e-4, atol=1e-7)
 
 
-def test_scoring_does_not_depend_on_batches_and_refuses_lists_that_do_not_match(model):
+def test_scoring_does_not_depend_on_batches_and_refuses_mismatched_lists(model):
     batch = sources(20, seed=7000)
     targets = [source[:-1] for source in batch]
     alone = score_ids(model, batch, targets, max_tokens=1)
@@ -135,7 +147,7 @@ def test_scoring_does_not_depend_on_batches_and_refuses_lists_that_do_not_match(
         score_ids(model, batch, targets[:1])
 
 
-def test_a_model_that_gives_no_probabilities_is_refused_by_searches_and_scoring():
+def test_a_model_with_nan_is_refused_by_searches_and_scoring():
     model = make_model()
     with torch.no_grad():
         model.encoder.layers[0].linear1.bias.fill_(torch.nan)
@@ -148,11 +160,11 @@ def test_a_model_that_gives_no_probabilities_is_refused_by_searches_and_scoring(
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.25), (torch.float16, 0.03)])
-def test_half_precision_lets_a_batch_decide_only_between_words_that_are_nearly_as_likely(trained_model, dtype, error):
-    """Products that depend on the batch in their last digits. Padding that was attended to would change far more.
+def test_in_half_precision_the_batch_decides_only_between_nearly_equal_words(trained_model, dtype, error):
+    """Only the last bits of products depend on the batch; attending to padding would change far more.
 
-    However batched, 9 translations in 10 are those of a batch of one, a log-probability is that of float32 within
-    `error`, and a translation is, for float32, no further below its best than two such errors explain.
+    However batched, 9 translations in 10 are those of a batch of one, log-probabilities agree with float32 within
+    `error`, and in float32 a translation is no further below the best than two such errors explain.
     """
     model = make_model(norm_first=True, final_norm=True, dropout=0.0)
     model.load_state_dict(trained_model.state_dict())

@@ -1,4 +1,4 @@
-"""A model as one file: what a release has, and what translates from it."""
+"""A model as a .zip file: the release asset, and translating from it."""
 
 import runpy
 from pathlib import Path
@@ -22,7 +22,7 @@ def packed(tmp_path):
     return tmp_path / "demo.zip"
 
 
-def test_a_file_translates_as_the_folder_it_was_packed_from_and_tells_what_it_is(packed):
+def test_a_file_translates_like_its_folder_and_has_a_readme(packed):
     quantize_model(packed.with_name("MODEL"), "best", packed.with_name("Q"), Transformer)
     lines = ["one two three", ""]
     found = [Translator.from_directory(path, beam=2).translate(lines) for path in (packed, packed.with_name("Q"))]

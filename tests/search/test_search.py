@@ -1,4 +1,4 @@
-"""Searches against a model given by a table, where every output can be tried."""
+"""Searches with a table model, compared with exhaustive search and with the algorithm written out in Python."""
 
 import itertools
 
@@ -7,7 +7,6 @@ import torch
 
 from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, search_ids, translate_ids
-from fasttfm.search.beam import _stay_in_place
 
 from .table_model import EOS, Diverged, TableModel, by_hand, config, exhaustive
 
@@ -38,7 +37,7 @@ def test_beam_one_is_greedy_search():
 @pytest.mark.parametrize("alpha", [0.6, 2.0])
 @pytest.mark.parametrize("min_len", [0, 2])
 def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha, min_len):
-    """3 words, at most 4 of them: 81 hypotheses live at most."""
+    """3 words, at most 4 of them: at most 81 live hypotheses."""
     model = TableModel(vocab_size=7)
     settings = config(beam=81, nbest=5, length_penalty=length_penalty, alpha=alpha, max_len_b=4, min_len=min_len)
     for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=30)):
@@ -51,10 +50,10 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
 @pytest.mark.parametrize(
     ("length_penalty", "beam"), [("wu", 4), ("power", 4), ("avg", 4), ("none", 4), ("wu", 64), ("avg", 64)]
 )
-def test_a_sentence_ends_when_nothing_better_can_come_or_early_when_enough_have_ended(
+def test_a_search_stops_when_nothing_better_can_follow_or_early_when_enough_have_ended(
     length_penalty, beam, early_stopping
 ):
-    """The same beam search by hand, which without early_stopping goes on to the longest output."""
+    """Compared with a beam search by hand, which without early_stopping runs to the longest output."""
     model = TableModel(vocab_size=12)
     settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8, early_stopping=early_stopping)
     actual = search_ids(model, SOURCES, settings, max_tokens=40)
@@ -64,15 +63,21 @@ def test_a_sentence_ends_when_nothing_better_can_come_or_early_when_enough_have_
     assert len(model.rows_computed) > 0
 
 
-def test_early_stopping_takes_fewer_steps_and_is_not_always_the_same():
-    found, rows = [], []
+@pytest.mark.parametrize("phrases", [None, [[[5, 6]]]])
+def test_early_stopping_takes_fewer_steps_and_may_change_results(phrases):
+    results, rows = [], []
+    required = None if phrases is None else [phrases] * len(SOURCES)
     for early_stopping in (False, True):
         model = TableModel(vocab_size=12)
         settings = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping)
-        found.append(search_ids(model, SOURCES, settings, max_tokens=10_000))
+        results.append(search_ids(model, SOURCES, settings, max_tokens=10_000, required=required))
         rows.append(sum(model.rows_computed))
-    assert rows[1] < rows[0] / 2
-    assert found[0] != found[1]
+    if phrases is None:
+        assert rows[1] < rows[0] / 2
+        assert results[0] != results[1]
+    else:
+        assert rows[1] < rows[0]
+        assert all(holds(hypotheses[0].tokens, [5, 6]) for each in results for hypotheses in each)
 
 
 def test_finished_sentences_leave_the_batch_and_the_first_step_runs_one_row_a_sentence():
@@ -85,14 +90,14 @@ def test_finished_sentences_leave_the_batch_and_the_first_step_runs_one_row_a_se
     assert rows[-1] < rows[1] / 2
 
 
-def test_a_sure_ending_stops_the_search_at_once():
+def test_a_certain_ending_stops_the_search_at_once():
     model = TableModel(vocab_size=12, end=30.0)
     assert translate_ids(model, SOURCES, config(max_len_b=50)) == [[] for _ in SOURCES]
     assert len(model.rows_computed) == 1
 
 
 @pytest.mark.parametrize("settings", [config(beam=1), config(), config(sampling=True)])
-def test_lengths_are_kept_and_special_tokens_never_come(settings):
+def test_length_limits_hold_and_special_tokens_never_come(settings):
     endless = TableModel(vocab_size=12, end=-30.0)
     settings = DecodingConfig(beam=settings.beam, sampling=settings.sampling, max_len_a=1.0, max_len_b=2)
     for source, tokens in zip(SOURCES, translate_ids(endless, SOURCES, settings, max_tokens=60)):
@@ -116,7 +121,7 @@ def test_the_unknown_token_comes_only_when_allowed():
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_prefix_is_kept_and_paid_for(beam):
+def test_a_prefix_is_kept_and_counts_in_the_score(beam):
     model = TableModel(vocab_size=9)
     prefixes = [[4 + number % 5, 1, 5][: number % 4] for number in range(len(SOURCES))]
     settings = config(beam=beam, max_len_b=2, nbest=1)
@@ -126,11 +131,6 @@ def test_a_prefix_is_kept_and_paid_for(beam):
         assert len(tokens) <= max(2, len(prefix))
         expected = model.log_probability(source[0], tuple(tokens))
         assert actual[0].log_probability == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_vocabulary_smaller_than_the_beam():
-    actual = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=4, nbest=4, max_len_b=3))
-    assert all(len(hypotheses) == 4 for hypotheses in actual), "one word, 0 to 3 times: four outputs in all"
 
 
 def test_no_sources_give_no_outputs_and_a_source_without_tokens_is_refused():
@@ -146,7 +146,7 @@ def holds(tokens: list[int], part: list[int]) -> bool:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4}, {"sampling": True}])
 def test_no_n_gram_is_repeated(size, settings):
-    """4 words and at least 20 of them: there are only 16 pairs and 64 triples, so outputs would repeat some."""
+    """4 words, at least 20 times: with only 16 pairs and 64 triples, unconstrained outputs repeat some."""
     model = TableModel(vocab_size=12 if size == 1 else 8, end=-30.0)
     length = 8 if size == 1 else 12
     free, actual = (
@@ -159,9 +159,9 @@ def test_no_n_gram_is_repeated(size, settings):
 
     assert not any(map(repeats, actual))
     if size < 3:
-        assert sum(map(repeats, free)) > len(SOURCES) / 2, "otherwise there was nothing to hinder"
+        assert sum(map(repeats, free)) > len(SOURCES) / 2, "unconstrained outputs must repeat"
     if settings == {"beam": 1}:
-        assert all(tokens == other for tokens, other in zip(free, actual) if not repeats(tokens)), "as it was"
+        assert all(tokens == other for tokens, other in zip(free, actual) if not repeats(tokens)), "unchanged"
 
 
 def test_the_best_output_without_repetition_or_banned_sequences_is_found():
@@ -181,7 +181,7 @@ def test_the_best_output_without_repetition_or_banned_sequences_is_found():
         search_ids(model, SOURCES, settings, banned=[[]])
 
 
-def test_a_prefix_may_hold_what_is_banned():
+def test_a_prefix_may_contain_banned_sequences():
     model = TableModel(vocab_size=9)
     prefixes = [[4, 5, 4, 5] for _ in SOURCES]
     settings = config(max_len_b=6, no_repeat_ngram=2)
@@ -190,13 +190,13 @@ def test_a_prefix_may_hold_what_is_banned():
     assert not any(7 in each[0].tokens for each in actual)
 
 
-def test_the_training_mode_is_put_back():
+def test_the_training_mode_is_restored():
     model = TableModel(12).train()
     translate_ids(model, SOURCES[:2], config())
     assert model.training
 
 
-def test_sampling_depends_on_seed_and_place_alone():
+def test_samples_depend_only_on_seed_and_number():
     model = TableModel(vocab_size=12)
     settings = config(sampling=True, nbest=3)
     together = search_ids(model, SOURCES, settings, max_tokens=10_000)
@@ -226,17 +226,9 @@ def test_samples_follow_the_distribution():
     assert drawn_with(temperature=0.01) == {6}
 
 
-def test_hypotheses_stay_in_the_rows_of_their_parents():
-    """Three children of row 0 and one of row 2, and so on: one child of each parent keeps its row."""
-    parents = torch.tensor([[0, 0, 2, 0], [3, 2, 1, 0], [1, 1, 1, 1], [2, 0, 2, 0]])
-    rows = _stay_in_place(parents)
-    assert rows.sort(dim=1).values.tolist() == [[0, 1, 2, 3]] * 4
-    moved = parents.gather(1, rows.argsort(dim=1))
-    assert (moved == torch.arange(4)).sum(dim=1).tolist() == [2, 4, 1, 2]
-    assert moved[1].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("settings", [config(beam=1), config(), config(sampling=True)])
-def test_a_model_that_has_diverged_is_reported(settings):
+@pytest.mark.parametrize(
+    ("changes", "required"), [({"beam": 1}, None), ({}, None), ({"sampling": True}, None), ({}, [[[[5]]]] * 2)]
+)
+def test_a_diverged_model_is_reported(changes, required):
     with pytest.raises(UserError, match="training diverged"):
-        translate_ids(Diverged(12), SOURCES[:2], settings)
+        search_ids(Diverged(12), SOURCES[:2], config(**changes), required=required)

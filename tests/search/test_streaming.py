@@ -1,4 +1,4 @@
-"""What is streamed is what is translated."""
+"""Streaming yields the tokens and the text of an ordinary search."""
 
 from dataclasses import replace
 
@@ -7,13 +7,13 @@ import torch
 
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig
 from fasttfm.search.device.engine import BURST
 from fasttfm.search.streaming import stream_ids, stream_text
 from fasttfm.translate.terminology import Terminology
 from fasttfm.translate.translator import Translator
 
+from .small_models import model_of
 from .table_model import EOS, Diverged, TableModel
 
 pytestmark = pytest.mark.usefixtures("either_engine")
@@ -40,10 +40,8 @@ def test_pieces_together_are_the_translation(single):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_transformer_streams_what_it_translates_and_no_mode_stays(tokenizer, dtype):
-    torch.manual_seed(1)
-    size = {"d_model": 32, "heads": 4, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 2}
-    model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **size)).to(dtype).train()
+def test_a_transformer_streams_its_translation_and_leaves_no_mode_set(tokenizer, dtype):
+    model = model_of("fp32", len(tokenizer), 32).to(dtype).train()
     for settings in ({"beam": 1}, {"sampling": True, "sampling_topk": 20}):
         translator = Translator(model, tokenizer, tokenizer)
         translator.config = replace(translator.config, max_len_b=8, **settings)
@@ -58,7 +56,7 @@ def test_a_transformer_streams_what_it_translates_and_no_mode_stays(tokenizer, d
             assert "".join(pieces) == expected
 
 
-def test_a_vocabulary_that_begins_translations_begins_streams(translator, tokenizer):
+def test_a_vocabulary_with_a_target_prefix_streams_it(translator, tokenizer):
     pieces = tokenizer.pieces(range(len(tokenizer)))
     vocabulary = Vocabulary(
         pieces=[*pieces[:4], "__de__", *pieces[5:]], prefix=["__de__"], silent=["__de__"], codes=True
@@ -71,7 +69,7 @@ def test_a_vocabulary_that_begins_translations_begins_streams(translator, tokeni
 
 
 def test_tokens_come_before_the_next_ones_are_computed(either_engine):
-    """One after the other, on a device by the burst."""
+    """One by one; on a device burst by burst."""
     burst = BURST if either_engine == "device" else 1
     model = TableModel(vocab_size=12, end=-30.0)
     config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=12)
@@ -81,7 +79,7 @@ def test_tokens_come_before_the_next_ones_are_computed(either_engine):
     assert len(list(stream)) == 11
 
 
-def test_a_character_of_several_bytes_comes_whole(tokenizer):
+def test_a_character_spelled_in_bytes_comes_whole(tokenizer):
     whole = list(stream_text(tokenizer.encode("a 日本 👩\u200d👧 \u2028b"), tokenizer))
     assert "".join(whole) == "a 日本 👩\u200d👧  b"
     assert len(whole) > 6
@@ -91,7 +89,7 @@ def test_a_character_of_several_bytes_comes_whole(tokenizer):
     assert "".join(stream_text(broken, tokenizer)) == tokenizer.decode(broken)
 
 
-def test_what_cannot_be_streamed_is_refused(translator, tokenizer):
+def test_unsupported_options_are_refused(translator, tokenizer):
     with pytest.raises(ValueError, match="only one hypothesis can be streamed"):
         translator.stream("a dog")
     translator.config = replace(translator.config, beam=1)

@@ -1,4 +1,4 @@
-"""Of equal scores the better hypothesis comes first, then the lower token: every search against the rule by hand."""
+"""Ties: the better hypothesis comes first, then the lower token; every search against the rule in plain Python."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ SOURCES = [[number, EOS] for number in range(20, 32)]
 
 @pytest.fixture(params=["numba", "torch", "device"])
 def passes(request, monkeypatch):
-    """Which passes choose tokens."""
+    """The implementation that chooses tokens."""
     if request.param == "device":
         search_by(monkeypatch, DeviceSearch)
         return
@@ -48,7 +48,7 @@ def expected(model, settings):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("vocab_size", [5, 14, 1300])  # fewer tokens than a beam, and blocks of them
+@pytest.mark.parametrize("vocab_size", [5, 14, 1300])  # 5: fewer than a beam; 1300: several blocks
 def test_beams(passes, monkeypatch, vocab_size, changes, moves_nothing):
     monkeypatch.setattr(TableCache, "moves_nothing", moves_nothing, raising=False)
     model, settings = Tied(vocab_size), config(**changes, nbest=changes["beam"], length_penalty="avg", max_len_b=4)
@@ -58,7 +58,7 @@ def test_beams(passes, monkeypatch, vocab_size, changes, moves_nothing):
 @pytest.mark.parametrize("vocab_size", [14, 1300])
 def test_greedy_search(passes, vocab_size):
     model = Tied(vocab_size)
-    model.likely = -128.0  # nothing is certain
+    model.likely = -128.0  # no token is certain
     actual = found(model, config(beam=1))
     assert actual == [[greedy_by_hand(model, source, 6)] for (source, _), _ in zip(SOURCES, actual)]
 
@@ -87,7 +87,7 @@ def test_sampling(passes, vocab_size, topk):
 
 @pytest.mark.parametrize("requirements", [[[[5]]], [[[4, 5], [6]], [[5], [6, 6]]]], ids=str)
 def test_required_phrases(requirements):
-    """A beam that holds everything: what a beam search finds and meets the requirements, in the same order."""
+    """A beam that holds everything finds all outputs that meet the requirements, in beam search order."""
     model, settings = Tied(7), config(beam=121, nbest=121, max_len_b=4, length_penalty="avg")
     actual = found(model, settings, required=[requirements] * len(SOURCES))
     for hypotheses, every in zip(actual, expected(model, settings)):

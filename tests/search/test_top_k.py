@@ -1,4 +1,4 @@
-"""The k largest of each row: falling, and of equal values the first, wherever they stand."""
+"""Top-k: values descending, equal values in index order."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ def by_rule(values: torch.Tensor, k: int) -> list[list[int]]:
 
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [8, 64, 1024, 1217, 8000])  # from 1024 on by blocks; 1217: and one more
+@pytest.mark.parametrize("width", [8, 64, 1024, 1217, 8000])  # by blocks from 1024 on; 1217 leaves a tail
 @pytest.mark.parametrize("k", [1, 5, 8])
-def test_of_equal_values_the_first_come_first(width, k, dtype):
+def test_equal_values_are_ordered_by_index(width, k, dtype):
     draw = torch.Generator().manual_seed(width * k)
     levels = torch.randn(40, generator=draw)
     few = [levels[:count][torch.randint(count, (7, width), generator=draw)] for count in (1, 3, 40)]
@@ -34,20 +34,20 @@ def test_of_equal_values_the_first_come_first(width, k, dtype):
 
 @pytest.mark.parametrize("k", [1, 5])
 @pytest.mark.parametrize("width", [8, 8000])
-def test_not_a_number_is_largest_and_other_devices_are_not_waited_for(width, k):
+def test_nan_is_largest_and_other_devices_are_not_read(width, k):
     values = torch.zeros(3, width)
     values[1, 2:] = torch.nan
     assert top_k(values, k)[0].isnan().tolist() == [[False] * k, [True] * k, [False] * k]
-    # Of a tensor without values nothing can be read.
+    # A meta tensor has no values to read.
     assert [part.shape for part in top_k(values.to("meta"), k)] == [(3, k), (3, k)]
 
 
 @pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
 @pytest.mark.parametrize("k", [1, 5])
-def test_the_compiled_pass_finds_the_likeliest_wherever_they_stand(k):
+def test_the_compiled_pass_finds_the_likeliest_anywhere(k):
     logits = torch.randn(7, 1000, generator=torch.Generator().manual_seed(k))
     logits[1] = logits[1].round()
-    logits[2] = logits[2] * 1e-9  # which log-probabilities do not tell apart
+    logits[2] = logits[2] * 1e-9  # equal as log-probabilities
     best, tokens = step_passes.likeliest(logits, k, lambda values: None)
     expected = logits.log_softmax(1)
     torch.testing.assert_close(best, expected.gather(1, tokens))

@@ -1,4 +1,4 @@
-"""Processes that search: the same results, one line for what goes wrong, and none of them left behind."""
+"""Search in worker processes: equal results, one-line errors, no process left behind."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,18 @@ from forked import Popen, forked_children
 from waiting import PATIENCE, wait_for_end, wait_until
 
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.search import search_workers
 from fasttfm.system.processes import WorkerPool
+
+from .small_models import model_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 SETTINGS = DecodingConfig(beam=3, nbest=2, max_len_a=0.0, max_len_b=6)
 SOURCES = [[4 + (7 * row + position) % 60 for position in range(3 + row % 9)] + [3] for row in range(40)]
 
 
-def tiny_model() -> Transformer:
-    torch.manual_seed(3)
-    size = {"d_model": 32, "heads": 2, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}
-    model = Transformer(TransformerConfig(vocab_size=64, **size))
-    with torch.no_grad():
-        model.decoder.layers[-1].norm3.weight.normal_(std=4.0)
-    return model
+tiny_model = partial(model_of, "fp32", 64, 32, 2, std=4.0, decoder_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +38,7 @@ def workers():
 @pytest.mark.parametrize(
     "settings", [SETTINGS, DecodingConfig(beam=1, max_len_b=4), DecodingConfig(sampling=True, nbest=2, max_len_b=4)]
 )
-def test_results_are_those_of_one_process_to_the_last_bit(workers, settings):
+def test_results_equal_those_of_one_process_bit_for_bit(workers, settings):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     expected = search_ids(workers.model, SOURCES, settings, max_tokens=64)
@@ -55,19 +51,19 @@ def test_results_are_those_of_one_process_to_the_last_bit(workers, settings):
     assert len(set(workers.pids)) == 2
 
 
-def test_both_work_and_every_call_is_answered_once(workers, tmp_path):
+def test_both_workers_answer_every_call_once(workers, tmp_path):
     answers = dict(workers.each(_met, [(tmp_path, number) for number in range(30)]))
     assert [number for _, number in (answers[position] for position in range(30))] == [*range(30)]
     assert {pid for pid, _ in answers.values()} == {*workers.pids}
 
 
-def test_weights_are_mapped_and_not_copied(workers):
+def test_weights_are_mapped_not_copied(workers):
     assert all("memfd" in line for line in dict(workers.each(_mapping_of_weights, [()]))[0])
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("error", [UserError("what the user must do"), ZeroDivisionError("a bug"), MemoryError("full")])
-def test_an_error_is_raised_once_and_the_workers_start_again(workers, error):
+def test_an_error_is_raised_once_and_the_workers_restart(workers, error):
     with pytest.raises(type(error), match=str(error)) as caught:
         list(workers.each(_fail, [(error,)] * 4))
     cause = caught.value.__cause__
@@ -77,7 +73,7 @@ def test_an_error_is_raised_once_and_the_workers_start_again(workers, error):
     assert len(dict(workers.each(_who, [(0.0, 1)] * 4))) == 4
 
 
-def test_a_killed_worker_is_told_in_one_line(workers):
+def test_a_killed_worker_is_reported_in_one_line(workers):
     list(workers.each(_who, [(0.0, 1)]))
     others = list(workers.pids)
     with pytest.raises(UserError, match=r"worker \d was ended by SIGKILL: run the same command again"):
@@ -85,7 +81,7 @@ def test_a_killed_worker_is_told_in_one_line(workers):
     wait_for_end(others)
 
 
-def test_threads_that_call_at_once_all_hear_of_a_kill_and_can_go_on(workers, tmp_path):
+def test_concurrent_threads_are_all_told_of_a_kill_and_can_go_on(workers, tmp_path):
     with ThreadPoolExecutor(2) as threads:
         calls = [threads.submit(workers.call, _met, tmp_path, number) for number in range(6)]
         assert [call.result()[1] for call in calls] == [*range(6)]
@@ -97,7 +93,7 @@ def test_threads_that_call_at_once_all_hear_of_a_kill_and_can_go_on(workers, tmp
         assert threads.submit(workers.call, _who, 0.0, 7).result(PATIENCE)[1] == 7
 
 
-def test_what_is_not_worth_processes_starts_none():
+def test_little_work_starts_no_processes():
     with search_workers(tiny_model(), 2, least_work=1e15) as workers:
         search_ids(workers.model, SOURCES, SETTINGS, max_tokens=16, workers=workers)
         assert workers.pids == []
@@ -118,7 +114,7 @@ with tests.search_workers(tests.tiny_model(), 2) as workers:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nobody_is_left_when_the_program_is_ended_at_work(number):
+def test_no_worker_outlives_a_killed_program(number):
     program = PROGRAM.format(root=str(Path(__file__).parents[2]))
     words = [sys.executable, "-c", program]
     process = Popen(words, env=forked_children(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -136,14 +132,14 @@ def _who(model, seconds, number):
 
 
 def _met(model, folder, number):
-    """Waits for the other worker to come here too."""
+    """Wait until the other worker is here too."""
     (folder / str(os.getpid())).touch()
     wait_until(lambda: len(list(folder.iterdir())) >= 2)
     return os.getpid(), number
 
 
 def _mapping_of_weights(model):
-    """The lines of this process's map that hold the model's weights."""
+    """Lines of this process's memory map that contain the model's weights."""
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
     return [
         line

@@ -1,3 +1,3 @@
-"""The tokenizer, the translator and the engines of the searches' tests."""
+"""Shared fixtures: tokenizer, translator, engines."""
 
 from tests.search.conftest import either_engine, tokenizer, translator  # noqa: F401 fixtures

@@ -1,4 +1,4 @@
-"""Attention of given pairs, the coverage penalty, and links between words."""
+"""Cross-attention of given pairs, the coverage penalty, and word alignments."""
 
 import math
 import random
@@ -42,7 +42,7 @@ def test_attention_has_the_same_bits_in_every_batch_and_its_rows_sum_to_one(dtyp
         assert torch.equal(weights, cross_attention(model, [source], [target], DecodingConfig())[0])
 
 
-def test_the_layer_can_be_chosen_and_is_the_last_but_one_otherwise():
+def test_the_layer_can_be_chosen_and_defaults_to_the_last_but_one_or_the_last_of_two():
     model = make_model()
     sources, targets = pairs(1)
     layers = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in range(4)]
@@ -51,9 +51,13 @@ def test_the_layer_can_be_chosen_and_is_the_last_but_one_otherwise():
     assert not torch.equal(layers[3], layers[2])
     with pytest.raises(UserError, match="alignment_layer 4 is not there: the model has layers 1 to 3"):
         cross_attention(model, sources, targets, DecodingConfig(alignment_layer=4))
+    for layers in (1, 2):
+        model = make_model(decoder_layers=layers)
+        actual = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, layers)]
+        assert torch.equal(*actual)
 
 
-def test_an_ensemble_looks_at_what_its_models_look_at_in_the_mean():
+def test_an_ensemble_averages_cross_attention():
     models = [make_model(1), make_model(2, decoder_layers=1)]
     sources, targets = pairs(3)
     each = [cross_attention(model, sources, targets, DecodingConfig()) for model in models]
@@ -70,12 +74,10 @@ def test_coverage_is_the_papers_formula():
     attention = torch.tensor([[0.5, 0.25, 0.25], [0.75, 0.125, 0.125]])
     assert coverage(attention) == pytest.approx(math.log(1.0) + 2 * math.log(0.375))
     assert coverage(torch.eye(3)) == 0.0
-    assert math.isfinite(coverage(torch.zeros(2, 3))), (
-        "a weight that is too small for bfloat16 is not an infinite penalty"
-    )
+    assert math.isfinite(coverage(torch.zeros(2, 3))), "weights that underflow in bfloat16 give a finite penalty"
 
 
-def test_the_coverage_penalty_ranks_all_that_the_beam_has_finished():
+def test_the_coverage_penalty_reranks_all_finished_hypotheses():
     model = make_model()
     sources, _ = pairs(30)
     plain = search_ids(model, sources, DecodingConfig(beam=5, nbest=5, max_len_b=3))
@@ -89,16 +91,16 @@ def test_the_coverage_penalty_ranks_all_that_the_beam_has_finished():
         assert [each.score for each in actual] == pytest.approx([score for score, _ in expected[:2]])
         assert actual[0].log_probability == expected[0][1].log_probability
         changed += actual[0].tokens != before[0].tokens
-    assert changed > 3, "otherwise the penalty did nothing"
+    assert changed > 3, "the penalty must change some"
 
 
-def test_words_are_linked_when_a_token_of_theirs_is():
+def test_words_are_linked_if_a_token_of_theirs_is():
     source, target = "un  heimlich gut .", "quite good ."
     source_tokens = [(0, 2), (2, 8), (8, 12), (12, 16), (16, 18)]  # un, heim|lich, gut, .
     target_tokens = [(0, 2), (2, 5), (5, 10), (10, 12)]  # qu|ite, good, .
     attention = torch.tensor(
         [
-            [0.4, 0.3, 0.3, 0.0, 0.0],  # the two tokens of heimlich together are looked at more than un
+            [0.4, 0.3, 0.3, 0.0, 0.0],  # the two tokens of heimlich have more weight together than un
             [0.6, 0.1, 0.1, 0.2, 0.0],
             [0.0, 0.2, 0.2, 0.5, 0.1],
             [0.1, 0.0, 0.0, 0.2, 0.7],
@@ -111,7 +113,7 @@ def test_words_are_linked_when_a_token_of_theirs_is():
     assert word_links(attention[:, :1], source, source_tokens, target, target_tokens) == ((0, 0), (0, 1), (0, 2))
 
 
-def test_words_are_linked_with_words_and_a_sign_with_itself():
+def test_words_are_linked_with_words_and_punctuation_with_itself():
     attention = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1], [0.1, 0.6, 0.3]])
     spans = [(0, 1), (1, 3), (3, 5)]
     assert word_links(attention, "a , b", spans, "x , y", spans) == ((1, 1), (2, 0), (2, 2))
@@ -120,16 +122,8 @@ def test_words_are_linked_with_words_and_a_sign_with_itself():
     assert word_links(attention, ". . .", spans, "x , y", spans) == ((1, 1), (1, 2), (2, 0))
 
 
-def test_of_two_layers_the_last_is_taken():
-    sources, targets = pairs(1)
-    for layers, chosen in ((1, 1), (2, 2), (3, 2)):
-        model = make_model(decoder_layers=layers)
-        actual = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, chosen)]
-        assert torch.equal(*actual)
-
-
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
-def test_every_token_of_strange_text_belongs_to_its_word(normalization):
+def test_token_spans_of_unusual_text_belong_to_their_words(normalization):
     tokenizer = train_tokenizer(["a dog runs over the green grass"] * 2, vocab_size=290, normalization=normalization)
     texts = [
         "a  dog\t\u00fcber \u65e5 the\u00a0 x \u2581 \u2581x",

@@ -1,4 +1,4 @@
-"""Labels and fonts of the attention picture; tests/cli/test_translate.py draws one."""
+"""Attention plots: labels, fonts, panels; tests/cli/test_translate.py draws one from the command line."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ def test_characters_without_a_font_are_escaped():
     assert _readable("▁犬a", frozenset("犬")) == "▁\\u72aca"
 
 
-def test_a_character_that_no_font_has_is_found_out():
+def test_characters_without_any_font_are_reported():
     families, unknown = _fonts_for(frozenset("aß▁\ue123"))
     assert families[0] == "DejaVu Sans"
     assert unknown <= {"\ue123"}, "letters are in the font that comes with matplotlib"
     assert "Last Resort" not in " ".join(families)
 
 
-def test_the_picture_has_a_row_for_each_kind_and_layer_and_a_column_for_each_head(tmp_path, monkeypatch):
+def test_there_is_a_row_per_kind_and_layer_and_a_column_per_head(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     grids = []

@@ -1,4 +1,4 @@
-"""Lines of several sentences."""
+"""Translating lines sentence by sentence."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ def split(line: str) -> list[str]:
     return re.findall(r"[^.!]*[.!]\s*|[^.!]+", line)
 
 
-def test_a_line_is_the_translations_of_its_sentences(translator):
+def test_a_line_joins_the_translations_of_its_sentences(translator):
     for size in (1, 2, 100):
         translator.config = replace(translator.config, buffer_size=size)
         actual = [translations[0] for translations in translate_sentences(translator, LINES, split)]
@@ -31,7 +31,7 @@ def test_a_line_is_the_translations_of_its_sentences(translator):
             assert each.log_probability == pytest.approx(total)
 
 
-def test_lines_are_read_ahead_by_the_buffer_alone(translator):
+def test_no_more_lines_are_read_than_the_buffer_needs(translator):
     translator.config = replace(translator.config, buffer_size=2)
     read = []
 
@@ -44,7 +44,7 @@ def test_lines_are_read_ahead_by_the_buffer_alone(translator):
     assert len(read) == 1
 
 
-def test_a_line_that_is_cut_is_counted_as_a_line(translator):
+def test_truncated_sentences_are_counted_by_line(translator):
     translator.config = replace(translator.config, max_source_length=6)
     long = "a dog runs over the green grass and the boat."
     assert len([*translate_sentences(translator, ["men. men.", "a dog.", f"men. {long}", long], split)]) == 4
@@ -52,7 +52,7 @@ def test_a_line_that_is_cut_is_counted_as_a_line(translator):
     assert translator.cut.first == 3
 
 
-def test_alignments_count_the_words_of_the_line():
+def test_alignments_refer_to_words_of_the_line():
     first = Translation("ein Hund.", -1.0, -2.0, ((0, 0), (1, 1)))
     second = Translation("ja wohl", -3.0, -4.0, ((0, 1),))
     joined = join_sentences(["a dog. ", "yes"], [first, second])
@@ -72,7 +72,7 @@ def test_sentencex_keeps_every_character_and_knows_abbreviations():
         assert "".join(english(line)) == line
 
 
-def test_what_cannot_split_is_told(monkeypatch):
+def test_an_invalid_language_or_missing_library_is_reported(monkeypatch):
     with pytest.raises(UserError, match="give the language of the input"):
         sentence_splitter("English, please")
     monkeypatch.setitem(sys.modules, "sentencex", None)

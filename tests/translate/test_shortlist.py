@@ -1,4 +1,4 @@
-"""Vocabulary maps: what is computed of the vocabulary changes the time and nothing else."""
+"""Shortlists: restricted searches, IBM model 1, and the vocabulary map file."""
 
 import random
 
@@ -41,7 +41,7 @@ SETTINGS = {
         *((kind, width, "beam") for kind in ("bf16", "int8") for width in (64, 512)),
     ],
 )
-def test_a_sentence_keeps_to_its_own_list_whatever_the_others_have(kind, width, name):
+def test_each_sentence_is_restricted_to_its_own_list(kind, width, name):
     model, config = model_of(kind, VOCABULARY, width), SETTINGS[name]
     together = search_ids(model, SOURCES, config, prefixes=PREFIXES, allowed=ALLOWED)
     alone = [
@@ -58,7 +58,7 @@ def test_a_sentence_keeps_to_its_own_list_whatever_the_others_have(kind, width, 
 
 
 @pytest.mark.parametrize("name", ["beam", "greedy"])
-def test_a_list_of_all_tokens_finds_what_no_list_finds(name):
+def test_a_list_of_all_tokens_changes_nothing(name):
     model, config = model_of("fp32", VOCABULARY), SETTINGS[name]
     everything = [range(VOCABULARY)] * len(SOURCES)
     free, restricted = (search_ids(model, SOURCES, config, allowed=each) for each in (None, everything))
@@ -67,7 +67,7 @@ def test_a_list_of_all_tokens_finds_what_no_list_finds(name):
         assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-4)
 
 
-def test_log_probabilities_are_shared_among_the_tokens_of_the_list():
+def test_probability_is_renormalized_over_the_list():
     model = model_of("fp32", VOCABULARY)
     source, allowed = SOURCES[3], ALLOWED[3]
     config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=1, min_len=1)
@@ -82,7 +82,7 @@ def test_log_probabilities_are_shared_among_the_tokens_of_the_list():
 
 
 @pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
-def test_only_what_the_sentences_may_write_is_computed(monkeypatch):
+def test_only_allowed_outputs_are_computed(monkeypatch):
     computed = []
     select = DecoderStep.select_outputs
 
@@ -95,7 +95,7 @@ def test_only_what_the_sentences_may_write_is_computed(monkeypatch):
     assert max(computed) <= len(set(ALLOWED[0]) | set(ALLOWED[1])) + 1
 
 
-def test_required_phrases_come_though_no_list_has_them():
+def test_required_phrases_occur_even_if_no_list_has_them():
     model, outside = model_of("fp32", VOCABULARY), [n for n in range(4, VOCABULARY) if n not in ALLOWED[0]][:2]
     config = DecodingConfig(beam=4, max_len_b=5)
     ((best, *_),) = search_ids(model, SOURCES[:1], config, allowed=ALLOWED[:1], required=[[[outside]]])
@@ -103,30 +103,30 @@ def test_required_phrases_come_though_no_list_has_them():
     assert set(best.tokens) <= {*ALLOWED[0], *outside}
 
 
-def test_streaming_writes_what_the_search_finds():
+def test_streaming_equals_the_search():
     model, config = model_of("fp32", VOCABULARY), SETTINGS["greedy"]
     ((best, *_),) = search_ids(model, SOURCES[:1], config, allowed=ALLOWED[:1])
     assert list(stream_ids(model, SOURCES[0], config, allowed=ALLOWED[0])) == best.tokens
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_list_without_any_token_is_said_to_be_that(settings):
+def test_an_empty_list_is_reported(settings):
     with pytest.raises(UserError, match=r"no translation can be found: .* a shortlist, .* leave no token"):
         search_ids(model_of("fp32", VOCABULARY), SOURCES[:2], settings, allowed=[[5], []])
 
 
-def test_lists_that_are_missing_are_refused():
+def test_missing_lists_are_refused():
     with pytest.raises(ValueError, match="give one for each"):
         search_ids(model_of("fp32", VOCABULARY), SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:1])
     with pytest.raises(ValueError, match="some have none"):
         allowed_tokens([[5], None])
 
 
-# The map itself
+# The shortlist itself
 
 
 def cipher_pairs(count: int = 400) -> ParallelTokens:
-    """Source token n is always translated by n + 40, in any order; token 99 stands in every target besides."""
+    """Source token n is always translated as n + 40, in any order; every target also contains token 99."""
     draw = random.Random(3)
     lines = [[draw.randrange(4, 40) for _ in range(draw.randint(1, 8))] for _ in range(count)]
     return ParallelTokens.from_lists(
@@ -149,23 +149,23 @@ def test_one_iteration_by_hand():
     assert table == pytest.approx({(4, 6): 5 / 7, (4, 7): 2 / 7, (5, 6): 1 / 2, (5, 7): 1 / 2})
 
 
-def test_large_data_are_counted_part_by_part(monkeypatch):
+def test_large_data_are_counted_in_parts(monkeypatch):
     whole = estimate(cipher_pairs(), 100, 100)
     monkeypatch.setattr("fasttfm.data.lexicon._LINKS", 50)
     parts = estimate(cipher_pairs(), 100, 100)
     np.testing.assert_allclose(whole.probabilities, parts.probabilities, rtol=1e-9)
 
 
-def test_a_file_is_read_as_it_was_written(tokenizer, tmp_path):
+def test_a_saved_file_is_loaded_unchanged_and_truncation_is_detected(tokenizer, tmp_path):
     lines = ["a dog runs", "two men sit"]
     targets = ["ein Hund", "zwei Männer sitzen"]
     pairs = ParallelTokens.from_lists(*([tokenizer.encode(each) for each in side] for side in (lines, targets)))
-    made = Shortlist.from_pairs(pairs, tokenizer, tokenizer, best=3, frequent=2, iterations=3)
-    made.save(tmp_path / "vmap.txt", tokenizer, tokenizer)
+    shortlist = Shortlist.from_pairs(pairs, tokenizer, tokenizer, best=3, frequent=2, iterations=3)
+    shortlist.save(tmp_path / "vmap.txt", tokenizer, tokenizer)
     read = Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)
     for line in lines:
         ids = tokenizer.encode(line)
-        assert read.tokens(ids) == made.tokens(ids)
+        assert read.tokens(ids) == shortlist.tokens(ids)
         assert set(ids) <= set(read.tokens(ids)), "a token may always be copied"
     assert len(read.always) == 2
     whole = (tmp_path / "vmap.txt").read_bytes().splitlines(keepends=True)
@@ -175,8 +175,8 @@ def test_a_file_is_read_as_it_was_written(tokenizer, tmp_path):
             Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)
 
 
-def test_a_token_that_is_a_tab_is_left_out_of_the_file(tokenizer, tmp_path):
-    """German Multi30k has one: the file could not be read."""
+def test_a_tab_token_is_left_out_of_the_file(tokenizer, tmp_path):
+    """German Multi30k has one, which would make the file unreadable."""
 
     class Odd:
         def __len__(self):
@@ -185,14 +185,14 @@ def test_a_token_that_is_a_tab_is_left_out_of_the_file(tokenizer, tmp_path):
         def pieces(self, ids):
             return ["\t" if number == 20 else piece for number, piece in zip(ids, tokenizer.pieces(ids))]
 
-    made = Shortlist([20, 30], {(20,): [40], (21,): [20, 41]})
-    made.save(tmp_path / "vmap.txt", Odd(), Odd())
+    shortlist = Shortlist([20, 30], {(20,): [40], (21,): [20, 41]})
+    shortlist.save(tmp_path / "vmap.txt", Odd(), Odd())
     read = Shortlist.load(tmp_path / "vmap.txt", Odd(), Odd())
     assert read.tokens([20, 21]) == [30, 41]
 
 
-def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
-    """CTranslate2's files may have them."""
+def test_runs_of_source_tokens_are_read(tokenizer, tmp_path):
+    """They occur in CTranslate2's files."""
     one, two, three = tokenizer.pieces([10, 11, 12])
     (tmp_path / "vmap.txt").write_text(f"\t{three}\n{one} {two}\t{one}\n", encoding="utf-8")
     shortlist = Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)
@@ -210,7 +210,7 @@ def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
         ("\ta\na\ta", "its last line has no end, it seems to be cut off"),
     ],
 )
-def test_a_file_of_something_else_is_one_line(text, message, tokenizer, tmp_path):
+def test_an_invalid_file_is_refused_in_one_line(text, message, tokenizer, tmp_path):
     (tmp_path / "vmap.txt").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)

@@ -1,4 +1,4 @@
-"""Terms of the source ask for their translations; a fuzz shows that they come."""
+"""Terminology: terms are found in lines, and their translations occur in the output."""
 
 import random
 import re
@@ -39,7 +39,7 @@ def test_terms_are_found_as_whole_words(tokenizer, line, expected):
 
 
 def found_by_a_pattern(terms: list[str], line: str) -> list[str]:
-    """The terms in line, as a regular expression finds them: the same rules, written another way."""
+    """Terms in line by a regular expression with the same rules."""
 
     def pattern(term: str) -> str:
         words = r"\s+".join(map(re.escape, term.split()))
@@ -53,7 +53,7 @@ def found_by_a_pattern(terms: list[str], line: str) -> list[str]:
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(40))
-def test_terms_that_overlap_are_found_as_by_a_regular_expression(tokenizer, seed):
+def test_overlapping_terms_equal_those_of_a_regular_expression(tokenizer, seed):
     draws = random.Random(seed)
     words = ["a", "aa", "A", "b", "ab", "+", "B+", "-a", "\u017f", "S", "\u03c2", "\u03a3"]
     terms = sorted({" ".join(draws.choices(words, k=draws.randint(1, 4))) for _ in range(draws.randint(1, 12))})
@@ -65,7 +65,7 @@ def test_terms_that_overlap_are_found_as_by_a_regular_expression(tokenizer, seed
         assert found == found_by_a_pattern(terms, line), (terms, line)
 
 
-def test_terms_built_to_be_slow_are_found_in_the_time_of_a_few(tokenizer):
+def test_matching_time_does_not_grow_with_the_number_of_terms(tokenizer):
     def seconds(count: int) -> float:
         terms = [("a " * 14 + f"b{number}", ["dog"]) for number in range(count)]
         terminology = Terminology(terms, tokenizer)
@@ -73,17 +73,17 @@ def test_terms_built_to_be_slow_are_found_in_the_time_of_a_few(tokenizer):
         assert terminology.required("a " * 20_000) == []
         return time.process_time() - begin
 
-    assert min(seconds(249) for _ in range(3)) < 5 * min(seconds(2) for _ in range(3)), "tried one after the other"
+    assert min(seconds(249) for _ in range(3)) < 5 * min(seconds(2) for _ in range(3)), "terms are tried one by one"
 
 
-def test_scripts_without_spaces_have_no_whole_words(tokenizer):
+def test_scripts_without_spaces_match_inside_words(tokenizer):
     assert asked([("東京", ["Tokio"]), ("大学", ["Uni"])], "東京大学に", tokenizer) == [["Tokio"], ["Uni"]]
     (phrases,) = Terminology([("Tokyo", ["東京"])], tokenizer).required("to Tokyo")
     assert [tokenizer.decode(phrase) for phrase in phrases] == ["東京", "東京"]
     assert len(phrases[0]) == len(phrases[1]) + 1, "with a space before it and without"
 
 
-def test_a_vocabulary_that_cannot_write_a_translation_is_told():
+def test_a_translation_that_the_vocabulary_cannot_spell_is_refused():
     tokenizer = train_tokenizer(TEXT, vocab_size=60, byte_fallback=False)
     with pytest.raises(UserError, match="the model's vocabulary cannot write 'Жук'"):
         Terminology([("bug", ["Жук"])], tokenizer)
@@ -91,7 +91,7 @@ def test_a_vocabulary_that_cannot_write_a_translation_is_told():
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(12))
-def test_every_term_is_translated_whatever_the_settings(tokenizer, seed):
+def test_every_term_is_translated_with_all_other_options(tokenizer, seed):
     draw = random.Random(seed)
     words = " ".join(TEXT).split()
     terms = [
@@ -121,12 +121,12 @@ def test_every_term_is_translated_whatever_the_settings(tokenizer, seed):
             )
 
 
-def test_a_term_is_found_in_either_spelling(tokenizer):
+def test_a_term_matches_both_unicode_forms(tokenizer):
     terms = Terminology([("u\u0308ber", ["dog"])], tokenizer)
     assert terms.required("über") == terms.required("u\u0308ber") == [terms.alternatives[0]]
 
 
-def test_anything_but_a_beam_search_is_refused(tokenizer):
+def test_other_searches_than_beam_search_are_refused(tokenizer):
     translator = Translator(TableModel(len(tokenizer)), tokenizer, tokenizer)
     for changes in ({"sampling": True}, {"mbr_samples": 4}, {"diverse_beam_groups": 2}):
         with pytest.raises(UserError, match="terminology needs a beam search"):

@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""The Translator: lines, prefixes, buffers, counters."""
 
 import itertools
 from dataclasses import replace
@@ -21,13 +21,13 @@ def test_every_line_gets_one_line_and_empty_ones_stay_empty(translator):
     assert translator.translate([]) == []
 
 
-def test_nothing_a_model_writes_can_break_a_line(translator, monkeypatch):
+def test_decoded_text_cannot_break_a_line(translator, monkeypatch):
     monkeypatch.setattr(translator.target_tokenizer, "decode", lambda ids: "a\u2028b\x85c\x0bd\x0ce\x1cf\rg\n")
     assert translator.translate(["a dog"]) == ["a b c d e f g"]
     assert one_line("ein Wort") == "ein Wort"
 
 
-def test_banned_words_reach_the_search_as_the_tokenizer_spells_them(translator, monkeypatch):
+def test_banned_words_are_passed_to_the_search_as_token_ids(translator, monkeypatch):
     given = []
     monkeypatch.setattr(
         "fasttfm.translate.translator.search_ids",
@@ -39,7 +39,7 @@ def test_banned_words_reach_the_search_as_the_tokenizer_spells_them(translator, 
     assert all(given[0])
 
 
-def test_a_long_line_is_cut_off_and_counted(translator):
+def test_a_long_line_is_truncated_and_counted(translator):
     translator.config = replace(translator.config, max_source_length=4)
     words = "a dog runs over the green grass"
     results = translator.translate(["men", words, "a", words + " a dog"])
@@ -48,7 +48,7 @@ def test_a_long_line_is_cut_off_and_counted(translator):
     assert results[1] == results[3], "the same first four tokens"
 
 
-def test_a_text_comes_once_among_the_best_of_a_line(translator, monkeypatch):
+def test_duplicate_texts_are_removed_from_the_n_best(translator, monkeypatch):
     monkeypatch.setattr(translator.target_tokenizer, "decode", lambda ids: "a" * sum(ids))
     same = [Hypothesis(tokens, -score, -score) for score, tokens in enumerate(([9], [5, 4], [10]))]
     texts, tokens = translator.translations(same, distinct=True)
@@ -57,7 +57,7 @@ def test_a_text_comes_once_among_the_best_of_a_line(translator, monkeypatch):
     assert len(translator.translations(same, distinct=False)[0]) == 3
 
 
-def test_a_stream_is_read_in_buffers_and_output_begins_early(translator):
+def test_a_stream_is_read_in_buffers(translator):
     translator.config = replace(translator.config, buffer_size=3)
     read = []
 
@@ -81,7 +81,7 @@ def test_sampling_does_not_depend_on_the_buffer(translator):
     assert stream(2) == stream(100)
 
 
-def test_a_translation_begins_as_it_is_told(translator):
+def test_a_translation_begins_with_its_prefix(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
     results = translator.translate(LINES, prefixes)
     assert all(text.startswith(prefix) for text, prefix in zip(results, prefixes))
@@ -92,12 +92,12 @@ def test_a_translation_begins_as_it_is_told(translator):
 
 
 @pytest.mark.parametrize("count", [len(LINES) - 1, len(LINES) + 1])
-def test_prefixes_of_another_number_are_refused(translator, count):
+def test_a_wrong_number_of_prefixes_is_refused(translator, count):
     with pytest.raises(UserError, match="prefixes"):
         list(translator.translate_stream(LINES, itertools.repeat("ein", count)))
 
 
-def test_lines_before_an_error_of_the_input_are_translated(translator):
+def test_lines_before_a_read_error_are_translated(translator):
     def lines():
         yield from LINES
         raise OSError(5, "Input/output error")

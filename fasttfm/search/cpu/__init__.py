@@ -1,1 +1,1 @@
-"""A CPU's fused run through a plain model: the encoder, and a step of the decoder."""
+"""Fused CPU passes through a plain model: the encoder, and a decoder step."""

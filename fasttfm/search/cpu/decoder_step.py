@@ -1,10 +1,9 @@
-"""A decoder's step in a search on a CPU as one fused run of products and passes.
+"""Decoder step of a search on a CPU, fused into products and compiled passes.
 
-A step of a small batch is short: going through modules, views and registered operators takes longer than the
-products. Here the products of a decoder are looked up once a search, results lie in buffers that are used again, and
-what lies between two products is one pass (cpu/step_loops.py). In int8 a pass also scales the sums of the
-product before it and quantizes what the next one reads. In floating point the numbers are those of the modules, with
-post-norm to the last bit.
+For a small batch, modules, views and registered operators take longer than the products. Here the products of a decoder
+are prepared once per search, results go to reused buffers, and everything between two products is one pass
+(cpu/step_loops.py). In int8 a pass also scales the sums of the previous product and quantizes the input of the next. In
+floating point the numbers are those of the modules, with post-norm bit for bit.
 """
 
 from collections.abc import Callable
@@ -24,11 +23,11 @@ from fasttfm.models.plain import LINEAR, untouched
 from fasttfm.search.cpu.encoder_pass import norm_arrays, norms_of, plain_stack
 
 _SELECTED = 256
-"""Outputs of a product where not all are computed: always as many, so that a sum does not depend on the selection."""
+"""Outputs per product when few are selected; a fixed number, so that a sum does not depend on the selection."""
 
 
 def fuses_step(model: Any, memory: Tensor) -> bool:
-    """Return whether DecoderStep computes what a Transformer's modules would, none of which is hooked or wrapped."""
+    """Return whether DecoderStep is equivalent to the model's modules: plain classes without hooks or wrappers."""
     embedding, output = model.target_embedding, model.output
     return (
         not (frozen_in_int8() and memory.dtype != torch.float32)
@@ -39,7 +38,7 @@ def fuses_step(model: Any, memory: Tensor) -> bool:
 
 
 class _Layer:
-    """The products of a decoder layer, and its norms in the order in which they are needed."""
+    """Products of a decoder layer, and its norms in order of use."""
 
     def __init__(self, layer: Any, norms: list[Any]) -> None:
         attention, cross = layer.self_attn, layer.multihead_attn
@@ -55,34 +54,34 @@ class _Layer:
 
 
 def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]:
-    """The layers of a decoder, whose norms come in this order, and the product to the vocabulary."""
+    """The decoder layers, with norms in order of use, and the product to the vocabulary."""
     layers = [_Layer(each, norms[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
     return layers, FrozenLinear(model.output.weight, model.output.bias)
 
 
 class _Rows:
-    """Rows between two passes."""
+    """Buffer of rows between two passes."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
         self.operand = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype, device="cpu")
-        """Input of products."""
+        """Input of the next product."""
         self.values = array(self.operand.new_zeros(rows, width, dtype=dtype) if int8 else self.operand)
         self.scales = np.zeros(rows, np.float32) if int8 else None
         self.arrays = self.values, self.operand.numpy() if int8 else None, self.scales
-        """Outputs of a pass: the values, and in int8 the rows as integers with their scales."""
+        """Outputs of a pass: values, and in int8 the quantized rows with their scales."""
 
     def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
-        """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""
+        """The call that multiplies the rows by a weight; in int8 also row scales and bias to apply to the sums."""
         return linear.reading(self.operand), self.scales, linear.bias
 
 
 class _Buffers:
-    """Memory between the products of a number of rows, and these products layer by layer."""
+    """Buffers between the products of a number of rows, and these products per layer."""
 
     def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
         int8 = layers[0].joint.int8
         self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
-        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # kept in int8 alone
+        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # for int8
         self.stream = array(torch.zeros(rows, width, dtype=dtype, device="cpu"))
         self.layers: list[Any] = []
         for each in layers:
@@ -97,12 +96,12 @@ class _Buffers:
 
 
 class DecoderStep:
-    """A Transformer's step with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
+    """Decoder step of a Transformer with a StepCache in a few compiled calls. Make and use inside frozen_weights()."""
 
     def __init__(self, model: Any) -> None:
         self.pre_norm = model.decoder.layers[0].norm_first
         norms = norms_of(model.decoder)
-        # An ensemble's weights are kept together: which member's, its address tells, for as long as it lives.
+        # The weight cache of an ensemble is shared by its members; the id is checked against a live reference.
         key = "decoder step", id(model), self.pre_norm, *[each.eps for each in norms]
         of_model, *products = kept_with_weights(key, lambda: (ref(model), *_products(model, norms[self.pre_norm :])))
         if of_model() is not model:
@@ -118,7 +117,7 @@ class DecoderStep:
         self._buffers: dict[int, _Buffers] = {}
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
-        """Logits (R, V) of the token after tokens (R,), as the product gives them; the cache grows by one position."""
+        """Logits (R, V) of the token after tokens (R,), in the product's dtype; the cache grows by one position."""
         loops, team, count = step_passes.loops(), step_passes.team(), tokens.shape[0]
         size, width = self.output.size(count), self.table.shape[1]
         if size not in self._buffers:
@@ -149,13 +148,13 @@ class DecoderStep:
         return self._logits(loops, buffers.x, count)
 
     def _places(self, length: int) -> Any:
-        """float32 array of at least so many positions."""
+        """Position table with at least `length` rows, as a float32 array."""
         if self._table_of_positions is None or len(self._table_of_positions) < length:
             self._table_of_positions = self.positions.rows(length, self.table.device).detach().float().numpy()
         return self._table_of_positions
 
     def select_outputs(self, tokens: Tensor | None) -> None:
-        """From now on only the logits of these tokens (U,) int64 are computed, the others are -inf; None: all."""
+        """Compute only the logits of these tokens (U,) int64 from now on, others are -inf; None: all."""
         self._selected = None
         if tokens is None:
             return

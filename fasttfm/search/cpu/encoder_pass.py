@@ -1,8 +1,7 @@
-"""An encoder's pass over the sources of a search on a CPU as one fused run of products and passes.
+"""Encoder pass of a search on a CPU, fused into products and compiled passes.
 
-Sentences that join a running search come a few at a time, and for a few rows of a small model going through modules
-takes longer than the products. Here the rows of all sentences are computed together, without padding, and each attends
-to those of its sentence.
+Sentences join a running search a few at a time, and for a few rows of a small model the modules take longer than the
+products. Here the rows of all sentences are computed together without padding; attention runs within each sentence.
 """
 
 from typing import Any
@@ -17,29 +16,28 @@ from fasttfm.functional.attention.api import packed_qkv_attention
 from fasttfm.models.plain import EMBEDDING, NORM, STACK, plain_width, untouched
 
 ENCODER_LOOP = 96
-"""Rows of a sentence up to which an encoder attends in a loop of our own: on two cores of an AMD EPYC with AVX2 alone
-one sentence of 8 heads of 64, 146 -> 18 us with 16 rows, 247 -> 176 with 64, 434 -> 714 with 128. A search's last bits
-depend on it."""
+"""Longest sentence that attends in our own loop. One sentence, 8 heads of 64, two AMD EPYC cores with AVX2: 146 -> 18
+us for 16 rows, 247 -> 176 for 64, but 434 -> 714 for 128. The last bits of a search depend on it."""
 
 Norm = tuple[Any, Any, float]
 
 
 def norm_arrays(norm: nn.LayerNorm) -> Norm:
-    """Its weight and bias (d,) as arrays, and its eps."""
+    """Weight and bias (d,) as arrays, and eps."""
     return array(norm.weight), array(norm.bias), norm.eps
 
 
 def norms_of(stack: Any) -> list[nn.LayerNorm]:
-    """The norms of a stack of layers, in the order in which their parameters stand."""
+    """All norms of a stack, in parameter order."""
     names = ("norm1", "norm2", "norm3")
     norms = [getattr(layer, name) for layer in stack.layers for name in names if hasattr(layer, name)]
     return norms if stack.norm is None else [*norms, stack.norm]
 
 
 def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
-    """Return whether frozen layers are what a fused run computes, none of them hooked or wrapped.
+    """Return whether a fused pass is equivalent to these layers: frozen plain classes without hooks or wrappers.
 
-    rows: of the device and dtype that they would be computed in.
+    rows: a tensor with the device and dtype of the computation.
     """
     if not (frozen(rows) and untouched(stack, STACK) and len(stack.layers)):
         return False
@@ -57,15 +55,15 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
 
 
 def fuses_encoder(model: Any, rows: Tensor) -> bool:
-    """Return whether encode() computes what a Transformer's modules would."""
+    """Return whether encode() is equivalent to the model's modules."""
     plain = plain_stack(model.encoder, model.source_embedding, rows)
     return plain and not any(each.causal for each in model.encoder.layers)
 
 
 def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
-    """The encoder's output (B, S, d) of source (B, S), where fuses_encoder(); lengths (B,): of the sources.
+    """Encoder output (B, S, d) of source (B, S) with lengths (B,), if fuses_encoder().
 
-    What is computed of a sentence depends on that sentence alone. Rows of padding are not computed; they are zero.
+    A sentence's rows depend on that sentence alone. Padding rows are zero and not computed.
     """
     loops, team = step_passes.loops(), step_passes.team()
     batch, longest = source.shape
@@ -100,17 +98,17 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 class _Sentences:
-    """Rows of sentences, one after the other: short ones attend in one loop, long ones each by torch's kernel."""
+    """Packed sentences: short ones attend in one compiled loop, long ones each in a PyTorch kernel."""
 
     def __init__(self, sizes: Tensor, heads: int, out: Tensor) -> None:
-        """sizes (B,) int64: of the sentences; out (T, d): what attend() returns."""
+        """sizes (B,) int64: sentence lengths. out (T, d): output buffer of attend()."""
         self.heads, self.out = heads, out
         firsts, short = sizes.cumsum(0) - sizes, sizes <= ENCODER_LOOP
         self._short = firsts[short].numpy(), sizes[short].numpy(), heads, array(out)
         self._long = list(zip(firsts[~short].tolist(), sizes[~short].tolist()))
 
     def attend(self, joint: Tensor) -> Tensor:
-        """The joined heads (T, d) of joint (T, 3 * d): queries, keys and values."""
+        """Attention output (T, d) of joint (T, 3 * d): queries, keys and values."""
         step_passes.loops().attend_within(step_passes.team(), array(joint), *self._short)
         for first, size in self._long:
             rows = slice(first, first + size)

@@ -1,1 +1,1 @@
-"""Searches that live on the device: state of fixed shape, a step that the host never waits for."""
+"""Search on a device: state of fixed shape, and steps that the host never waits for."""

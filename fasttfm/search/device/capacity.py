@@ -1,4 +1,4 @@
-"""Bytes that a search on a device needs, asked before anything of it is made."""
+"""Memory estimate of a search on a device, checked before anything is allocated."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from fasttfm.system.memory import available_bytes
 
 
 def needed_bytes(model: Any, sizes: Sizes) -> int:
-    """About as many bytes as an engine of these sizes takes: its caches, the tables of its rows and its logits."""
+    """Approximate memory of an engine of these sizes: caches, state and logits."""
     per_row = per_place = 0
     for each in getattr(model, "models", [model]):
         config, size = each.config, next(each.parameters()).element_size()
@@ -23,15 +23,16 @@ def needed_bytes(model: Any, sizes: Sizes) -> int:
 
 
 def refuse_more_than_free(model: Any, sizes: Sizes, device: torch.device, tokens: int) -> None:
-    """Raise UserError where an engine of these sizes needs more bytes than are free, with the batch that would fit.
+    """Raise UserError if an engine of these sizes needs more memory than is free; the message names a batch that fits.
 
-    tokens: of a batch that a sentence counts as.
+    tokens: padded source tokens per sentence.
     """
     free = _free_on_gpu(device) if device.type == "cuda" else available_bytes()
     needed = needed_bytes(model, sizes)
     if free is None or needed <= free:
         return
-    fits = next((n for n in range(sizes.slots - 1, 0, -1) if needed_bytes(model, of_slots(sizes, n)) <= free), 0)
+    smaller = (sizes._replace(slots=n, places=2 * n) for n in range(sizes.slots - 1, 0, -1))
+    fits = next((each.slots for each in smaller if needed_bytes(model, each) <= free), 0)
     remedy = f"--batch-tokens {fits * tokens:,} fits" if fits else "give a smaller --beam or --max-len-b"
     raise UserError(
         f"a search of {sizes.slots:,} sentences at once with {sizes.beam:,} hypotheses of up to {sizes.steps:,} tokens "
@@ -40,10 +41,5 @@ def refuse_more_than_free(model: Any, sizes: Sizes, device: torch.device, tokens
 
 
 def _free_on_gpu(device: torch.device) -> int:
-    """Bytes that nobody has, and that PyTorch keeps of what was freed."""
+    """Free memory of the device plus what PyTorch's allocator caches."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def of_slots(sizes: Sizes, slots: int) -> Sizes:
-    """The sizes with so many slots."""
-    return sizes._replace(slots=slots, places=2 * slots)

@@ -1,4 +1,4 @@
-"""A Transformer's decoder for the rows of a State: one step as calls that are prepared once, between fixed buffers."""
+"""Decoder step of a Transformer for the rows of a State: calls prepared once, on fixed buffers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from fasttfm.search.device.state import State
 
 
 def decodes(model: Any) -> bool:
-    """Return whether StepDecoder computes what a Transformer's modules would: none of them is hooked, wrapped or of
-    another class, and all weights of the decoder are of one dtype.
+    """Return whether StepDecoder is equivalent to the model's modules: plain classes, no hooks, weights of one dtype.
 
-    The encoder's count too: a graph holds what it computes, and would not call a hook again.
+    The encoder must be plain too: a captured graph would not call its hooks at replay.
     """
     names = "encoder", "source_embedding", "decoder", "target_embedding", "output"
     parts: list[Any] = [getattr(model, name, None) for name in names]
@@ -48,7 +47,7 @@ def decodes(model: Any) -> bool:
 
 
 def launches(model: Any) -> bool:
-    """Return whether kernels take the steps of a model that decodes()."""
+    """Return whether kernels can run the steps of a model that decodes()."""
     one = next(model.parameters())
     return (
         kernels_take(backends.current, one.device, one.dtype)
@@ -58,8 +57,7 @@ def launches(model: Any) -> bool:
 
 
 def embed(state: State, table: Tensor, positions: Tensor, pad_id: int, out: Tensor) -> Call:
-    """The call that writes table[newest] * sqrt(d) + positions[position], (R, d); zeros where the newest token is
-    padding."""
+    """The call that writes table[newest] * sqrt(d) + positions[position], (R, d); zeros for padding tokens."""
     scale = table.shape[1] ** 0.5
 
     def call() -> None:
@@ -72,18 +70,18 @@ def embed(state: State, table: Tensor, positions: Tensor, pad_id: int, out: Tens
 
 
 class StepDecoder:
-    """The caches of a model for the rows of a state, and the calls of a step."""
+    """Caches of a model for the rows of a state, and the calls of a step."""
 
     def __init__(self, model: Any, state: State, embed: Callable[..., Call], operations: Operations) -> None:
-        """model: one that decodes(); weights are read where they lie, at every step; embed: as embed() here."""
+        """model: one that decodes(); its weights are read in place at every step. embed: see embed() here."""
         self.model = model
         weight, sizes, layers = model.output.weight, state.sizes, list(model.decoder.layers)
         width, heads = weight.shape[1], layers[0].self_attn.num_heads
         make = partial(torch.zeros, dtype=weight.dtype, device=weight.device)
         self.memory = make(len(layers), 2, sizes.places + 1, heads, sizes.sources, width // heads)
-        """(layers, 2, Q + 1, H, sources, D): keys and values of the encoder's output, by place."""
+        """(layers, 2, Q + 1, H, sources, D): cross-attention keys and values, by place."""
         self.logits = make(sizes.rows, sizes.vocabulary)
-        """(R, V): of the token that follows."""
+        """(R, V): logits of the next token."""
         own = make(len(layers), sizes.rows * sizes.steps, 2 * width)
         self.layers = inner = StepLayers(layers, model.decoder.norm, heads, own, self.memory, operations)
         positions = model.target_positions.rows(sizes.steps, weight.device)[: sizes.steps].detach()
@@ -94,16 +92,16 @@ class StepDecoder:
             product(inner.output, weight, model.output.bias, self.logits),
         ]
         if table is not positions and isinstance(model.target_positions, LearnedPositions):
-            self._calls.insert(0, partial(table.copy_, positions))  # which may have been trained since
+            self._calls.insert(0, partial(table.copy_, positions))  # training may have changed them
 
     def __call__(self) -> Tensor:
-        """The logits (R, V) of what follows the newest tokens, in memory that the next step writes anew."""
+        """Logits (R, V) of the next tokens, in a buffer that the next step overwrites."""
         for call in self._calls:
             call()
         return self.logits
 
     def remember(self, source: Tensor, lengths: Tensor, places: Tensor) -> None:
-        """Encode source (n, S) of so many tokens each, lengths (n,), for the places (n,) of the store."""
+        """Encode source (n, S) with lengths (n,), and store keys and values at places (n,)."""
         memory = self.model.encode(source, lengths)
         for layer, kept in zip(self.model.decoder.layers, self.memory):
             for whole, part in zip(kept, layer.multihead_attn.keys_values(memory)):

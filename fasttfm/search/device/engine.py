@@ -1,7 +1,7 @@
-"""Searches of one kind on a device: the host queues sentences, starts bursts of steps, and takes what has been found.
+"""Search engine for one kind of options on a device: the host queues sentences, starts bursts of steps, reads results.
 
-A step is one CUDA graph. The host starts a burst of them and then looks at the flags of the burst before, which were
-copied to it meanwhile: it never waits for a step. On other devices, as in tests, the same runs without graphs.
+A step is one CUDA graph. The host starts a burst and then reads the flags of the previous burst, which were copied in
+the meantime, so it never waits for a step. On other devices, as in tests, the same code runs without graphs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,23 +30,13 @@ from fasttfm.search.tasks import Task
 from fasttfm.system.graphs import Graphs
 
 BURST = 2
-"""Steps between two looks at what has ended: a search takes up to twice as many steps less one in vain. The host needs
-50 us to look, a step 100 us or more. Reasoned, not run on a GPU."""
+"""Steps between two reads of the flags; a finished sentence costs up to 2 * BURST - 1 extra steps. Reading takes the
+host 50 us, a step 100 us or more. Reasoned, not run on a GPU."""
 _CPU = torch.device("cpu")
 
 
-class Kind(NamedTuple):
-    """Options that searches share when one step takes them together, besides sizes."""
-
-    config: DecodingConfig
-    """Of which count: sampling and its numbers, groups and their strength, no_repeat_ngram, allow_unk."""
-    banned: tuple[tuple[int, ...], ...]
-    selects: bool
-    """Whether every sentence has its own tokens."""
-
-
 class _Results(NamedTuple):
-    """Hypotheses of the sentences of some places, on their way to the host."""
+    """Results in flight to the host."""
 
     tasks: list[Task | None]
     tensors: list[Tensor]
@@ -54,27 +44,40 @@ class _Results(NamedTuple):
 
 
 class Engine:
-    """Searches sentence after sentence in the slots of a State; to be used inside batches.inference()."""
+    """Searches a queue of sentences in the slots of a State. Use inside inference()."""
 
-    def __init__(self, model: Any, sizes: Sizes, kind: Kind, device: torch.device, *, kernels: bool) -> None:
-        """model: a Transformer that decodes(), or an ensemble of some; kernels: whether its step launches kernels."""
+    def __init__(
+        self,
+        model: Any,
+        sizes: Sizes,
+        config: DecodingConfig,
+        device: torch.device,
+        *,
+        kernels: bool,
+        banned: Sequence[Sequence[int]] = (),
+        selects: bool = False,
+    ) -> None:
+        """model: a Transformer that decodes(), or an ensemble of such. config: of its options the engine uses those of
+        sampling and of groups, no_repeat_ngram and allow_unk. kernels: run steps as kernel launches. banned: see
+        search_ids(). selects: every sentence has its own list of tokens."""
         self.sizes, self.device = sizes, device
-        self.model = weakref.proxy(model)  # an engine that is kept must not keep the model
+        self.model = weakref.proxy(model)  # a cached engine must not keep the model alive
         self.state = state = State(sizes, device)
-        config = kind.config
-        self._rules = choice.Rules(state, config, kind.banned, selects=kind.selects)
+        self._rules = choice.Rules(state, config, banned, selects=selects)
         if kernels:
             from fasttfm.models.step_launches import KernelOperations
-            from fasttfm.search.device import launches  # Triton may be missing elsewhere
+            from fasttfm.search.device import launches  # Triton may not be installed
         embed = launches.embed if kernels else decoder.embed
-        parts = KernelOperations(state) if kernels else Operations(state)
-        self._decoders = [StepDecoder(each, state, embed, parts) for each in getattr(model, "models", [self.model])]
+        operations = KernelOperations(state) if kernels else Operations(state)
+        self._decoders = [
+            StepDecoder(each, state, embed, operations) for each in getattr(model, "models", [self.model])
+        ]
         self._draws = choice.Draws(state, config) if config.sampling else None
         self._groups = choice.Groups(state, config) if config.diverse_beam_groups > 1 and not config.sampling else None
         self._graphs = Graphs(device, "a search's step", "search on the CPU (--device cpu)")
         self._admits: Call = launches.admit(state) if kernels else partial(choice.admit, state)
         self._choices: list[Call] | None = None
-        """Launches that choose, where kernels do; see _choose()."""
+        """Kernel launches that replace _choose(), if available."""
         if kernels and len(self._decoders) == 1 and self._draws is None and self._groups is None:
             self._choices = launches.choose_beams(state, self._decoders[0].logits, self._rules)
         self._flags = [self._host(state.finished) for _ in range(2)]
@@ -83,54 +86,52 @@ class Engine:
         self.reset()
 
     def _host(self, tensor: Tensor) -> Tensor:
-        """Memory of the host for a copy."""
+        """Host buffer for a copy."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU, pin_memory=self._graphs.captures)
 
     def reset(self) -> None:
-        """Forget all sentences."""
+        """Drop all sentences and clear the state."""
         self.state.reset()
-        if self._groups is not None:
-            self.state.first_scores[:: self._groups.size] = 0.0
-        if self._draws is not None:
-            self.state.first_scores.zero_()
         self.waiting.clear()
         self._free = deque(range(self.sizes.places))
         self._tasks: dict[int, tuple[int, Task | None]] = {}
-        """Place -> number and task of the sentence that is searched there; None: it was dropped."""
+        """Place -> number and task of its sentence; task None: cancelled."""
         self._results: _Results | None = None
         self._bursts = self._queued = self._number = 0
         for flags in self._flags:
             flags.fill_(NOTHING)
 
     def held_bytes(self) -> int:
-        """Memory that it keeps between searches: about that of its tensors, and what its graphs have reserved."""
+        """Memory kept between searches: approximately its tensors, plus what its graphs have reserved."""
         return needed_bytes(self.model, self.sizes) + self._graphs.held_bytes()
 
     @property
     def idle(self) -> bool:
-        """True if nothing is searched, nor waits."""
+        """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._tasks or self._results)
 
     @property
     def searched(self) -> int:
-        """Sentences that have been queued and whose results are not there."""
+        """Number of queued sentences without results yet."""
         return sum(task is not None for _, task in self._tasks.values())
 
     def advance(self) -> list[tuple[Task, list[Hypothesis]]]:
-        """Queue what waits, start a burst, and return the sentences that had ended before it, with their hypotheses."""
+        """Queue waiting sentences, start a burst, and return sentences that ended before it, with their hypotheses."""
         self._admit()
         now, before = self._bursts % 2, (self._bursts + 1) % 2
         self._graphs(self.step, None, times=BURST)
         self._flags[now].copy_(self.state.finished, non_blocking=self._graphs.captures)
         self._bursts += 1
         found = self._taken(before, now)
-        if not self._tasks:  # no other burst is worth starting
+        if not self._tasks:  # another burst would be wasted
             found += self._taken(now, now)
         return found
 
     def _taken(self, which: int, mark: int) -> list[tuple[Task, list[Hypothesis]]]:
-        """Results that have arrived. Those of sentences whose end the flags of a burst tell are sent for; mark: of the
-        burst that was started last, behind which they come."""
+        """Return results that have arrived, and request those of sentences that the flags of a burst mark as ended.
+
+        which, mark: flags of the burst to read, and of the latest burst, behind which the requested copies are queued.
+        """
         if self._events is not None:
             self._events[which].synchronize()
         found = list(self._hypotheses(self._results)) if self._results is not None else []
@@ -147,7 +148,7 @@ class Engine:
         return found
 
     def _send_for(self, places: list[int]) -> None:
-        """Copy to the host what was found in places, which are free then."""
+        """Start copying the results of places to the host, and free the places."""
         state, index = self.state, self._on_device(torch.tensor(places, device=_CPU))
         kept = (state.found_scores, state.found_log_probabilities, state.found_ends, state.tokens, state.parents)
         tensors = [each.index_select(0, index) for each in kept]
@@ -158,7 +159,7 @@ class Engine:
         self._free.extend(places)
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Let sentences end with the next step, without results, and forget those that wait."""
+        """Cancel sentences: running ones end with the next step, without results."""
         self.waiting = deque(each for each in self.waiting if each.waiting.key not in keys)
         if self._results is not None:
             tasks = self._results.tasks
@@ -169,37 +170,36 @@ class Engine:
                 self._tasks[place] = number, None
 
     def written(self) -> list[int]:
-        """The tokens of the first row of the first slot; waits for the device."""
+        """Tokens so far of the first row of the first slot; waits for the device."""
         place, count = int(self.state.sentence[0]), int(self.state.position[0])
         return self.state.tokens[place, :count, 0].tolist()
 
     # ------------------------------------------------------------------------------------------------ on the device
 
     def step(self) -> None:
-        """Extend the hypotheses of all slots by a token; what a graph holds."""
+        """Extend the hypotheses of all slots by one token; captured by a graph."""
         self._admits()
-        parts = [each() for each in self._decoders]
+        logits = [each() for each in self._decoders]
         if self._choices is None:
-            self._choose(parts[0] if len(parts) == 1 else self.model.together(parts))
+            self._choose(logits[0] if len(logits) == 1 else self.model.together(logits))
         else:
             for launch in self._choices:
                 launch()
 
     def _choose(self, logits: Tensor) -> None:
-        """Choose in PyTorch operations by logits (R, V)."""
+        """Choose tokens by logits (R, V), in PyTorch operations."""
         values = choice.log_probabilities(self.state, logits, self._rules)
         if self._draws is not None:
             self._draws.choose(self.state, values)
         elif self._groups is not None:
             self._groups.choose(self.state, values)
         else:
-            width = min(2 * self.sizes.beam, self.sizes.vocabulary)
-            choice.choose_beams(self.state, *choice.likeliest(values, width))
+            choice.choose_beams(self.state, values)
 
     # ---------------------------------------------------------------------------------------------------- sentences
 
     def _admit(self) -> None:
-        """Fill free places with sentences that wait, as many at once as are worth an encoder's pass."""
+        """Fill free places with waiting sentences, once there are enough to be worth an encoder pass."""
         while self.waiting and self._free:
             count = min(len(self.waiting), len(self._free), self.sizes.slots)
             if count < min(len(self.waiting), self.sizes.slots // 2) and self._tasks:
@@ -207,12 +207,12 @@ class Engine:
             self._fill([self.waiting.popleft() for _ in range(count)])
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        """A copy there, for which nothing waits."""
+        """Copy to the device without waiting."""
         tensor = tensor.pin_memory() if self._graphs.captures else tensor
         return tensor.to(self.device, non_blocking=self._graphs.captures)
 
     def _fill(self, tasks: list[Task]) -> None:
-        """Queue sentences for the slots."""
+        """Store sentences in free places and queue them for the slots."""
         state, steps = self.state, self.sizes.steps
         places = [self._free.popleft() for _ in tasks]
         settings = np.empty((len(tasks), len(Settings._fields)), np.int64)
@@ -259,8 +259,7 @@ class Engine:
         self._rules.selected.index_copy_(0, index, self._on_device(selected))
 
     def _encode(self, tasks: list[Task], index: Tensor) -> None:
-        """Compute keys and values of sources for places (n,); sources are filled up to few lengths and counts, so that
-        there are few graphs."""
+        """Encode sources for places (n,), padded to few lengths and batch sizes so that few graphs are captured."""
         sources = [task.waiting.source for task in tasks]
         count = 1 << (len(tasks) - 1).bit_length()
         length = min(self.sizes.sources, max(16, 1 << (max(map(len, sources)) - 1).bit_length()))
@@ -281,7 +280,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------ results
 
     def _hypotheses(self, results: _Results) -> Iterator[tuple[Task, list[Hypothesis]]]:
-        """The hypotheses of each sentence, best first."""
+        """Yield each task with its hypotheses, best first."""
         scores, log_probabilities, ends, tokens, parents = (tensor.numpy() for tensor in results.tensors)
         steps, rows = np.divmod(ends, self.sizes.beam)
         outputs = _traced(tokens, parents, steps, rows)
@@ -291,7 +290,7 @@ class Engine:
                 continue
             config = task.config
             kept = [each for each in zip(*columns, texts) if each[2] >= 0 and each[0] > -math.inf]
-            if self._draws is not None or config.beam == 1:  # these divide in float64
+            if self._draws is not None or config.beam == 1:  # their penalty is divided in float64
                 kept = [(b / length_penalty(step + 1, config), b, step, row, text) for _, b, step, row, text in kept]
             if self._draws is not None:
                 kept.sort(key=lambda each: (-each[0], each[2], each[3]))
@@ -305,13 +304,13 @@ class Engine:
 
 @functools.lru_cache
 def _penalties(config: DecodingConfig, steps: int) -> np.ndarray:
-    """(steps,) float32: the length penalty of what ends at each position."""
+    """Length penalty (steps,) float32 of outputs that end at each position."""
     penalties = [length_penalty(position + 1, config) for position in range(steps)]
-    return torch.tensor(penalties, dtype=torch.float32, device=_CPU).numpy()  # infinite beyond float32, no warning
+    return torch.tensor(penalties, dtype=torch.float32, device=_CPU).numpy()  # unlike numpy, overflows without warning
 
 
 def _traced(tokens: np.ndarray, parents: np.ndarray, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The tokens (n, N, T) of rows (n, N) before steps (n, N), traced back by tokens and parents (n, T, K)."""
+    """Output tokens (n, N, T) of rows (n, N) before steps (n, N), traced back through tokens and parents (n, T, K)."""
     outputs = np.zeros((*steps.shape, tokens.shape[1]), np.int64)
     sentences = np.arange(len(tokens))[:, None]
     for before in range(steps.max(initial=0) - 1, -1, -1):

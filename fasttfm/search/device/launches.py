@@ -1,4 +1,4 @@
-"""A search's step as launches of kernels, which are prepared once: bound to memory, a call does nothing but launch."""
+"""A search step as kernel launches that are prepared once, bound to their buffers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fasttfm.search.device.state import State
 
 
 def embed(state: State, table: Tensor, positions: Tensor, pad_id: int, out: Tensor) -> Call:
-    """decoder.embed()."""
+    """Kernel version of decoder.embed()."""
     launch = search.Embed(table, positions, sizes_of(state), table.shape[1] ** 0.5, pad_id)
     return partial(launch, memory_of(state), table, positions, out)
 
 
 def memory_of(state: State) -> search.Memory:
-    """The memory of a state as kernels take it."""
+    """The buffers of a state, as the kernels' argument."""
     return search.Memory(*(getattr(state, name) for name in search.Memory._fields))
 
 
 def sizes_of(state: State) -> search.Sizes:
-    """The sizes of a state as kernels take them."""
+    """The sizes of a state, as the kernels' argument."""
     slots, beam, nbest, steps, _, places, vocabulary = state.sizes
     return search.Sizes(slots, beam, nbest, steps, places, vocabulary)
 
 
 def admit(state: State) -> Call:
-    """choice.admit()."""
+    """Kernel version of choice.admit()."""
     return partial(search.Admit(sizes_of(state), BOS, state.device), memory_of(state))
 
 
 def choose_beams(state: State, logits: Tensor, rules: Rules) -> list[Call] | None:
-    """The calls that do what choice.choose_beams() does with logits (R, V); None where kernels do not take so many."""
+    """Kernel version of choice.choose_beams() for logits (R, V); None for sizes that the kernels do not support."""
     sizes, memory = sizes_of(state), memory_of(state)
     if not search.takes(sizes.K, sizes.V, len(logits)):
         return None

@@ -1,4 +1,4 @@
-"""Searches on a device that sentences join while they run: engines by kind and length, kept with the model."""
+"""Continuous batching on a device: engines by kind and length, cached per model."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from fasttfm.search.batches import SHORTEST
 from fasttfm.search.decoder import positions_of
 from fasttfm.search.device.capacity import refuse_more_than_free
 from fasttfm.search.device.decoder import decodes, launches
-from fasttfm.search.device.engine import Engine, Kind
+from fasttfm.search.device.engine import Engine
 from fasttfm.search.device.state import Sizes
 from fasttfm.search.hypotheses import Hypothesis
 from fasttfm.search.tasks import Task, Waiting, tasks_of
 
 _KEPT = 4
-"""Engines that a model keeps between searches, with their memory and graphs; the longest unused leave first."""
+"""Cached engines per model, with their memory and graphs; least recently used ones are dropped."""
 _SLOTS = 1024
-"""The most that kernels search at once (kernels/search.py)."""
+"""Maximum sentences per search in the kernels (kernels/search.py)."""
 
 
 def takes(model: Any, config: DecodingConfig) -> bool:
-    """Return whether a DeviceSearch searches with this model as its modules would; asked inside batches.inference()."""
+    """Return whether DeviceSearch is equivalent to the model's modules. Call inside inference()."""
     models = getattr(model, "models", [model])
     device = next(model.parameters()).device
     return (device.type != "cpu" or use_triton(device)) and all(map(decodes, models))
 
 
 class _Kept:
-    """Engines of a model that search nothing now. Nothing here refers to the model, with which they go."""
+    """Idle engines of a model. Holds no reference to the model, so it dies with it."""
 
     def __init__(self, model: Any) -> None:
         self._own = _own(model)
         modules = [*model.modules()][1:]
-        self._parts = Snapshot(each for each in modules if not isinstance(each, Stack))  # which notes what it prepared
+        self._parts = Snapshot(each for each in modules if not isinstance(each, Stack))  # a stack stores prepared state
         self.engines: dict[tuple, Engine] = {}
 
     def unchanged(self, model: Any) -> bool:
-        """Return whether the model is what it was."""
+        """Return whether the model's modules and configuration are unchanged."""
         own = _own(model)
         return len(own) == len(self._own) and all(map(is_, own, self._own)) and self._parts.unchanged()
 
     def take(self, key: tuple) -> Engine | None:
-        """Take the engine of this key, for exclusive use."""
+        """Remove and return the engine of this key, for exclusive use."""
         with _lock:
             return self.engines.pop(key, None)
 
@@ -66,33 +66,33 @@ class _Kept:
 
 
 def _own(model: Any) -> list[Any]:
-    """All that a search reads of a model itself, and the modules in it."""
+    """Everything that a search reads from the model object itself, and its modules."""
     return [type(model), model.config, getattr(model, "mean", None), *[*model.modules()][1:]]
 
 
 def held_bytes(model: Any) -> int:
-    """Memory of the engines that a model keeps between searches."""
+    """Memory of a model's cached engines."""
     kept = _of_models.get(model)
     return 0 if kept is None else sum(engine.held_bytes() for engine in kept.engines.values())
 
 
 _of_models: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
 _lock = Lock()
-"""Of what is kept: threads may search at once, with one model too."""
+"""Guards the caches: several threads may search, even with one model."""
 
 
 def _forget_idle() -> None:
-    """Free the memory of all engines that are kept."""
+    """Free all cached engines."""
     with _lock:
         for kept in [*_of_models.values()]:
             kept.engines.clear()
 
 
 class DeviceSearch:
-    """Searches sentences that come one after the other; to be used inside batches.inference(), where takes()."""
+    """Search over a queue of sentences, if takes(). Use inside inference()."""
 
     def __init__(self, model: Any, config: DecodingConfig, *, banned: Sequence[Sequence[int]] = ()) -> None:
-        """banned: as of search_ids."""
+        """banned: see search_ids()."""
         self.model, self.config, self.banned = model, config, tuple(map(tuple, banned))
         self.device = next(model.parameters()).device
         self.waiting: deque[Waiting] = deque()
@@ -107,31 +107,31 @@ class DeviceSearch:
 
     @property
     def idle(self) -> bool:
-        """True if nothing is searched, nor waits."""
+        """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._engines)
 
     @property
     def searched(self) -> int:
-        """Sentences that have joined and have not ended."""
+        """Number of running sentences."""
         return sum(each.searched + len(each.waiting) for each in self._engines.values())
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Cancels sentences: they leave without a result."""
+        """Cancel sentences: they leave without a result."""
         self.waiting = deque(each for each in self.waiting if each.key not in keys)
         for engine in self._engines.values():
             engine.drop(keys)
 
     def written(self) -> list[int]:
-        """The tokens of the only sentence that is searched, which has one hypothesis; waits for the device."""
+        """Tokens so far of the only hypothesis of the only sentence; waits for the device."""
         return [token for engine in self._engines.values() for token in engine.written()]
 
     def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
-        """Takes steps until nothing waits any more: (key, config.nbest best hypotheses), as sentences end."""
+        """Step until no sentence is left, yielding (key, config.nbest best hypotheses) as sentences finish."""
         while not self.idle:
             yield from self.step()
 
     def step(self) -> list[tuple[Hashable, list[Hypothesis]]]:
-        """Let waiting sentences join, take a burst of steps, and return those that have ended."""
+        """Admit waiting sentences, take a burst of steps, and return the sentences that finished."""
         members, self.waiting = list(self.waiting), deque()
         for _, error in self.join(members):
             raise error
@@ -143,9 +143,9 @@ class DeviceSearch:
         return results
 
     def join(self, members: Sequence[Waiting]) -> list[tuple[Hashable, UserError]]:
-        """Let these sentences take part from the next step on.
+        """Add sentences to the next step.
 
-        Returns the keys of those that do not, because their search needs more memory than there is, with the reason.
+        Returns the keys and errors of sentences whose search needs more memory than is free.
         """
         by_config: dict[DecodingConfig, list[Waiting]] = {}
         for each in members:
@@ -170,13 +170,13 @@ class DeviceSearch:
         return refused
 
     def _room(self, length: int) -> int:
-        """Tokens that an engine for so many has room for: a power of two, 32 at least, and no more than positions."""
+        """Length rounded up to a power of two of at least 32, but at most the model's positions."""
         most = self._positions
         room = max(32, _power(length))
         return room if most is None else min(room, most)
 
     def _engine(self, kind: tuple, tasks: list[Task]) -> Engine:
-        """One of a kind for these sentences: one that searches already, if it is wide enough."""
+        """An engine of this kind for these sentences: a running one if it has enough slots."""
         (shared, rows), steps, sources, selects = kind
         running = {key: engine for key, engine in self._engines.items() if key[0] == kind}
         count = len(tasks) + sum(each.searched + len(each.waiting) for each in running.values())
@@ -198,15 +198,16 @@ class DeviceSearch:
             except UserError:
                 _forget_idle()
                 refuse_more_than_free(self.model, sizes, self.device, longest)
-            options = Kind(shared, self.banned, selects)
-            engine = Engine(self.model, sizes, options, self.device, kernels=self._kernels)
+            engine = Engine(
+                self.model, sizes, shared, self.device, kernels=self._kernels, banned=self.banned, selects=selects
+            )
         self._engines[key] = engine
         return engine
 
 
 @functools.lru_cache
 def _kind(config: DecodingConfig) -> tuple[DecodingConfig, int]:
-    """The options of a search that its step is made for, all others as they are by default, and rows of a sentence."""
+    """Key of an engine: the options that its steps depend on, others at their defaults, and rows per sentence."""
     names = ["no_repeat_ngram", "allow_unk"]
     if config.sampling:
         names += ["sampling", "sampling_topk", "sampling_topp", "temperature"]
@@ -217,5 +218,5 @@ def _kind(config: DecodingConfig) -> tuple[DecodingConfig, int]:
 
 
 def _power(number: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two >= number."""
     return 1 << (number - 1).bit_length()

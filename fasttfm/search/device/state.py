@@ -1,10 +1,10 @@
-"""Memory of searches on a device, of fixed shapes and addresses.
+"""Device state of a search, with fixed shapes and addresses.
 
-S slots of K rows search at once, a slot a sentence, each at its own position. Sentences stand in a store of Q places,
-which the host fills and empties while the device searches: options, the encoder's keys and values, and what was found.
-A slot whose sentence has ended takes the next one of a queue of places by itself. Nothing moves: tokens, parents, keys
-and values are written once, and a row finds its past in a table of ancestors. Place Q is nobody's: idle slots search
-it, and whatever must not be seen is written there.
+S slots of K rows search at once, one sentence per slot, each at its own position. Sentences live in a store of Q places
+that the host fills and empties while the device searches: options, encoder keys and values, results. A slot whose
+sentence has ended takes the next place from a queue without the host. Nothing moves: tokens, parents, keys and values
+are written once, and a row finds its past through a table of ancestors. Place Q is a dummy: idle slots search it, and
+masked writes go there.
 """
 
 from __future__ import annotations
@@ -17,62 +17,61 @@ from torch import Tensor
 from fasttfm.data.tokenizer import BOS
 
 NOTHING = -1
-"""A position where any token may follow; the number of no sentence; the end of no hypothesis."""
+"""No forced token at a position; no sentence number; no end of a hypothesis."""
 NEVER = 1 << 40
-"""So many hypotheses never end."""
+"""A number of ended hypotheses that is never reached."""
 
 
 class Sizes(NamedTuple):
-    """Shapes of all that searches in one state."""
+    """Sizes of a State."""
 
     slots: int
     beam: int
-    """Rows of a slot, K."""
+    """Rows per slot, K."""
     nbest: int
-    """Hypotheses that are kept of a sentence, N."""
+    """Hypotheses kept per sentence, N."""
     steps: int
-    """Most tokens of an output, end-of-sentence counted, T."""
+    """Maximum output length, end-of-sentence included, T."""
     sources: int
-    """Most tokens of a source."""
+    """Maximum source length."""
     places: int
-    """Sentences that the store holds, Q."""
+    """Capacity of the store, Q."""
     vocabulary: int
 
     @property
     def rows(self) -> int:
-        """Rows of all slots, R."""
+        """Total rows, R."""
         return self.slots * self.beam
 
 
 class Settings(NamedTuple):
-    """Columns of State.settings: a sentence's options."""
+    """Columns of State.settings: options of a sentence."""
 
     limit: int
-    """Longest output."""
+    """Maximum output length."""
     least: int
-    """Shortest output."""
+    """Minimum output length."""
     beam: int
-    """Rows that it uses."""
+    """Rows in use."""
     nbest: int
-    """Hypotheses that are kept of it."""
+    """Hypotheses kept."""
     enough: int
-    """Hypotheses that end its search when they have ended among its beam's best."""
+    """Number of hypotheses ended within the beam that ends the search."""
     ranks: int
-    """Of the best extensions of a step those that may be filed when they end: twice the beam; greedy search files the
-    best alone."""
+    """Best extensions of a step that may be filed when they end: twice the beam; 1 for greedy search."""
     source: int
-    """Tokens of its source."""
+    """Source length."""
     number: int
-    """Its number, by which the host knows that it has ended and not the one before it."""
+    """Sequence number; the host tells by it that this sentence has ended, not its predecessor."""
 
 
 def column(name: str) -> int:
-    """The column of a setting."""
+    """Column index of a setting."""
     return Settings._fields.index(name)
 
 
 class State:
-    """Searches of S slots, and the store of their sentences. Integers are int64, scores float32."""
+    """Buffers of S slots and of the store of sentences. Integers are int64, scores float32."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
@@ -81,49 +80,50 @@ class State:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        # of slots
+        # slots
         self.sentence = zeros(slots)
-        """(S,): the place of the sentence that each slot searches."""
+        """(S,): place of the sentence in each slot."""
         self.position = zeros(slots)
-        """(S,): tokens that a slot's hypotheses hold."""
+        """(S,): length of the live hypotheses."""
         self.ended = zeros(slots)
-        """(S,): hypotheses that have ended among their beam's best."""
+        """(S,): hypotheses ended within the beam."""
         self.scores = zeros(slots, beam, dtype=torch.float32)
-        """(S, K): log-probability of each live hypothesis, -inf of a row without one."""
+        """(S, K): log-probability of each live hypothesis, -inf for unused rows."""
         self.newest = zeros(slots, beam)
         """(S, K): newest token."""
         self.ancestors = zeros(sizes.rows, steps)
-        """(R, T): where the keys and values of each earlier position of a row are stored: row * T + position."""
+        """(R, T): storage index (row * T + position) of the keys and values of each earlier position of a row."""
         self.source_lengths = zeros(slots)
-        """(S,): tokens of the sources."""
+        """(S,): source lengths."""
         # the queue
         self.queue = zeros(places)
-        """(Q,): a ring of places, in the order in which slots take them."""
+        """(Q,): ring buffer of places, in the order in which slots take them."""
         self.head, self.tail = zeros(1), zeros(1)
-        """(1,): sentences that slots have taken, and that the host has queued."""
-        # of places
+        """(1,): sentences taken by slots, and queued by the host."""
+        # places
         self.settings = zeros(places + 1, len(Settings._fields))
         """(Q + 1, 8): see Settings."""
         self.forced = zeros(places + 1, steps)
-        """(Q + 1, T): the token that must come at a position, NOTHING where any may."""
+        """(Q + 1, T): forced token at each position, or NOTHING."""
         self.divisors = zeros(places + 1, steps, dtype=torch.float32)
-        """(Q + 1, T): the length penalty of a hypothesis that ends at a position."""
+        """(Q + 1, T): length penalty of a hypothesis that ends at each position."""
         self.found_scores = zeros(places + 1, nbest, dtype=torch.float32)
-        """(Q + 1, N): scores of hypotheses that have ended, falling; -inf where there is none."""
+        """(Q + 1, N): scores of finished hypotheses, descending; -inf where there is none."""
         self.found_log_probabilities = zeros(places + 1, nbest, dtype=torch.float32)
         self.found_ends = zeros(places + 1, nbest)
-        """(Q + 1, N): position * K + row after which they ended."""
+        """(Q + 1, N): position * K + row after which they ended"""
         self.tokens, self.parents = zeros(places + 1, steps, beam), zeros(places + 1, steps, beam)
-        """(Q + 1, T, K): the token of each row at a position, and the row before that it goes on from."""
+        """(Q + 1, T, K): token of each row at each position, and the previous row that it continues."""
         self.finished = zeros(places + 1)
-        """(Q + 1,): the number of the sentence that has ended in a place, NOTHING before one has."""
+        """(Q + 1,): number of the sentence that ended in each place, or NOTHING."""
         # constants
         self.first_scores = torch.full((beam,), -torch.inf, dtype=torch.float32, device=device)
-        """(K,): at first all rows are the same, one of them counts."""
+        """(K,): initial scores; all rows are equal at first, so only one counts."""
+        self.first_scores[0] = 0.0
         self.reset()
 
     def reset(self) -> None:
-        """Empty all slots and places."""
+        """Clear all slots and places."""
         nobody = self.sizes.places
         self.sentence.fill_(nobody)
         self.newest.fill_(BOS)
@@ -131,7 +131,6 @@ class State:
         for counts in (self.position, self.ended, self.head, self.tail):
             counts.zero_()
         self.source_lengths.fill_(1)
-        self.first_scores[0] = 0.0
         self.finished.fill_(NOTHING)
         self.forced.fill_(NOTHING)
         self.divisors.fill_(1.0)
@@ -143,3 +142,8 @@ class State:
     def setting(self, name: str) -> Tensor:
         """(S,): a setting of the sentence in each slot."""
         return self.settings[:, column(name)].index_select(0, self.sentence)
+
+    @property
+    def found(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Finished hypotheses by place, (Q + 1, N) each: scores, log-probabilities, ends."""
+        return self.found_scores, self.found_log_probabilities, self.found_ends

@@ -1,4 +1,4 @@
-"""The paths of the server: POST /translate, GET /health, /metrics, and pages."""
+"""The HTTP application: POST /translate, GET /health, /metrics, /openapi.json, and pages."""
 
 import asyncio
 import base64
@@ -23,24 +23,24 @@ from starlette.routing import Route
 
 from fasttfm.system.machine import version
 from fasttfm.translate.sentences import LANGUAGES
-from fasttfm.translate.server.engine import Engine, QueueFull, Stopping
+from fasttfm.translate.server.engine import Engine, Stopping
 from fasttfm.translate.server.gate import LOOPBACK, Gate
 from fasttfm.translate.server.limits import Limits
 from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.openapi import openapi, page
 from fasttfm.translate.server.pool import Pool
-from fasttfm.translate.server.queue import Answer
+from fasttfm.translate.server.queue import Answer, QueueFull
 from fasttfm.translate.server.requests import Refused, Request, read_request
 from fasttfm.translate.translator import Translator
 
 _VERSION = str(version("fasttfm"))
 _GONE = 499  # what nginx logs for a client that has closed its connection
 _SMALL = 1 << 14
-"""Bytes of a body from which on it is read behind others of its size, one at a time; smaller ones pass them."""
+"""Body size in bytes from which requests are parsed one at a time on a second thread, so small ones pass them."""
 
 
 class App:
-    """Answers requests with one engine."""
+    """The application, with one engine for all models."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class App:
         hosts: Collection[str] | None = LOOPBACK,
         origins: Collection[str] = (),
     ) -> None:
-        """translators: by the names that requests call them by, the first one where they do not. token: without it in
-        the header Authorization nothing is translated; None lets everybody. workers: processes that translate, on a
-        CPU; with more than one this process only reads and answers requests. hosts, origins: as of Gate."""
+        """translators: by model name; the first is the default. token: bearer token required to translate; None: open
+        to all. workers: processes that translate, on a CPU; with more than one this process only handles requests.
+        hosts, origins: see Gate."""
         self.translators = translators
         self.limits = limits
         self.token = token
@@ -78,11 +78,11 @@ class App:
         )
 
     async def page(self, _: HttpRequest) -> Response:
-        """The page to type into."""
+        """The translation page."""
         return _html(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
-        """The models that are served, how large a request may be, and the languages of split_sentences."""
+        """Models, size limits of a request, and languages of split_sentences."""
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
         limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
         return JSONResponse(
@@ -90,19 +90,19 @@ class App:
         )
 
     async def show_metrics(self, _: HttpRequest) -> Response:
-        """Prometheus' text."""
+        """Metrics in Prometheus' text format."""
         return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def describe(self, _: HttpRequest) -> Response:
-        """OpenAPI."""
+        """The OpenAPI description."""
         return JSONResponse(openapi([*self.translators], _VERSION, token=self.token is not None))
 
     async def docs(self, _: HttpRequest) -> Response:
-        """The same for people."""
+        """The API reference as a page."""
         return _html(page([*self.translators], _VERSION))
 
     async def translate(self, http: HttpRequest) -> Response:
-        """Translations, or one line that says why there are none."""
+        """Translations, or a one-line error."""
         begun = http.state.begun
         try:
             response = await self._answer(http, begun + self.limits.seconds)
@@ -116,20 +116,20 @@ class App:
         return response
 
     async def _answer(self, http: HttpRequest, deadline: float) -> Response:
-        """The response; ClientDisconnect when nobody waits for it any more."""
-        self._refuse_strangers(http)
+        """The response. Raises ClientDisconnect if the client has gone."""
+        self._require_token(http)
         try:
             body = await asyncio.wait_for(self._body(http), deadline - _now())
         except asyncio.TimeoutError:
-            raise Refused(504, f"the body did not come within {self.limits.seconds:g} seconds") from None
+            raise Refused(504, f"the body did not arrive within {self.limits.seconds:g} seconds") from None
         answered, gone = asyncio.create_task(self._translated(body, deadline)), asyncio.create_task(_disconnected(http))
         tasks = {answered, gone}
         try:
             await asyncio.wait(tasks, timeout=deadline - _now(), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in tasks:
-                each.cancel()  # one that is done stays so
-            await asyncio.wait(tasks)  # nothing is translated for a client that counts as gone
+                each.cancel()  # no effect on a finished task
+            await asyncio.wait(tasks)  # no work is left behind for a client that counts as gone
         if not answered.cancelled():
             return answered.result()
         if not gone.cancelled():
@@ -142,9 +142,9 @@ class App:
         try:
             answers = self.engine.submit(request.sentences)
         except QueueFull:
-            raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
+            raise Refused(429, f"more than {self.limits.queue:,} sentences are waiting: retry later") from None
         except Stopping:
-            raise Refused(503, "the server is being stopped") from None
+            raise Refused(503, "the server is shutting down") from None
         if request.stream:
             return StreamingResponse(self._events(answers, request, deadline, thread), media_type="text/event-stream")
         try:
@@ -155,7 +155,7 @@ class App:
             _abandon(answers)
         return Response(await thread(request.answers, translated), media_type="application/json")
 
-    def _refuse_strangers(self, http: HttpRequest) -> None:
+    def _require_token(self, http: HttpRequest) -> None:
         if self.token is None:
             return
         scheme, _, given = http.headers.get("authorization", "").partition(" ")
@@ -163,7 +163,7 @@ class App:
             raise Refused(401, "a bearer token is needed: Authorization: Bearer TOKEN")
 
     async def _body(self, http: HttpRequest) -> bytes:
-        """The body, of which no more is read than is allowed."""
+        """The body; reading stops at the size limit."""
         refused = Refused(413, f"the body has more than {self.limits.body_bytes:,} bytes: send fewer texts at once")
         length = http.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.limits.body_bytes:
@@ -176,12 +176,12 @@ class App:
         return bytes(body)
 
     def _too_late(self) -> Refused:
-        return Refused(504, f"there was no answer within {self.limits.seconds:g} seconds: ask for less, or again later")
+        return Refused(504, f"no response within {self.limits.seconds:g} seconds: send less text, or retry later")
 
     async def _events(
         self, answers: list[Answer], request: Request, deadline: float, thread: Callable[..., Awaitable[bytes]]
     ) -> AsyncIterator[bytes]:
-        """Server-sent events: one a text in the order of the texts, then `done`; or `error`."""
+        """Server-sent events: one per text in order, then `done`; or `error`."""
         try:
             lines = iter(answers)
             for index, text in enumerate(request.texts):
@@ -203,7 +203,7 @@ class App:
 
 
 def _html(text: str) -> HTMLResponse:
-    """A page whose own scripts and styles run, by their hashes, and nothing else; no page may frame it."""
+    """A page whose CSP allows its own inline scripts and styles by hash and nothing else, and forbids framing."""
     rules = [f"{each} 'none'" for each in ("default-src", "base-uri", "frame-ancestors")]
     rules += ["connect-src 'self'", "form-action 'self'"]
     for kind in ("script", "style"):
@@ -226,7 +226,7 @@ def _event(content: dict[str, Any], name: str) -> bytes:
 
 
 def _abandon(answers: list[Answer]) -> None:
-    """Nobody waits any more: sentences are left out, those that are searched leave with the next step."""
+    """Abandon all answers: waiting sentences are dropped, running ones leave at the next step."""
     for answer in answers:
         answer.abandon()
 

@@ -1,9 +1,9 @@
-"""Connections: how many there may be, and how long each may take to send a request and to read the answer.
+"""Connection limits: how many may be open, and how long each may take to send a request and read the response.
 
-A connection counts from accept() until it is closed, also one that says nothing. Beyond the limit it is answered with
-503 and closed at once, so that descriptors never run out. Of each request the time of its first byte is kept: the
-application (app.py) answers until a deadline that counts from there, and a client that has not read its answer soon
-after is cut off.
+A connection counts from accept() until it is closed, even if it sends nothing. Beyond the limit it is answered with 503
+and closed at once, so file descriptors never run out. The arrival time of each request's first byte is recorded: the
+application (app.py) must answer by a deadline that starts there, and a client that has not read the response soon after
+is disconnected.
 """
 
 import os
@@ -22,27 +22,27 @@ from fasttfm.translate.server.limits import Limits
 if TYPE_CHECKING:
     from fasttfm.translate.server.app import App
 
-_DETAIL = b'{"detail": "too many connections are open: ask again later"}'
+_DETAIL = b'{"detail": "too many connections are open: retry later"}'
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_DETAIL), _DETAIL)
 )
 _SPARE_DESCRIPTORS = 64
-"""For workers that take another's place, and files that are read for a moment."""
+"""Reserved for replacement workers and files that are open briefly."""
 
 
 class Listener(socket.socket):
-    """A socket that takes no more connections than it may, and answers the others with 503."""
+    """A listening socket that answers connections beyond its limit with 503."""
 
     most = 1
-    """Connections that may be open."""
+    """Most open connections."""
     count = 0
-    """Connections that are open."""
+    """Open connections."""
     on_refusal: Callable[[], None] = staticmethod(lambda: None)
-    """Called when a connection was refused."""
+    """Called for each refused connection."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """A connection; ConnectionAbortedError, after which asyncio goes on, where there are too many."""
+        """Accept a connection; beyond the limit raise ConnectionAbortedError, which asyncio ignores."""
         connection, address = super().accept()
         if self.count < self.most:
             self.count += 1
@@ -50,39 +50,39 @@ class Listener(socket.socket):
         with connection, suppress(OSError):
             connection.setblocking(False)
             connection.send(_BUSY)
-            connection.recv(1 << 16)  # unread, it would have the answer thrown away
+            connection.recv(1 << 16)  # closing with unread data would discard the response
         self.on_refusal()
         raise ConnectionAbortedError
 
 
-def connections_that_fit(wanted: int) -> int:
-    """Raise the limit of descriptors to what the system allows; return how many of the wanted connections it has room
-    for, beside what is open. UserError for none."""
+def connections_that_fit(requested: int) -> int:
+    """Raise the descriptor limit as far as the system allows, and return how many of the requested connections fit
+    beside the files that are open. Raises UserError if none do."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return wanted
+        return requested
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     if soft == resource.RLIM_INFINITY:
-        return wanted
+        return requested
     room = soft - len(os.listdir("/dev/fd")) - _SPARE_DESCRIPTORS
     if room < 1:
         raise UserError(f"{soft:,} open files are allowed, too few for connections: raise the limit (ulimit -n)")
-    return min(wanted, room)
+    return min(requested, room)
 
 
 def server(app: "App", listener: Listener, limits: Limits) -> uvicorn.Server:
-    """A server of this application, to be run with sockets=[listener]."""
+    """A uvicorn server of this application, to be run with sockets=[listener]."""
     listener.most, listener.on_refusal = limits.connections, app.metrics.connections_refused.inc
     app.metrics.connections.set_function(lambda: listener.count)
     config = uvicorn.Config(
         app.starlette,
         log_level="error",
         lifespan="off",
-        loop="asyncio",  # uvloop accepts connections by itself
+        loop="asyncio",  # uvloop does not call accept() of a socket
         ws="none",
         timeout_graceful_shutdown=int(limits.seconds + limits.head_seconds) + 1,
         server_header=False,
@@ -92,11 +92,10 @@ def server(app: "App", listener: Listener, limits: Limits) -> uvicorn.Server:
 
 
 def _protocol(listener: Listener, limits: Limits) -> type[H11Protocol]:
-    """HTTP/1.1 with a limit for every phase of a connection. uvicorn limits only the pause between two requests.
+    """HTTP/1.1 with a time limit for every phase; uvicorn limits only the pause between two requests.
 
-    The head of a request must come within limits.head_seconds. From its first byte on, which is the `begun` of the
-    request's state by the loop's clock, there are limits.seconds for the request, and limits.head_seconds more until
-    its answer has been read.
+    The head of a request must arrive within limits.head_seconds. From its first byte (`begun` in the request's state,
+    by the loop's clock) the request has limits.seconds, and its response must be read limits.head_seconds later.
     """
 
     class Timed(H11Protocol):
@@ -108,7 +107,7 @@ def _protocol(listener: Listener, limits: Limits) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            transport.set_write_buffer_limits(0)  # writing pauses while anything is unsent
+            transport.set_write_buffer_limits(0)  # pause_writing() as long as anything is unsent
             self._watch()
 
         def data_received(self, data: bytes) -> None:
@@ -118,7 +117,7 @@ def _protocol(listener: Listener, limits: Limits) -> type[H11Protocol]:
             self._watch()
 
         def on_response_complete(self) -> None:
-            self.app_state["begun"] = self.loop.time()  # of a request that came with the bytes of the last one
+            self.app_state["begun"] = self.loop.time()  # for a pipelined request
             super().on_response_complete()
             self._watch()
 
@@ -132,7 +131,7 @@ def _protocol(listener: Listener, limits: Limits) -> type[H11Protocol]:
             self._timer.cancel()
 
         def _watch(self) -> None:
-            """Set the timer anew where another request begins to be read, or to be answered."""
+            """Restart the timer when a request starts to be read, or to be answered."""
             unsent = self.cycle is not None and (not self.cycle.response_complete or self.flow.write_paused)
             answering = self.cycle if unsent else None
             if self._timer is not None:

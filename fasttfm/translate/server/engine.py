@@ -1,15 +1,14 @@
-"""One thread that translates the sentences of all clients, many at once.
+"""Engine: one thread that translates the sentences of all clients with continuous batching.
 
-Sentences join running searches (translate/continuous_batching.py) whatever their options are, beam and length penalty
-among them. A model has two searches, which take turns: one for requests of much work, and one for those of little,
-which gets four times as much time while both go on. So a short request is searched beside long ones, waits for none of
-them, and pays at most for one of their steps at a time; long ones always have a fifth of the time. Requests are
-admitted in turns (queue.py), by source tokens: as many as fit a budget, and beyond it, up to twice the budget, one
-sentence of each request that nothing is searched for.
+Sentences join running searches (translate/continuous_batching.py) whatever their options. A model has two searches
+that take turns, one for requests of much work and one for short requests, which gets four times as much time while both
+run. So a short request is searched beside long ones and waits at most for one of their steps; long ones always get a
+fifth of the time. Sentences are admitted from the fair queue (queue.py) up to a budget of source tokens, and up to
+twice the budget one sentence of each request that has none running.
 
-What takes whole batches only (see takes_options()) is translated batch by batch between these steps. On a CPU a
-sentence's translation is the same to the last bit whatever is searched beside it, so who else asks at the same time
-changes nothing but the time. Sentences that nobody waits for any more leave at the next step.
+Options that need whole batches (see takes_options()) are translated batch by batch between these steps. On a CPU a
+sentence's translation has the same bits whatever is searched beside it, so concurrent requests affect only latency.
+Abandoned sentences leave at the next step.
 """
 
 import copy
@@ -28,42 +27,38 @@ from fasttfm.translate.server.queue import Answer, FairQueue, Sentence
 from fasttfm.translate.translator import Translation, Translator
 
 _MUCH_WORK = 512
-"""Rows times steps from which a request is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
-more where joined searches wait for its end."""
+"""Work (rows times steps) from which a request counts as long: 128 tokens with a beam of 4. Also the maximum of a whole
+batch while joined searches wait for its end."""
 
 _PREFERENCE = 4.0
-"""Time that a search of short requests gets for each second of another one's, while both go on."""
+"""Time of a search of short requests for each second of another one, while both run."""
 
 _TURN = 0.05
-"""Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
+"""Seconds before switching to another model's searches: switching takes milliseconds."""
 
 
 def settle() -> None:
-    """Let the garbage collector pass over what is there now, modules and models: walking them stops all threads."""
+    """Exclude current objects (modules, models) from garbage collection: scanning them stops all threads."""
     gc.collect()
     gc.freeze()
 
 
-class QueueFull(Exception):
-    """More sentences wait already than are allowed to."""
-
-
 class Stopping(Exception):
-    """The engine takes nothing new."""
+    """The engine is stopping and accepts no sentences."""
 
 
 _Ended = list[tuple[Sentence, list[Translation] | UserError]]
-"""Sentences with their translations, or why they have none."""
+"""Finished sentences, with their translations or the error."""
 
 
 class _Joined:
-    """A search that sentences join and leave while it runs, a step at a time."""
+    """A running search that sentences join and leave at any step."""
 
     def __init__(self, model: str, translator: Translator, preference: float) -> None:
-        """preference: time that it gets for each second of another one's."""
+        """preference: time for each second of another search."""
         self.model, self.preference = model, preference
         self.seconds = 0.0
-        """Time that it has had, divided by its preference, beyond that of the search with the least when it began."""
+        """Time received divided by preference, plus the least of all searches when this one began."""
         self._running = ContinuousBatching(translator)
         self._searched: dict[Hashable, Sentence] = {}
         self._numbers = itertools.count()
@@ -81,12 +76,12 @@ class _Joined:
         gone = {number for number, each in self._searched.items() if each.answer.abandoned}
         if gone:
             self._running.drop(gone)
-        left: _Ended = [(self._searched.pop(number), UserError("nobody waits for it any more")) for number in gone]
+        left: _Ended = [(self._searched.pop(number), UserError("the request was cancelled")) for number in gone]
         return left + [(self._searched.pop(number), result) for number, result in self._running.step()]
 
 
 class _Batch:
-    """Sentences with the same options that are translated as one batch; its only step."""
+    """Sentences with the same options, translated as one batch in a single step."""
 
     def __init__(self, model: str, translator: Translator) -> None:
         self.model, self.preference, self.seconds = model, 1.0, 0.0
@@ -109,7 +104,7 @@ class _Batch:
 
 
 class Engine:
-    """Translates what is submitted; see the module."""
+    """Translates submitted sentences on a thread of its own; see the module."""
 
     def __init__(
         self,
@@ -120,41 +115,38 @@ class Engine:
         queue: int,
         workers: int = 1,
     ) -> None:
-        """on_step: called with the seconds of a step, the sentences searched together, how many of them ended, and
-        their source tokens. on_waiting: with how many wait. queue: most that may. workers: engines that share the
-        budget of batch_tokens; with all of it for each, a step of the long requests would take as long for one core as
-        it takes all cores together."""
+        """on_step: called with the seconds of a step, sentences searched together, how many of them ended, and their
+        source tokens. on_waiting: called with the number of waiting sentences. queue: most of them. workers: engines
+        that share the budget of batch_tokens; with the whole budget each, a step of long requests would take one core
+        as long as it takes all cores together."""
         self.translators = translators
         self.workers = workers
         self._on_step, self._on_waiting = on_step, on_waiting
-        self.queue = queue
-        self._waiting = FairQueue()
+        self._waiting = FairQueue(queue)
         self._searches: dict[Hashable, _Joined | _Batch] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._inside = ExitStack()
         self._settled = False
         self._model: str | None = None
-        """Whose weights are prepared for a search now."""
+        """The model whose weights are prepared for a search."""
         self._takes_lines: dict[str, bool] = {}
-        """Models -> whether lines join their searches, as found out since anything was searched."""
+        """Model -> whether lines join its searches; cleared when nothing is running."""
         self._thread = threading.Thread(target=self._run, name="translations", daemon=True)
         self._thread.start()
 
     def submit(self, sentences: Sequence[Sentence]) -> list[Answer]:
-        """The answers that will hold the translations of sentences_of() a request. Raises QueueFull, Stopping."""
+        """Queue sentences_of() a request, and return their answers. Raises QueueFull, Stopping."""
         with self._changed:
             if self._stopping:
                 raise Stopping
-            if len(self._waiting) + len(sentences) > self.queue:
-                raise QueueFull
             self._waiting.add(sentences)
             self._on_waiting(len(self._waiting))
             self._changed.notify()
         return [each.answer for each in sentences]
 
     def stop(self) -> None:
-        """Translate what waits, then end."""
+        """Translate the waiting sentences, then end."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -164,25 +156,25 @@ class Engine:
         while True:
             with self._changed:
                 while not (self._waiting or self._searches):
-                    if self._takes_lines and not self._settled:  # all that a search imports is there
+                    if self._takes_lines and not self._settled:  # after the first search everything is imported
                         self._settled = True
                         settle()
-                    self._enter(None)  # weights and modules may change while nothing is searched
+                    self._enter(None)  # weights and modules may change while no search is running
                     self._takes_lines.clear()
                     if self._stopping:
                         return
                     self._changed.wait()
             self._admit()
             if self._searches:
-                self._step(*self._whose_turn())
+                self._step(*self._next_search())
 
-    def _whose_turn(self) -> tuple[Hashable, _Joined | _Batch]:
-        """The search that has had the least time; the model that is prepared has a small advantage."""
+    def _next_search(self) -> tuple[Hashable, _Joined | _Batch]:
+        """The search with the least time received; the prepared model has a small advantage."""
 
-        def time_had(search: _Joined | _Batch) -> float:
+        def time_received(search: _Joined | _Batch) -> float:
             return search.seconds - (_TURN if search.model == self._model else 0.0)
 
-        return min(self._searches.items(), key=lambda each: time_had(each[1]))
+        return min(self._searches.items(), key=lambda each: time_received(each[1]))
 
     def _step(self, key: Hashable, search: _Joined | _Batch) -> None:
         begin, together = time.perf_counter(), len(search.sentences)
@@ -206,18 +198,18 @@ class Engine:
                 each.answer.set_result(result)
 
     def _admit(self) -> None:
-        """Lets sentences join the searches, as many as fit."""
+        """Admit waiting sentences to the searches, as many as fit."""
         searched = Counter(each.request for search in self._searches.values() for each in search.sentences)
 
         def fits(sentence: Sentence) -> bool:
             search = self._searches.get(self._key(sentence))
             if search is None or not search.sentences:
                 return True
-            if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # others take steps meanwhile
+            if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # other searches wait for its end
                 return sum(each.work for each in search.sentences) + sentence.work <= _MUCH_WORK
             budget = self.translators[sentence.model].config.batch_tokens // self.workers
             left = budget - sum(each.tokens for each in search.sentences)
-            tokens = min(sentence.tokens, budget)  # a longer one must get its turn too
+            tokens = min(sentence.tokens, budget)  # a longer one must be admitted too
             return left >= tokens or (not searched[sentence.request] and left + budget >= tokens)
 
         while True:
@@ -235,16 +227,16 @@ class Engine:
                 sentence.answer.set_exception(error)
 
     def _key(self, sentence: Sentence) -> Hashable:
-        """Sentences with the same key are searched together."""
+        """Key: sentences with equal keys are searched together."""
         if self._can_join(sentence):
             return sentence.model, sentence.request_work >= _MUCH_WORK
-        # the draws of sampling go by the places in a request
+        # sampling seeds are indices in a request
         request = sentence.request if sentence.config.sampling else None
         return sentence.model, sentence.config, sentence.aligned, bool(sentence.required), request
 
     def _can_join(self, sentence: Sentence) -> bool:
         model, translator = sentence.model, self.translators[sentence.model]
-        if not isinstance(translator, Translator):
+        if not isinstance(translator, Translator):  # another system, as in benchmarks/open_loop.py
             return False
         if model not in self._takes_lines:
             self._enter(model)
@@ -269,7 +261,7 @@ class Engine:
         return self._searches[key]
 
     def _enter(self, model: str | None) -> None:
-        """Prepares the weights of this model for joined searches on this thread; None for no model."""
+        """Prepare this model's weights for searches on this thread; None: release them."""
         if model == self._model:
             return
         self._inside.close()

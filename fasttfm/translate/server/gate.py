@@ -1,8 +1,8 @@
-"""A gate before the server: takes requests by its own names, from its own page and from listed ones.
+"""Host and origin checks in front of the server, and CORS for listed origins.
 
-A page of any website can send requests to a server on its reader's machine, and a name that an attacker owns can be
-pointed at 127.0.0.1 (DNS rebinding). So the server answers to its own names only, and to requests of other pages only
-where their origins are listed. Sources: Fetch standard, section 3.2 (Origin and CORS); RFC 9110, section 7.2 (Host).
+A page of any website can send requests to a server on its reader's machine, and an attacker's host name can be pointed
+at 127.0.0.1 (DNS rebinding). So the server answers only to its own host names, and to pages of other origins only if
+they are listed. Sources: Fetch standard, section 3.2 (Origin and CORS); RFC 9110, section 7.2 (Host).
 """
 
 from collections.abc import Collection
@@ -14,15 +14,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""Names of this machine, which a server that listens there alone answers to."""
+"""Host names of this machine, accepted by a server that listens on loopback only."""
 
 
 class Gate:
-    """Refuses requests that come by another name or from another page; answers those of listed pages as CORS asks."""
+    """ASGI middleware that refuses other host names and unlisted origins, and answers listed ones as CORS requires."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None, origins: Collection[str] = ()) -> None:
-        """hosts: names, without port, that requests may call the server by; None for any. origins: of the pages that
-        may ask besides the server's own, such as https://example.org."""
+        """hosts: accepted host names without port; None: any. origins: of pages allowed besides the server's own, such
+        as https://example.org."""
         self.app = app
         self.hosts = None if hosts is None else {each.lower() for each in hosts}
         self.origins = {each.lower().rstrip("/") for each in origins}
@@ -34,13 +34,13 @@ class Gate:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         if self.hosts is not None and _without_port(host) not in self.hosts:
-            await _refuse(f"this server does not answer to the name {host!r}: see --allow-host")(scope, receive, send)
+            await _refuse(f"the host name {host!r} is not allowed: see --allow-host")(scope, receive, send)
             return
         listed = origin in self.origins
         if origin and not listed and origin.partition("://")[2] != host:
-            await _refuse(f"pages of {origin} may not ask: see --allow-origin")(scope, receive, send)
+            await _refuse(f"requests from pages of {origin} are not allowed: see --allow-origin")(scope, receive, send)
             return
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may see another end of the body
+        if "content-length" in headers and "transfer-encoding" in headers:  # request smuggling
             detail = "Content-Length and Transfer-Encoding do not go together"
             await JSONResponse({"detail": detail}, 400, {"Connection": "close"})(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class Gate:
                 message = {**message, "headers": [*message.get("headers", ()), *allowed]}
             await send(message)
 
-        with suppress(ClientDisconnect):  # nobody is there to be told
+        with suppress(ClientDisconnect):
             await self.app(scope, receive, send_with_origin)
 
 
@@ -72,6 +72,6 @@ def _preflight(origin: str) -> dict[str, str]:
 
 
 def _without_port(host: str) -> str:
-    """The name in a Host header: example.org:80 is example.org, [::1]:80 is [::1]."""
+    """The host name of a Host header: example.org:80 is example.org, [::1]:80 is [::1]."""
     name, _, port = host.rpartition(":")
     return name if name and port.isdecimal() else host

@@ -1,4 +1,4 @@
-"""Limits of a server: one frozen dataclass."""
+"""Limits of a server."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from fasttfm.config.checks import Count, Positive, check_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Beyond these a request is refused, with the status that is named. Wrong values raise ValueError."""
+    """A request beyond these limits is refused with the given status. Invalid values raise ValueError."""
 
     body_bytes: Count = 1 << 20
-    """Bytes of a request's body; 413 beyond."""
+    """Bytes of a request body; more get status 413."""
     sentences: Count = 256
     """Texts in a request; more get status 422."""
     tokens: Count = 512
@@ -18,7 +18,7 @@ class Limits:
     terms: Count = 256
     """Translations of terms in a request's terminology; more get status 422."""
     queue: Count = 1024
-    """Sentences of all clients that may wait; more get status 429."""
+    """Waiting sentences of all clients; more get status 429."""
     seconds: Positive = 60.0
     """Seconds for a request; a longer one gets status 504."""
     connections: Count = 1000
@@ -26,7 +26,7 @@ class Limits:
     head_seconds: Positive = 10.0
     """Seconds for the head of a request to arrive; then the connection is closed."""
     largest_beam: Count = 16
-    """Beam and nbest that a request may ask for; more get status 422."""
+    """Beam and nbest of a request; more get status 422."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,4 +1,4 @@
-"""Counters of a server, as Prometheus reads them."""
+"""Prometheus metrics of a server."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The counters of one server."""
+    """Metrics of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -18,7 +18,7 @@ class Metrics:
         self.seconds = Histogram("request_seconds", "From request to answer", buckets=_SECONDS, **options)
         self.sentences = Counter("sentences", "Sentences translated", **options)
         self.tokens = Counter("source_tokens", "Source tokens translated", **options)
-        self.queue = Gauge("queue_sentences", "Sentences that wait", **options)
+        self.queue = Gauge("queue_sentences", "Sentences waiting", **options)
         self.batch_sentences = Histogram(
             "batch_sentences", "Sentences searched together, of every step", buckets=_SENTENCES, **options
         )
@@ -29,12 +29,12 @@ class Metrics:
         self.connections_refused = Counter(
             "connections_refused", "Connections answered with 503, beyond the limit", **options
         )
-        self.workers = Gauge("workers", "Processes that translate, this one if there are no others", **options)
-        self.workers_ended = Counter("workers_ended", "Processes that were ended and replaced", **options)
+        self.workers = Gauge("workers", "Worker processes (1: this process translates)", **options)
+        self.workers_ended = Counter("workers_ended", "Worker processes that ended and were replaced", **options)
         self.workers.set(1)
 
     def step(self, seconds: float, together: int, ended: int, tokens: int) -> None:
-        """Count a step of an engine, as its on_step says."""
+        """Record a step of an engine; the arguments of its on_step."""
         self.batch_seconds.observe(seconds)
         self.batch_sentences.observe(together)
         self.sentences.inc(ended)

@@ -1,4 +1,4 @@
-"""The server described by its own table of options: in OpenAPI 3.1 for programs, and as a page for people."""
+"""API description generated from the table of options: OpenAPI 3.1, and a page for people."""
 
 import copy
 import html
@@ -16,7 +16,7 @@ _PARTS = parse_yaml(Path(__file__).with_suffix(".yaml").read_bytes())
 
 
 def openapi(models: Sequence[str], version: str, *, token: bool) -> dict[str, Any]:
-    """The description in OpenAPI 3.1. token: whether a bearer token is needed."""
+    """The OpenAPI 3.1 document. token: whether a bearer token is required."""
     json_or_events = {
         "application/json": {"schema": _PARTS["answer"]},
         "text/event-stream": {"schema": {"type": "string"}},
@@ -37,7 +37,7 @@ def openapi(models: Sequence[str], version: str, *, token: bool) -> dict[str, An
 
 
 def page(models: Sequence[str], version: str) -> str:
-    """The page at /docs: the options of a request, refusals, and the other paths; without scripts."""
+    """The page at /docs: options of a request, error statuses, and other paths; without scripts."""
     described = openapi(models, version, token=False)
     example = json.dumps({"text": ["A dog runs.", "Two men sit."], "model": models[0]}, ensure_ascii=False)
     gets = [(path, each["get"]["summary"]) for path, each in described["paths"].items() if "get" in each]

@@ -1,5 +1,5 @@
-"""Fields of POST /translate, in one table: it reads requests, is the document at /openapi.json, the page at /docs and
-the list in docs/serve.md."""
+"""Fields of POST /translate in one table, which parses requests and generates /openapi.json, /docs and the list in
+docs/serve.md."""
 
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from fasttfm.errors import UserError
 from fasttfm.system.parsing import shown
 
 Schema = dict[str, Any]
-"""JSON Schema, of which are used type, enum, anyOf, items, minItems and additionalProperties."""
+"""JSON Schema; supported: type, enum, anyOf, items, minItems, additionalProperties."""
 
 SEARCH = (
     *("beam", "nbest", "length_penalty", "alpha", "early_stopping", "max_len_a", "max_len_b", "min_len"),
@@ -41,11 +41,11 @@ _KINDS: dict[Any, tuple[str, str]] = {
     bool: ("boolean", "true or false"),
     str: ("string", "a text"),
 }
-"""Type in Python -> type in JSON Schema, and in words."""
+"""Python type -> JSON Schema type, and its description."""
 
 
 def options(models: Sequence[str] = ()) -> list[Option]:
-    """All fields of a request to a server of these models."""
+    """All fields of a request to a server with these models."""
     names = f"one of {', '.join(models)}" if models else "a model's name"
     return [
         Option("text", "a text or a list of texts", _TEXTS, "Text to translate; each line is translated by itself."),
@@ -69,26 +69,26 @@ _REMOVED = {
     **dict.fromkeys(("q", "source", "target"), f"ask with text, and with model in place of languages; {_PLAIN}"),
     **dict.fromkeys(("markup", "format"), _PLAIN),
 }
-"""Fields that were removed -> what to do instead."""
+"""Removed field -> replacement."""
 
 
-def checked(given: Mapping[str, Any], table: Sequence[Option]) -> None:
-    """Raise UserError for a field that is not in the table or not of its kind, and where text is missing."""
-    known = {each.name: each for each in table}
+def checked(fields: Mapping[str, Any], table: Sequence[Option]) -> None:
+    """Raise UserError for unknown fields, values of the wrong kind, and missing text."""
+    by_name = {each.name: each for each in table}
     for name, instead in _REMOVED.items():
-        if name in given:
+        if name in fields:
             raise UserError(f"{name} was removed: {instead}")
-    if unknown := sorted(set(given) - set(known)):
-        raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(known)}")
-    if "text" not in given:
-        raise UserError(f"text must be given: {known['text'].kind}")
-    for name, value in given.items():
-        if not matches(known[name].schema, value):
-            raise UserError(f"{name} must be {known[name].kind}: {shown(value)} was given")
+    if unknown := sorted(set(fields) - set(by_name)):
+        raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(by_name)}")
+    if "text" not in fields:
+        raise UserError(f"text must be given: {by_name['text'].kind}")
+    for name, value in fields.items():
+        if not matches(by_name[name].schema, value):
+            raise UserError(f"{name} must be {by_name[name].kind}: {shown(value)} was given")
 
 
 def matches(schema: Schema, value: Any) -> bool:
-    """Return whether a value of JSON is what the schema says."""
+    """Return whether a JSON value matches the schema."""
     if "anyOf" in schema:
         return any(matches(each, value) for each in schema["anyOf"])
     if "enum" in schema:
@@ -108,7 +108,7 @@ def matches(schema: Schema, value: Any) -> bool:
 
 
 def as_schema(table: Sequence[Option]) -> Schema:
-    """A request with these fields, in JSON Schema."""
+    """JSON Schema of a request with these fields."""
     return {
         "type": "object",
         "required": ["text"],

@@ -1,14 +1,14 @@
-"""The sentences that wait: taken in turns from the requests that they belong to, not by the time at which they came.
+"""Fair queue of waiting sentences: requests take turns by work instead of arrival time.
 
-The request that has been given the least work comes first, so a request of one sentence does not wait for all sentences
-of another. Work is counted in rows times steps: hypotheses of the beam times the tokens that an output is expected to
-have. A new request starts level with the one that has been given the least. Source: start-time fair queueing, Goyal et
-al. 1996.
+The request that has received the least work comes first, so a request of one sentence does not wait for all sentences
+of another. Work is rows times steps: hypotheses of the beam times expected output tokens. A new request starts level
+with the one that has received the least. Source: start-time fair queueing, Goyal et al. 1996.
 """
 
 import itertools
+import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -19,19 +19,23 @@ from fasttfm.translate.translator import Translation
 _REQUESTS = itertools.count()
 
 
+class QueueFull(Exception):
+    """Too many sentences are waiting."""
+
+
 class Answer(Future[list[Translation]]):
-    """The translations of a sentence, which a client may stop waiting for at any time."""
+    """Future of the translations of a sentence, which a client may abandon at any time."""
 
     abandoned = False
-    """Whether nobody waits any more."""
+    """Whether the client has stopped waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_abandon: Callable[[], object] | None = None
-        """Called when nobody waits any more and the sentence is being translated."""
+        """Called by abandon() while the sentence is being translated."""
 
     def abandon(self) -> None:
-        """Leave the sentence out, or out of what is left of its search."""
+        """Cancel the sentence, or what is left of its search."""
         self.abandoned = True
         if not self.cancel() and not self.done() and self.on_abandon is not None:
             self.on_abandon()
@@ -39,7 +43,7 @@ class Answer(Future[list[Translation]]):
 
 @dataclass(eq=False, slots=True)
 class Sentence:
-    """A sentence and who waits for it."""
+    """A sentence of a request, and the future of its result."""
 
     model: str
     config: DecodingConfig
@@ -47,23 +51,23 @@ class Sentence:
     tokens: int
     answer: Answer
     request: Hashable = None
-    """Equal for the sentences that were asked for together."""
+    """Key shared by the sentences of a request."""
     prefix: str = ""
-    """How the translation must begin."""
+    """Required beginning of the translation."""
     number: int = 0
-    """Its place in the request, which sampling draws by besides its seed."""
+    """Index in the request, the sampling seed beside config.sampling_seed."""
     required: Sequence[Phrases] = ()
-    """Phrases that the translation must hold, as Terminology.required() gives them."""
+    """Phrases that the translation must contain, from Terminology.required()."""
     aligned: bool = False
-    """Whether its translations have alignments."""
+    """Whether to add alignments."""
     request_work: int = 0
-    """The work of all sentences of its request."""
+    """Total work of the request."""
     tries: int = 0
-    """Times that a Pool has handed it out."""
+    """Number of times that a Pool has assigned it to a worker."""
 
     @property
     def work(self) -> int:
-        """Rows times steps that its search is expected to take."""
+        """Expected rows times steps of the search."""
         rows = self.config.nbest if self.config.sampling else self.config.beam
         phrases = sum(max(map(len, each)) for each in self.required)
         steps = min(self.tokens, self.config.longest_output(self.tokens))
@@ -79,9 +83,9 @@ def sentences_of(
     required: Sequence[Sequence[Phrases]] | None = None,
     aligned: bool = False,
 ) -> list[Sentence]:
-    """The sentences of one request, with answers that will hold the translations of each text.
+    """The sentences of one request, each with an Answer.
 
-    tokens: source tokens of each; prefixes: how each translation must begin; required, aligned: as of Sentence.
+    tokens: source tokens of each text. prefixes: required beginnings. required, aligned: see Sentence.
     """
     request = next(_REQUESTS)
     lines = zip(texts, tokens, prefixes or [""] * len(texts), required or [()] * len(texts), strict=True)
@@ -99,13 +103,15 @@ def sentences_of(
 class _Request:
     waiting: deque[Sentence]
     given: int
-    """Work that it has been given, beyond that of the request with the least when it came."""
+    """Work received, plus what the request with the least had received when this one arrived."""
 
 
 class FairQueue:
-    """Sentences that wait; not to be used by several threads at once."""
+    """Queue of waiting sentences; not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        """limit: most sentences that may wait."""
+        self._limit = limit
         self._requests: dict[Hashable, _Request] = {}
         self._count = 0
 
@@ -115,21 +121,23 @@ class FairQueue:
     def __iter__(self) -> Iterator[Sentence]:
         return (sentence for request in self._requests.values() for sentence in request.waiting)
 
-    def add(self, sentences: Iterable[Sentence]) -> None:
-        """Append sentences behind the waiting ones of the same request."""
+    def add(self, sentences: Sequence[Sentence]) -> None:
+        """Append sentences to those of the same request. Raises QueueFull beyond the limit."""
+        if self._count + len(sentences) > self._limit:
+            raise QueueFull
         for sentence in sentences:
             self._request(sentence).waiting.append(sentence)
             self._count += 1
 
     def put_back(self, sentence: Sentence) -> None:
-        """The next one of its request; it has been taken before."""
+        """Return a sentence that was taken to the front of its request."""
         self._request(sentence).waiting.appendleft(sentence)
         self._count += 1
 
     def take(self, fits: Callable[[Sentence], bool]) -> Sentence | None:
-        """The next sentence that fits, of the request that has been given the least; None where none of them does.
+        """Take the next sentence that fits, from the request that has received the least work; None if none fits.
 
-        Sentences of a request keep their order. Those that were abandoned are left out.
+        Sentences of a request keep their order. Abandoned ones are dropped.
         """
         for request in sorted(self._requests.values(), key=lambda each: each.given):
             while request.waiting and request.waiting[0].answer.abandoned:
@@ -141,7 +149,7 @@ class FairQueue:
         return None
 
     def clear(self) -> list[Sentence]:
-        """All that waited."""
+        """Remove and return all sentences."""
         sentences = list(self)
         self._requests.clear()
         self._count = 0

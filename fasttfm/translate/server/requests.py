@@ -1,4 +1,4 @@
-"""A request to POST /translate: read from JSON by the table of options, and checked."""
+"""Parses and validates the body of POST /translate, by the table of options."""
 
 import dataclasses
 import itertools
@@ -22,17 +22,17 @@ from fasttfm.translate.terminology import Terminology
 from fasttfm.translate.translator import Translation, Translator
 
 _TOKEN_LENGTH = 32
-"""Characters that a token of a text may have, on average, before anybody counts tokens: twice the longest piece that
-SentencePiece makes. A terminology may have as many for each term, and for its translations."""
+"""Average characters per token above which a text is refused before tokenization: twice the longest piece of
+SentencePiece. The terms of a terminology, and their translations, may average as many."""
 _LONGEST_DETAIL = 600
-"""Characters of what a client is told."""
+"""Maximum length of an error message."""
 
 
 class Refused(Exception):
-    """A request that is not answered: an HTTP status, and one line that says why."""
+    """A refused request: HTTP status and a one-line message."""
 
     def __init__(self, status: int, detail: str) -> None:
-        """detail: without line feeds, and without the middle where it is long: it may quote what was sent."""
+        """detail: is put on one line and shortened in the middle, since it may quote the request."""
         super().__init__(detail)
         self.status = status
         self.detail = shortened(" ".join(detail.splitlines()), _LONGEST_DETAIL)
@@ -40,23 +40,23 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A request that can be answered."""
+    """A valid request."""
 
     texts: Sequence[Text]
     sentences: list[Sentence]
-    """The lines of all texts, one after the other, to be submitted to an engine."""
+    """The parts of all texts in order, to be submitted to an engine."""
     alignment: bool
-    """Whether alignments are asked for."""
+    """Whether to return alignments."""
     stream: bool
 
     def answers(self, translated: Sequence[list[Translation]]) -> bytes:
-        """The body of the answer in JSON, from the translations of all lines."""
+        """The JSON response body, from the translations of all parts."""
         following = iter(translated)
         texts = [self.answer(each, [*itertools.islice(following, len(each.lines))]) for each in self.texts]
         return b'{"translations":[%s]}' % b",".join(texts)
 
     def answer(self, text: Text, translated: Sequence[list[Translation]]) -> bytes:
-        """The translations of one text in JSON, best first, from those of its lines."""
+        """The JSON translations of one text, best first, from those of its parts."""
         best = []
         for rank, each in enumerate(text.put_together(translated)):
             best.append({"text": each.text, "score": each.score})
@@ -68,28 +68,28 @@ class Request:
 
 
 def read_request(body: bytes, translators: Mapping[str, Translator], limits: Limits) -> Request:
-    """The request in a body; Refused for what cannot be answered."""
+    """Parse a request body. Raises Refused for an invalid request."""
     try:
-        given = parse_json(body)
-        if not isinstance(given, dict):
+        fields = parse_json(body)
+        if not isinstance(fields, dict):
             raise UserError('the body must be an object such as {"text": "A sentence."}')
-        return _read(given, translators, limits)
+        return _read(fields, translators, limits)
     except Malformed as error:
         raise Refused(422, f"the body {error}") from None
     except UserError as error:
         raise Refused(422, str(error)) from None
 
 
-def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
-    checked(given, options([*translators]))
-    model = given.get("model", next(iter(translators)))
+def _read(fields: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
+    checked(fields, options([*translators]))
+    model = fields.get("model", next(iter(translators)))
     translator = translators[model]
-    config = _config(given, translator.config, limits)
-    refuse_config(given, config)
-    refuse_idle(given, config)
-    split = sentence_splitter(given["split_sentences"], "split_sentences") if "split_sentences" in given else None
+    config = _config(fields, translator.config, limits)
+    refuse_config(fields, config)
+    refuse_idle(fields, config)
+    split = sentence_splitter(fields["split_sentences"], "split_sentences") if "split_sentences" in fields else None
     most = min(limits.tokens, config.max_source_length - len(translator.source_tokenizer.prefix))
-    whole = _listed(given["text"])
+    whole = _as_list(fields["text"])
     count = sum(text.count("\n") + 1 for text in whole)
     _refuse_more(count, "text" if count == len(whole) else "line", limits)
     if split is not None:
@@ -98,23 +98,23 @@ def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limit
     lines = [line for text in texts for line in text.lines]
     what = "text" if len(lines) == len(whole) else "line" if split is None else "sentence"
     _refuse_more(len(lines), what, limits)
-    prefixes = _prefixes(given, texts)
-    tokens = _counted(what, lines, translator.source_tokenizer.encode, most)
-    _counted("prefix", prefixes, translator.target_tokenizer.encode, most)
-    required = _required(given, translator, lines, limits) if "terminology" in given else None
-    alignment = given.get("alignment", False)
+    prefixes = _prefixes(fields, texts)
+    tokens = _token_counts(what, lines, translator.source_tokenizer.encode, most)
+    _token_counts("prefix", prefixes, translator.target_tokenizer.encode, most)
+    required = _required(fields, translator, lines, limits) if "terminology" in fields else None
+    alignment = fields.get("alignment", False)
     return Request(
         texts=texts,
         sentences=sentences_of(model, config, lines, tokens, prefixes, required, alignment),
         alignment=alignment,
-        stream=given.get("stream", False),
+        stream=fields.get("stream", False),
     )
 
 
-def _prefixes(given: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
-    """One for each line."""
+def _prefixes(fields: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
+    """Prefixes of all lines."""
     count = sum(len(text.lines) for text in texts)
-    prefixes = _listed(given.get("prefix", [""] * len(texts)))
+    prefixes = _as_list(fields.get("prefix", [""] * len(texts)))
     if len(prefixes) != len(texts):
         raise UserError(f"{len(prefixes):,} prefixes were given for {len(texts):,} texts: give one for each")
     if any(prefixes) and count > len(texts):
@@ -128,14 +128,14 @@ def _refuse_more(count: int, what: str, limits: Limits) -> None:
 
 
 def _refuse_longer(what: str, texts: Sequence[str], most: int) -> None:
-    """Refuse what a tokenizer or a splitter would be busy with for long, without letting go of Python's lock."""
+    """Raise UserError for texts so long that a tokenizer or splitter would hold the GIL for long."""
     for number, text in enumerate(texts):
         if len(text) > most:
             raise UserError(f"{what} {number} has {len(text):,} characters: {most:,} at most are taken; split it")
 
 
-def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
-    """The tokens of each; UserError for one that has more than `most`."""
+def _token_counts(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
+    """Token count of each line. Raises UserError for more than `most`."""
     _refuse_longer(what, lines, _TOKEN_LENGTH * most)
     sizes = []
     for number, line in enumerate(lines):
@@ -146,10 +146,10 @@ def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]]
 
 
 def _required(
-    given: Mapping[str, Any], translator: Translator, lines: Sequence[str], limits: Limits
+    fields: Mapping[str, Any], translator: Translator, lines: Sequence[str], limits: Limits
 ) -> list[list[list[list[int]]]]:
-    """Return what the terminology asks for in each line."""
-    terms = {term: _listed(alternatives) for term, alternatives in given["terminology"].items()}
+    """Required phrases of each line."""
+    terms = {term: _as_list(alternatives) for term, alternatives in fields["terminology"].items()}
     translations = [*itertools.chain(*terms.values())]
     if len(translations) > limits.terms:
         count = len(translations)
@@ -167,18 +167,18 @@ def _required(
         size = sum(max(map(len, alternatives)) for alternatives in occurrences)
         if size > limits.tokens:
             raise UserError(
-                f"terminology asks for {size:,} tokens in line {number}: {limits.tokens:,} at most are taken"
+                f"terminology requires {size:,} tokens in line {number}: {limits.tokens:,} at most are taken"
             )
     return required
 
 
-def _listed(value: str | list[str]) -> list[str]:
+def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _config(given: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:
+def _config(fields: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:
     types = field_types(DecodingConfig)
-    changes = {name: convert(given[name], types[name], name) for name in SEARCH if name in given}
+    changes = {name: convert(fields[name], types[name], name) for name in SEARCH if name in fields}
     for name in ("beam", "nbest", "max_len_b", "min_len"):
         most = limits.largest_beam if name in ("beam", "nbest") else limits.tokens
         if changes.get(name, 0) > most:

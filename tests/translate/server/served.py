@@ -1,4 +1,4 @@
-"""A server on a free port of this machine, and what asks it."""
+"""A server on a free port, and clients."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ from fasttfm.translate.server.limits import Limits
 
 
 class Slow:
-    """A translator that begins only when it may."""
+    """A translator that waits for `may` before it translates."""
 
     def __init__(self, translator):
         self.__dict__.update(vars(translator))
@@ -32,7 +32,7 @@ class Slow:
 
 @contextmanager
 def serving(translators, limits=None, token=None, send_buffer=None, **options):
-    """The address of a server; it ends with the block. send_buffer: bytes that the system takes to send."""
+    """The address of a server that runs during the block. send_buffer: bytes of the socket's send buffer."""
     limits = limits or Limits()
     app = App(translators, limits, token, **options)
     listener = Listener()
@@ -72,6 +72,6 @@ def connected(url):
 
 
 def posted(**request):
-    """A request for a translation as it is sent: its head, and its body."""
+    """Head and body of a translation request, as bytes."""
     body = json.dumps(request).encode()
     return b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body), body

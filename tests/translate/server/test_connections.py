@@ -1,4 +1,4 @@
-"""Connections: whose requests are taken, and clients that are slow, silent, gone, or too many."""
+"""Connections: accepted hosts and origins, and clients that are slow, silent, gone, or too many."""
 
 import asyncio
 import random
@@ -14,9 +14,6 @@ from types import SimpleNamespace
 import pytest
 import requests
 from model_dirs import LINES
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 from served import Slow, ask, connected, metrics, posted, serving, texts
 from waiting import PATIENCE, wait_until
 
@@ -27,17 +24,17 @@ from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.requests import read_request
 
 
-def test_more_connections_than_allowed_are_told_and_counted(translator):
+def test_connections_beyond_the_limit_are_refused_and_counted(translator):
     with serving({"small": translator}, Limits(connections=2)) as url:
         with connected(url), connected(url):
             answer = requests.get(f"{url}/health", timeout=PATIENCE)
-            assert (answer.status_code, "ask again" in answer.json()["detail"]) == (503, True)
-        # the question may come before the two have gone, and is refused and counted then
+            assert (answer.status_code, "retry" in answer.json()["detail"]) == (503, True)
+        # this request itself may come before the two are closed, and is then refused and counted
         wait_until(lambda: re.search(r"connections_refused_total [1-9]", metrics(url)))
 
 
 class Clock:
-    """The loop that a connection sees: its time goes on when the test says so."""
+    """An event loop whose time the test advances."""
 
     def __init__(self):
         self.now, self.timers = 100.0, []
@@ -64,7 +61,7 @@ class Clock:
 
 
 class Client(asyncio.Transport):
-    """A connection's other end, which notes what is done to it."""
+    """The transport of a connection, which records what is done to it."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +89,7 @@ class Client(asyncio.Transport):
 
 
 def connection(clock, act):
-    """A connection that the server has accepted, and its client; act(scope, send): the application."""
+    """An accepted connection and its transport. act(scope, send): the application."""
 
     async def app(scope, receive, send):
         await act(scope, send)
@@ -116,7 +113,7 @@ async def answer(scope, send):
 
 
 def test_the_time_of_a_request_counts_from_its_first_byte():
-    """Of one that came with the bytes of another, from when that was answered."""
+    """For a pipelined request, from the previous response."""
     begun = []
 
     async def note(scope, send):
@@ -138,21 +135,21 @@ def test_the_time_of_a_request_counts_from_its_first_byte():
     assert begun == [103, 109, 112, 113]
 
 
-def test_who_does_not_read_the_answer_is_cut_off_in_the_end():
+def test_a_client_that_does_not_read_is_disconnected():
     async def talk(read_after, seconds):
         clock = Clock()
         ours, client = connection(clock, answer)
         ours.data_received(HEAD)
-        ours.pause_writing()  # as the transport does while anything is unsent
+        ours.pause_writing()  # as the transport does while data is unsent
         await clock.go_on(0)
-        ours.resume_writing()  # the head has been taken
+        ours.resume_writing()  # the head has been sent
         await clock.go_on(0)
         assert client.written.endswith(b"{}")
         ours.pause_writing()
         ours._watch()
         await clock.go_on(read_after)
         if read_after < 60:
-            assert client.ended in (None, "closed"), "uvicorn closes it, which waits for what is unsent"
+            assert client.ended in (None, "closed"), "uvicorn closes it after sending the rest"
             ours.resume_writing()
         await clock.go_on(seconds)
         return client.ended
@@ -161,8 +158,8 @@ def test_who_does_not_read_the_answer_is_cut_off_in_the_end():
     assert asyncio.run(talk(20, 10)) == "closed"
 
 
-def test_one_deadline_holds_over_all_phases_of_a_request(translator, monkeypatch):
-    """It counts from the first byte: that of a request which began a minute ago is over, whatever is still to do."""
+def test_one_deadline_covers_all_phases_of_a_request(translator, monkeypatch):
+    """It counts from the first byte: a request that began a minute ago has timed out in any phase."""
     app = App({"small": translator}, Limits(seconds=60))
     may, sent = threading.Event(), []
 
@@ -182,7 +179,7 @@ def test_one_deadline_holds_over_all_phases_of_a_request(translator, monkeypatch
         return [message["status"] for message in sent if "status" in message][-1]
 
     assert asyncio.run(ask(0, b'{"text": "a dog"}')) == 200
-    assert asyncio.run(ask(59.8, b"")) == 504, "the body does not come"
+    assert asyncio.run(ask(59.8, b"")) == 504, "the body does not arrive"
     monkeypatch.setattr("fasttfm.translate.server.app.read_request", lambda *_: may.wait(PATIENCE))
 
     async def while_it_is_read():
@@ -194,7 +191,7 @@ def test_one_deadline_holds_over_all_phases_of_a_request(translator, monkeypatch
     app.engine.stop()
 
 
-def test_large_bodies_hold_up_no_small_ones_and_are_dropped_with_their_clients(translator, monkeypatch):
+def test_large_bodies_do_not_delay_small_ones_and_are_dropped_with_their_clients(translator, monkeypatch):
     may, begun, bodies = threading.Event(), threading.Event(), []
 
     def read(body, *others):
@@ -235,12 +232,12 @@ REQUESTS += [b"".join(posted(text=LINES * 20, stream=True))]
 
 
 def harass(url, draw, left):
-    """One client that sends a request or its beginning, at once or slowly, and hangs up or stays and reads nothing."""
+    """A client that sends a request or its beginning, fast or slowly, and hangs up or stays without reading."""
     sent = draw.choice(REQUESTS)
     sent = sent[: draw.choice([len(sent), draw.randint(0, len(sent))])]
     client = left.enter_context(connected(url))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    client.settimeout(0.3)  # the server may take no more either
+    client.settimeout(0.3)  # the server may stop reading
     with suppress(OSError):
         for part in re.findall(b"(?s).{1,%d}" % draw.choice([7, 10**6]), sent)[:30]:
             client.sendall(part)
@@ -252,7 +249,7 @@ def harass(url, draw, left):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
-def test_drawn_clients_hold_up_nobody_and_leave_nothing(translator, seed, capfd):
+def test_random_clients_block_nobody_and_leave_nothing(translator, seed, capfd):
     draw, limits = random.Random(seed), Limits(seconds=3, head_seconds=1, connections=8)
     with serving({"small": translator}, limits, send_buffer=2048) as url, ExitStack() as left:
         for _ in range(25):
@@ -266,7 +263,7 @@ def test_drawn_clients_hold_up_nobody_and_leave_nothing(translator, seed, capfd)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):
+def test_a_client_that_hangs_up_is_dropped(translator):
     slow = Slow(translator)
     with serving({"small": slow}) as url, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, url, text=LINES[0])
@@ -284,7 +281,7 @@ def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):
     assert [LINES[1]] not in slow.batches
 
 
-def test_a_listed_page_may_ask_and_is_answered_as_cors_wants(translator):
+def test_a_listed_origin_gets_cors_headers(translator):
     origin = "https://page.example"
     with serving({"small": translator}, origins=[f"{origin}/"]) as url:
         asked = requests.options(f"{url}/translate", headers={"Origin": origin}, timeout=PATIENCE)
@@ -313,7 +310,7 @@ def test_a_listed_page_may_ask_and_is_answered_as_cors_wants(translator):
     ],
 )
 @pytest.mark.parametrize("path", ["/translate", "/health"])
-def test_requests_of_other_names_and_other_pages_are_refused(url, path, headers, status):
+def test_other_host_names_and_origins_are_refused(url, path, headers, status):
     method = "POST" if path == "/translate" else "GET"
     answer = requests.request(method, f"{url}{path}", json={"text": "a dog"}, headers=headers, timeout=PATIENCE)
     assert answer.status_code == status, answer.text

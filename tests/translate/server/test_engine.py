@@ -1,14 +1,11 @@
-"""The thread that translates for all clients: who joins whom, and what a failure leaves behind.
+"""The engine thread: which sentences are searched together, fairness, failures.
 
-What happens while a search runs is done by a step of the search, on the thread that takes it: however slow this
-machine is, it happens in that step.
+Actions during a search run inside a step, on the engine's thread, so they do not depend on the machine's speed.
 """
 
 import copy
 import dataclasses
-import gc
 import itertools
-import queue
 import threading
 from types import SimpleNamespace
 
@@ -16,13 +13,11 @@ import pytest
 from model_dirs import LINES
 from waiting import PATIENCE, wait_until
 
-pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
-from fasttfm.search.batches import inference
 from fasttfm.translate import Terminology
-from fasttfm.translate.continuous_batching import ContinuousBatching, takes_lines
+from fasttfm.translate.continuous_batching import ContinuousBatching
 from fasttfm.translate.server.engine import Engine
 from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.queue import Answer, FairQueue, Sentence, sentences_of
@@ -37,14 +32,14 @@ def engine(translator):
 
 @pytest.fixture
 def equal_steps(monkeypatch):
-    """Every step takes a second by the engine's clock: whose turn it is depends on nothing else."""
+    """Every step takes a second on the engine's clock."""
     monkeypatch.setattr(
         "fasttfm.translate.server.engine.time", SimpleNamespace(perf_counter=itertools.count(0.0).__next__)
     )
 
 
 def watch(monkeypatch, at=0, act=lambda: None):
-    """The number of lines searched in each step, as steps are taken; step `at` first calls act()."""
+    """Record the number of lines in each step; before step `at` call act()."""
     together = []
     step = ContinuousBatching.step
 
@@ -52,7 +47,7 @@ def watch(monkeypatch, at=0, act=lambda: None):
         if len(together) == at:
             act()
         result = step(self)
-        together.append(self.searched + len(result))
+        together.append(self.search.searched + len(result))
         return result
 
     monkeypatch.setattr(ContinuousBatching, "step", watched)
@@ -60,7 +55,7 @@ def watch(monkeypatch, at=0, act=lambda: None):
 
 
 def alone(translator, lines, **options):
-    """What the translator gives by itself, with options of its own."""
+    """The translator's results with other options."""
     ours = copy.copy(translator)
     ours.config = dataclasses.replace(translator.config, **options)
     return ours.translate_nbest(lines)
@@ -71,56 +66,8 @@ def submit(engine, texts, **options):
     return engine.submit(sentences_of("small", config, texts, [20] * len(texts)))
 
 
-def test_lines_that_are_added_between_steps_get_what_the_translator_gives(translator):
-    """Each with options of its own: beams of other sizes and greedy search take the same steps."""
-    lines = [*LINES, "", "a dog"]
-    options = [{"beam": 2 + n % 3, "nbest": 1 + n % 2, "alpha": n / 4} if n % 4 else {"beam": 1} for n in range(99)]
-    configs = [dataclasses.replace(translator.config, **given) for given, _ in zip(options, lines)]
-    expected = [alone(translator, [line], **given)[0] for given, line in zip(options, lines)]
-    found: dict[int, list] = {}
-    with inference(translator.model, batch_invariant=True):
-        assert takes_lines(translator)
-        running = ContinuousBatching(translator)
-        for number, line in enumerate(lines):
-            running.add(number, line, configs[number])
-            found |= running.step()
-        while running.searched:
-            found |= running.step()
-    assert [found[number] for number in range(len(lines))] == expected
-
-
-def test_the_garbage_collector_leaves_what_stays_alone_from_the_first_pause_on(engine, monkeypatch):
-    """It would stop all threads for a quarter of a second each time."""
-    calls: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(gc, "freeze", lambda: calls.put("frozen"))
-    assert calls.empty()
-    submit(engine, LINES[:1])[0].result(PATIENCE)
-    assert calls.get(timeout=PATIENCE) == "frozen"
-    submit(engine, LINES[:1])[0].result(PATIENCE)
-    engine.stop()
-    assert calls.empty(), "once is enough"
-
-
-def test_a_line_that_is_dropped_leaves_with_the_next_step(translator):
-    config = dataclasses.replace(translator.config, min_len=30)
-    greedy = dataclasses.replace(config, beam=1)
-    with inference(translator.model, batch_invariant=True):
-        running = ContinuousBatching(translator)
-        for number, line in enumerate(LINES[:4]):
-            running.add(number, line, greedy if number % 2 else config)
-        assert running.step() == []
-        running.drop({0, 3})
-        assert running.step() == []
-        assert running.searched == 2
-        found: dict[int, list] = {}
-        while running.searched:
-            found |= running.step()
-    assert found[2] == alone(translator, LINES[2:3], min_len=30)[0]
-    assert set(found) == {1, 2}
-
-
-def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch):
-    """The second sentence is asked for in the middle of the first one's search, and both are searched together."""
+def test_a_request_joins_a_running_search(engine, translator, monkeypatch):
+    """Submitted in the middle of another search, and searched together with it."""
     later = []
     together = watch(monkeypatch, 3, lambda: later.extend(submit(engine, LINES[1:3], min_len=12)))
     first = submit(engine, LINES[:1], min_len=12)
@@ -129,7 +76,7 @@ def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch)
     assert answers == alone(translator, LINES[:3], min_len=12)
 
 
-def test_requests_with_other_options_are_searched_in_the_same_steps(engine, translator, monkeypatch):
+def test_requests_with_other_options_share_steps(engine, translator, monkeypatch):
     all_asked = threading.Event()
     together = watch(monkeypatch, 0, lambda: all_asked.wait(PATIENCE))
     options = [{"alpha": number / 8, "beam": 2 + number % 2, "min_len": 12} for number in range(8)]
@@ -142,14 +89,14 @@ def test_requests_with_other_options_are_searched_in_the_same_steps(engine, tran
 
 
 def ended_when(answer, others):
-    """How many of the others have ended when this answer comes: a list that it is then put into."""
+    """A list that receives, when this answer arrives, the number of other answers that had arrived."""
     ended = []
     answer.add_done_callback(lambda _: ended.append(sum(each.done() for each in others)))
     return ended
 
 
-def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypatch, equal_steps):
-    """Not even where that takes all of the budget: it is searched beside it, and ends while that goes on."""
+def test_a_short_request_does_not_wait_for_a_long_one(engine, monkeypatch, equal_steps):
+    """Even if the long one takes the whole budget."""
     both_asked = threading.Event()
     watch(monkeypatch, 0, lambda: both_asked.wait(PATIENCE))
     long = submit(engine, LINES[:1] * 60, beam=8, min_len=100, max_len_b=200)
@@ -174,8 +121,8 @@ def test_engines_share_the_budget(translator, monkeypatch, workers, most):
     assert max(together) == most
 
 
-def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translator, equal_steps):
-    """They are searched in small batches, between which joined searches take steps."""
+def test_a_short_request_does_not_wait_for_required_phrases_of_another(engine, translator, equal_steps):
+    """These are searched in small batches, between which joined searches take steps."""
     config = dataclasses.replace(translator.config, beam=8, min_len=20)
     terms = Terminology([("dog", ["Hund Boot"])], translator.target_tokenizer)
     lines = ["a dog runs"] * 60
@@ -197,7 +144,7 @@ def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translat
         each.abandon()
 
 
-def test_those_that_nobody_waits_for_leave_the_search(engine, monkeypatch):
+def test_abandoned_sentences_leave_the_search(engine, monkeypatch):
     answers, asked = [], threading.Event()
 
     def leave():
@@ -215,11 +162,11 @@ def test_those_that_nobody_waits_for_leave_the_search(engine, monkeypatch):
     assert submit(engine, ["a dog"])[0].result(PATIENCE)
 
 
-def test_requests_of_many_sentences_are_searched_beside_their_like(engine, monkeypatch):
+def test_long_requests_are_searched_separately(engine, monkeypatch):
     keys = []
     search_of = engine._search_of
 
-    def noted(sentence):  # on the engine's thread, which alone may ask for keys
+    def noted(sentence):  # on the engine's thread, as keys require
         keys.append(engine._key(sentence))
         return search_of(sentence)
 
@@ -235,7 +182,7 @@ def test_requests_of_many_sentences_are_searched_beside_their_like(engine, monke
 
     assert key(1) == key(2)
     assert key(8) == key(30)
-    assert key(1) != key(8), "a short request waits for the steps of a long one's rows"
+    assert key(1) != key(8), "a short request would wait for steps with a long one's rows"
 
 
 def test_a_queue_takes_turns_by_work():
@@ -248,12 +195,12 @@ def test_a_queue_takes_turns_by_work():
     queue.add([sentence("few", 10), sentence("few", 10), sentence("large", 100)])
     taken = [queue.take(lambda _: True) for _ in range(6)]
     assert [each.request for each in taken[:3]] != ["many"] * 3
-    assert [each.request for each in taken].index("large") < 4, "a new request is level with the others"
+    assert [each.request for each in taken].index("large") < 4, "a new request starts level with the others"
     assert len(queue) == 0
     assert queue.take(lambda _: True) is None
 
 
-def test_a_queue_leaves_out_what_was_abandoned_and_what_does_not_fit():
+def test_a_queue_skips_abandoned_and_unfitting_sentences():
     queue = FairQueue()
     sentences = [Sentence("small", DecodingConfig(), "", tokens, Answer(), tokens) for tokens in (50, 5, 7)]
     queue.add(sentences)
@@ -263,7 +210,7 @@ def test_a_queue_leaves_out_what_was_abandoned_and_what_does_not_fit():
     assert list(queue) == [sentences[0]]
 
 
-def test_a_failure_is_told_to_those_it_concerns_and_the_next_are_translated(engine, translator, monkeypatch):
+def test_a_failure_reaches_its_clients_and_later_requests_succeed(engine, translator, monkeypatch):
     failing = iter([True])
     step = ContinuousBatching.step
 
@@ -280,15 +227,15 @@ def test_a_failure_is_told_to_those_it_concerns_and_the_next_are_translated(engi
     assert answer.result(PATIENCE) == translator.translate_nbest(LINES[3:4])[0]
 
 
-def test_what_takes_whole_batches_is_translated_batch_by_batch(engine, translator, monkeypatch):
+def test_options_that_need_whole_batches_are_batched(engine, translator, monkeypatch):
     monkeypatch.setattr(ContinuousBatching, "step", None)
     (answer,) = submit(engine, LINES[:1], mbr_samples=2)
     assert len(answer.result(PATIENCE)) == 1
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(translator, monkeypatch, joins):
-    """On a GPU, and without numba, all sentences are translated batch by batch."""
+def test_terms_and_alignments_equal_the_translators_with_and_without_joining(translator, monkeypatch, joins):
+    """Without numba and joining, all sentences are translated batch by batch."""
     if not joins:
         monkeypatch.setattr("fasttfm.translate.server.engine.takes_lines", lambda _: False)
     terms = Terminology([("dog", ["Boot", "Männer"])], translator.target_tokenizer)
@@ -301,21 +248,21 @@ def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(tran
     engine.stop()
 
 
-def test_short_requests_have_more_time_than_long_ones_while_both_go_on(engine, monkeypatch, equal_steps):
-    """Four steps to each of the others'."""
+def test_short_requests_get_more_time_than_long_ones(engine, monkeypatch, equal_steps):
+    """Four steps for each step of the others."""
     kinds, short, step = [], [], ContinuousBatching.step
 
     def watched(self):
         if len(kinds) == 3:
             short.extend(submit(engine, ["a dog"], beam=1, min_len=60, max_len_b=70))
-        kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.searched > 1)
+        kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.search.searched > 1)
         return step(self)
 
     monkeypatch.setattr(ContinuousBatching, "step", watched)
     long = submit(engine, LINES[:1] * 30, beam=4, min_len=200, max_len_b=300)
     wait_until(lambda: short)
     assert short[0].result(PATIENCE)
-    # Between the short request's first and last step: before and after, the others have all steps.
+    # From the short request's first step to its last; before and after, the others take all steps.
     both = kinds[kinds.index(False, 3) : len(kinds) - kinds[::-1].index(False)]
     of_short = both.count(False)
     of_long = len(both) - of_short

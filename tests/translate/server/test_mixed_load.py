@@ -1,4 +1,4 @@
-"""Requests of all kinds to a server: each is answered rightly, and wrong answers end the program."""
+"""The load generator of the benchmark: right answers pass, wrong answers end the run."""
 
 import random
 import threading
@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 from model_dirs import LINES
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 from benchmarks import load as loads
 from benchmarks.load import MIXED, Load
 
@@ -20,12 +18,12 @@ def load(url, translator):
 
 
 @pytest.mark.parametrize("kind", [*MIXED, "long"])
-def test_each_kind_of_request_is_answered_as_it_must_be(load, kind):
+def test_each_kind_of_request_is_answered_correctly(load, kind):
     for seed in range(6):
         load.ask(kind, random.Random(seed))
 
 
-def test_a_wrong_answer_is_noticed_whatever_asked_for_it(load):
+def test_a_wrong_answer_to_any_kind_of_request_is_detected(load):
     wrong = replace(load, expected=dict.fromkeys(LINES, "another"))
     for kind in set(MIXED) - {"hang up", "heavy"}:
         with pytest.raises(SystemExit, match="was answered with 200"):
@@ -33,7 +31,7 @@ def test_a_wrong_answer_is_noticed_whatever_asked_for_it(load):
         replace(wrong, expected=None).ask(kind, random.Random(1))
 
 
-def test_a_run_ends_with_the_first_client_that_fails():
+def test_a_run_ends_with_the_first_failing_client():
     asked = threading.Event()
 
     class Failing(Load):
@@ -46,7 +44,7 @@ def test_a_run_ends_with_the_first_client_that_fails():
         loads.closed(Failing(0, [], []), 1, 1e6, 1, lambda: 0)
 
 
-def test_a_record_says_which_checks_failed():
+def test_a_record_lists_failed_checks():
     assert loads.failed([100] * 20, {"p50_ms": 10.0, "p99_ms": 30.0}) == []
     grown = loads.failed([100] * 15 + [106] * 5, {"p50_ms": 10.0, "p99_ms": 31.0})
     assert [line.split()[0] for line in grown] == ["memory", "short"]

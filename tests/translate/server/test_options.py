@@ -1,4 +1,4 @@
-"""What a request may ask for besides a translation: the same as `fasttfm translate`, with the same checks."""
+"""Options of a request: the same as of `fasttfm translate`, with the same checks."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 import requests
 from model_dirs import LINES
-from waiting import PATIENCE
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 from served import ask, serving, texts
+from waiting import PATIENCE
 
 import fasttfm
 from fasttfm.translate import Terminology, Translator
@@ -42,7 +39,7 @@ def answers(translations, *, alignment=False):
 
 
 @pytest.mark.sample(1)
-def test_terms_come_in_the_translations_as_of_the_command(address, model_dir, translator):
+def test_terminology_equals_that_of_the_command(address, model_dir, translator):
     terminology = Terminology([(term, [each] if isinstance(each, str) else each) for term, each in TERMS.items()],
                               translator.target_tokenizer)  # fmt: skip
     ours = Translator(translator.model, translator.source_tokenizer, translator.target_tokenizer, translator.config,
@@ -53,19 +50,20 @@ def test_terms_come_in_the_translations_as_of_the_command(address, model_dir, tr
     assert texts(ask(address, text=LINES, terminology={})) == translator.translate(LINES)
 
 
-def test_alignments_are_those_of_the_command(address, model_dir):
-    ours = other(model_dir, aligned=True, nbest=2)
+def test_search_options_and_alignments_equal_those_of_the_command(address, model_dir):
+    search = {"beam": 3, "nbest": 2, "length_penalty": "wu", "alpha": 1.0}
+    ours = other(model_dir, aligned=True, **search)
     expected = [answers(best, alignment=True) for best in ours.translate_nbest(LINES)]
-    assert ask(address, text=LINES, alignment=True, nbest=2).json()["translations"] == expected
+    assert ask(address, text=LINES, alignment=True, **search).json()["translations"] == expected
     one, two = (best[0].alignment for best in ours.translate_nbest(LINES[:2]))
     assert one
     words = len(LINES[0].split()), len(expected[0][0]["text"].split())
-    (answer,) = ask(address, text=f"{LINES[0]}\n{LINES[1]}", alignment=True).json()["translations"]
+    (answer,) = ask(address, text=f"{LINES[0]}\n{LINES[1]}", alignment=True, **search).json()["translations"]
     moved = [[source + words[0], target + words[1]] for source, target in two]
     assert answer[0]["alignment"] == [*([*link] for link in one), *moved]
 
 
-def test_sentences_are_translated_one_by_one_as_by_the_command(address, model_dir):
+def test_split_sentences_equal_those_of_the_command(address, model_dir):
     pytest.importorskip("sentencex")
     lines = ["A dog runs. Two men sit!", "", "a boat"]
     ours = other(model_dir, aligned=True)
@@ -77,8 +75,8 @@ def test_sentences_are_translated_one_by_one_as_by_the_command(address, model_di
 
 
 @pytest.mark.sample(1)
-def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(address):
-    wishes = [
+def test_concurrent_requests_with_different_options_get_what_each_gets_alone(address):
+    options_of_clients = [
         {},
         {"alignment": True, "nbest": 2},
         {"terminology": TERMS, "beam": 6},
@@ -87,7 +85,7 @@ def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(
         {"beam": 1, "prefix": ["eine"] * len(LINES)},
         {"terminology": TERMS, "nbest": 3},
     ]
-    requests_ = [{"text": LINES, **wish} for wish in wishes]
+    requests_ = [{"text": LINES, **each} for each in options_of_clients]
     alone = [ask(address, **each).json() for each in requests_]
     assert all("translations" in each for each in alone)
     with ThreadPoolExecutor(16) as pool:
@@ -95,7 +93,7 @@ def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(
         assert [each.result(300).json() for each in together] == alone * 4
 
 
-def test_a_stream_has_them_too(url, model_dir):
+def test_a_stream_supports_them_too(url, model_dir):
     request = {"text": LINES, "stream": True, "alignment": True, "terminology": TERMS}
     events = requests.post(f"{url}/translate", json=request, timeout=PATIENCE).text.strip().split("\n\n")
     assert len(events) == len(LINES) + 1
@@ -135,20 +133,20 @@ def test_a_stream_has_them_too(url, model_dir):
         ({"length_penalty": "long"}, "length_penalty must be one of wu, power, avg, none"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told_in_a_line(url, given, words):
+def test_invalid_options_are_refused_in_one_line(url, given, words):
     answer = ask(url, **{"text": "a dog", **given})
     assert (answer.status_code, "\n" in answer.json()["detail"]) == (422, False), answer.text
     assert words in answer.json()["detail"]
 
 
-def test_a_source_longer_than_the_model_reads_is_refused_and_not_cut(model_dir):
+def test_a_source_longer_than_the_model_supports_is_refused(model_dir):
     with serving({"small": other(model_dir, max_source_length=6)}, Limits()) as address:
         assert ask(address, text="a dog").status_code == 200
         assert "6 at most" in ask(address, text="a dog " * 6).json()["detail"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_several_models_answer_each_to_its_name(model_dir, translator, workers):
+def test_models_are_selected_by_name(model_dir, translator, workers):
     short = other(model_dir, max_len_b=2)
     models = {"opus-mt-en-de": translator, "my-run": short}
     expected = [each.translate(LINES) for each in (translator, short)]
@@ -160,7 +158,7 @@ def test_several_models_answer_each_to_its_name(model_dir, translator, workers):
         assert "one of opus-mt-en-de, my-run" in ask(address, text="a", model="fr-de").json()["detail"]
 
 
-def test_the_document_the_page_and_the_docs_list_what_is_read(url):
+def test_openapi_page_and_docs_list_the_options(url):
     table = options(["small"])
     described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
     assert described == openapi(["small"], fasttfm.__version__, token=False)
@@ -177,7 +175,7 @@ def test_the_document_the_page_and_the_docs_list_what_is_read(url):
     ]
 
 
-def test_what_is_read_and_answered_is_what_the_document_says(url):
+def test_requests_and_responses_match_the_openapi_schemas(url):
     jsonschema = pytest.importorskip("jsonschema")
     described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
     post = described["paths"]["/translate"]["post"]

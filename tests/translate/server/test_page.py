@@ -1,4 +1,4 @@
-"""The pages that the server shows, and the script of the one to type into, run by node."""
+"""Pages of the server; the script of the translation page is run by node."""
 
 import base64
 import hashlib
@@ -10,9 +10,6 @@ import subprocess
 import pytest
 import requests
 from model_dirs import LINES
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 from served import Slow, serving
 from waiting import PATIENCE
 
@@ -50,13 +47,15 @@ setTimeout(async () => {
   console.log(JSON.stringify([element("translation").textContent, element("state").textContent, sent]))
 }, 0)
 """
-"""The page's own script with as much of a browser as it asks for: elements by their id, and fetch below an address,
-whose answers may be cut off or a proxy's."""
+"""Runs the page's script with a minimal browser: elements by id, and fetch() below an address, whose responses may be
+truncated or replaced by a proxy's."""
 
 
 def shown(url, lines, beam="2", fault=None, split=""):
-    """The translation that the page shows, its state, and how many texts each of its requests had. split: language;
-    None: as the page has it."""
+    """The translation and state that the page shows, and the number of texts of each of its requests. split: language;
+    None: the page's default."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
     page = requests.get(url, timeout=PATIENCE).text
     words = json.dumps([url, lines, beam, fault, split])
     done = subprocess.run(
@@ -66,33 +65,30 @@ def shown(url, lines, beam="2", fault=None, split=""):
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_script_of_the_page_translates_what_is_typed(url, translator):
+def test_the_page_translates_its_text(url, translator):
     page = requests.get(url, timeout=PATIENCE).text
     named = set(re.findall(r'\$\("(\w+)"\)', page))
-    assert named <= set(re.findall(r'id="(\w+)"', page)), "an element that the script asks for is not there"
+    assert named <= set(re.findall(r'id="(\w+)"', page)), "the script refers to a missing element"
     lines = [*LINES[:3], ""]
     translated = "\n".join(best[0].text for best in translator.translate_nbest(lines))
     assert shown(url, lines) == [translated, "4 lines translated", [4]]
     assert shown(url, lines[:1])[1] == "1 line translated"
-    assert re.match("0 of 4 lines came: .*beam", shown(url, lines, "1000")[1])
-    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines came: the answer was cut off: ask again"
-    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines came: the server answers with status 502"
-    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines came: the connection was lost")
+    assert re.match("0 of 4 lines received: .*beam", shown(url, lines, "1000")[1])
+    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines received: the response was cut off: try again"
+    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines received: the server answers with status 502"
+    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines received: the connection was lost")
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_page_sends_no_more_at_once_than_the_server_takes(translator):
+def test_the_page_splits_its_text_into_requests_within_the_limits(translator):
     lines = [*LINES, "é" * 200]
     with serving({"small": translator}, Limits(sentences=4, body_bytes=1200)) as url:
         translation, state, sent = shown(url, lines)
         assert translation.split("\n") == translator.translate(lines)
         assert (state, sent) == ("11 lines translated", [4, 4, 2, 1])
-        assert "came: from line 5: the body has more than" in shown(url, [*lines[:4], "dog " * 600])[1]
+        assert "received: from line 5: the body has more than" in shown(url, [*lines[:4], "dog " * 600])[1]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_page_splits_by_default_and_halves_what_has_too_many_sentences(translator):
+def test_the_page_splits_sentences_by_default_and_halves_refused_requests(translator):
     pytest.importorskip("sentencex")
     lines = ["A dog. A boat.", "A dog.", "A boat. Two men. A dog.", "Grass."]
     expected = [" ".join(translator.translate([f"{each}." for each in line[:-1].split(". ")])) for line in lines]
@@ -103,8 +99,7 @@ def test_the_page_splits_by_default_and_halves_what_has_too_many_sentences(trans
         assert "from line 2: 5 sentences were given" in shown(url, ["A dog.", "A dog. " * 5], split=None)[1]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_page_says_which_lines_came_back_empty(translator):
+def test_the_page_lists_lines_with_empty_translations(translator):
     class Mute(Slow):
         def translate_nbest(self, lines, *_):
             return [[Translation("" if "dog" in line else line, 0.0, 0.0)] for line in lines]
@@ -112,11 +107,11 @@ def test_the_page_says_which_lines_came_back_empty(translator):
     with serving({"small": Mute(translator)}) as url:
         translation, state, _ = shown(url, ["a boat", "a dog", "", "two dogs"])
     assert translation == "a boat\n\n\n"
-    assert state.startswith("4 lines translated. The model found no words for a part of line 2, 4: ")
+    assert state.startswith("4 lines translated. Part of line 2, 4 has an empty translation: ")
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_a_page_runs_its_own_scripts_alone_and_is_shown_in_no_other(url, path):
+def test_a_page_allows_only_its_own_scripts_and_no_framing(url, path):
     page = requests.get(f"{url}{path}", timeout=PATIENCE)
     assert page.headers["content-type"].startswith("text/html")
     rules = page.headers["content-security-policy"].split("; ")

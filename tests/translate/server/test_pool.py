@@ -1,4 +1,4 @@
-"""Processes that translate for a server: who is killed is replaced, and everybody gets the answer to their question."""
+"""Worker processes of a server: killed ones are replaced, and every request gets its own answer."""
 
 import dataclasses
 import os
@@ -10,19 +10,17 @@ import threading
 from multiprocessing.connection import Connection
 
 import pytest
+import requests
 from forked import Popen, forked_children
 from model_dirs import LINES
 from waiting import PATIENCE, wait_until
 
-requests = pytest.importorskip("requests")
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-from fasttfm.errors import UserError  # noqa: E402
-from fasttfm.system.processes import Worker  # noqa: E402
-from fasttfm.translate.server.engine import QueueFull, Stopping  # noqa: E402
-from fasttfm.translate.server.metrics import Metrics  # noqa: E402
-from fasttfm.translate.server.pool import Pool  # noqa: E402
-from fasttfm.translate.server.queue import Answer, Sentence, sentences_of  # noqa: E402
+from fasttfm.errors import UserError
+from fasttfm.system.processes import Worker
+from fasttfm.translate.server.engine import Stopping
+from fasttfm.translate.server.metrics import Metrics
+from fasttfm.translate.server.pool import Pool
+from fasttfm.translate.server.queue import Answer, QueueFull, Sentence, sentences_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -33,7 +31,7 @@ def pool(translator):
     yield pool
     answers = submit(pool, translator, LINES)
     pool.stop()
-    assert [answer.result(0) for answer in answers] == translator.translate_nbest(LINES), "what waits is answered"
+    assert [answer.result(0) for answer in answers] == translator.translate_nbest(LINES), "waiting ones are answered"
     with pytest.raises(Stopping):
         submit(pool, translator, LINES[:1])
 
@@ -46,19 +44,19 @@ def value(pool, name: str) -> float:
     return pool.metrics.registry.get_sample_value(f"fasttfm_{name}") or 0.0
 
 
-def test_two_processes_translate_as_one_does(pool, translator):
+def test_two_processes_translate_like_one(pool, translator):
     lines = [f"{a} {b}" for a in LINES for b in LINES] + [""]
     before = value(pool, "sentences_total")
     answers = submit(pool, translator, lines)
     assert [answer.result(PATIENCE) for answer in answers] == translator.translate_nbest(lines)
     assert len(set(pool.pids)) == 2
     assert value(pool, "workers") == 2
-    submit(pool, translator, ["a dog"])[0].result(PATIENCE)  # its steps are told before its answer
+    submit(pool, translator, ["a dog"])[0].result(PATIENCE)  # steps are reported before this answer
     assert value(pool, "sentences_total") - before >= len(lines)
     assert value(pool, "queue_sentences") == 0
 
 
-def test_what_a_worker_cannot_do_is_told_to_who_asked(pool, translator):
+def test_an_error_of_a_worker_reaches_its_client(pool, translator):
     config = dataclasses.replace(translator.config, alignment_layer=99, coverage_penalty=0.5)
     (answer,) = pool.submit(sentences_of("small", config, ["a dog"], [20]))
     with pytest.raises(UserError, match="layer 99"):
@@ -66,7 +64,7 @@ def test_what_a_worker_cannot_do_is_told_to_who_asked(pool, translator):
     assert submit(pool, translator, ["a dog"])[0].result(PATIENCE)
 
 
-def test_the_sentences_of_a_killed_worker_are_translated_by_others(pool, translator, capfd):
+def test_the_sentences_of_a_killed_worker_are_reassigned(pool, translator, capfd):
     lines = [f"{a} {b} {c}" for a in LINES for b in LINES for c in LINES[:3]]
     ended = value(pool, "workers_ended_total")
     killed = pool.pids[0]
@@ -81,7 +79,7 @@ def test_the_sentences_of_a_killed_worker_are_translated_by_others(pool, transla
     assert "was ended by SIGKILL: another takes its place" in told[0]
 
 
-def test_a_sentence_that_ends_worker_after_worker_is_given_up(pool):
+def test_a_sentence_that_kills_worker_after_worker_fails(pool):
     ours, theirs = socket.socketpair()
     answers = [Answer()]
     sentence = Sentence("small", None, "a dog", 2, answers[0], tries=2)  # type: ignore[arg-type]
@@ -89,11 +87,11 @@ def test_a_sentence_that_ends_worker_after_worker_is_given_up(pool):
     worker.asked[0] = sentence
     pool.lost(worker, "ended")
     theirs.close()
-    with pytest.raises(UserError, match="workers that had it were ended"):
+    with pytest.raises(UserError, match="workers that translated it ended"):
         answers[0].result(PATIENCE)
 
 
-def test_without_the_first_process_the_pool_fails_and_says_so(translator):
+def test_the_pool_fails_if_its_parent_process_is_killed(translator):
     pool = Pool({"small": translator}, Metrics(), queue=2, workers=1)
     with pytest.raises(QueueFull):
         submit(pool, translator, LINES[:3])
@@ -107,7 +105,7 @@ def test_without_the_first_process_the_pool_fails_and_says_so(translator):
     pool.stop()
 
 
-def test_the_command_serves_with_workers_and_ends_when_it_is_asked_to(model_dir, translator):
+def test_the_command_serves_with_workers_and_stops_on_sigterm(model_dir, translator):
     command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0", "--workers", "2"]
     with Popen(command, env=forked_children(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:

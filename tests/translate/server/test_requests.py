@@ -1,4 +1,4 @@
-"""Requests that are made to cost much, or to be quoted at length: each is refused before it does."""
+"""Costly requests, which are refused before they cost much or are quoted at length."""
 
 import json
 
@@ -38,7 +38,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_costly_body_is_refused_before_anything_long_is_tokenized_and_quoted_in_part(translator, monkeypatch, body):
+def test_a_costly_body_is_refused_before_tokenization_and_quoted_in_part(translator, monkeypatch, body):
     monkeypatch.setattr(Tokenizer, "encode", lambda _, line: [5] * max(1, len(line)) if len(line) < 20_000 else 1 / 0)
     with pytest.raises(Refused) as refused:
         read_request(body.encode(), {"small": translator}, Limits())
@@ -47,7 +47,7 @@ def test_a_costly_body_is_refused_before_anything_long_is_tokenized_and_quoted_i
     assert len(refused.value.detail.splitlines()) == 1
 
 
-def test_an_empty_translation_of_words_is_told(translator):
+def test_empty_translations_are_marked(translator):
     class Mute(Slow):
         def translate_nbest(self, lines, *_):
             return [[Translation("" if "dog" in line else line, -1.0, -1.0)] for line in lines]
@@ -57,7 +57,7 @@ def test_an_empty_translation_of_words_is_told(translator):
     assert [best[0].get("empty", False) for best in answer] == [False, True, False, True]
 
 
-def test_a_sentence_of_a_line_without_translation_is_told():
+def test_an_empty_translation_of_one_sentence_is_marked():
     text = Text("One. Two.", lambda line: line.split(maxsplit=1))
     for lost in ("", " "):
         assert text.has_empty([[Translation("Eins.", 0.0, 0.0)], [Translation(lost, 0.0, 0.0)]], 0)

@@ -1,4 +1,4 @@
-"""The server on a free port of this machine: answers, refusals, and clients that behave badly."""
+"""The HTTP server: translations, refusals, and the command that starts it."""
 
 import json
 import os
@@ -15,9 +15,6 @@ import pytest
 import requests
 from forked import Popen
 from model_dirs import LINES, PAIRS
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 from served import Slow, ask, connected, metrics, serving, texts
 from waiting import PATIENCE, wait_until
 
@@ -26,30 +23,23 @@ from fasttfm.translate import Translator
 from fasttfm.translate.server.limits import Limits
 
 
-def test_a_text_and_a_list_are_translated_as_the_translator_does(url, translator):
+def test_texts_are_translated_like_by_the_translator(url, translator):
     assert texts(ask(url, text=LINES)) == translator.translate(LINES)
     assert texts(ask(url, text=LINES[0])) == translator.translate(LINES[:1])
     assert texts(ask(url, text=[])) == []
     assert texts(ask(url, text=["", " "])) == ["", ""]
 
 
-def test_options_are_those_of_the_search(url, model_dir):
-    ours = Translator.from_directory(model_dir, workers=1, beam=3, nbest=2, length_penalty="wu", alpha=1.0)
-    actual = ask(url, text=LINES, beam=3, nbest=2, length_penalty="wu", alpha=1.0).json()["translations"]
-    expected = ours.translate_nbest(LINES)
-    assert actual == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
-
-
 def test_lines_of_a_text_stay_lines(url, translator):
     text = f"{LINES[0]}\n\n{LINES[1]}"
     answer = ask(url, text=[text, LINES[2]], nbest=2)
-    wanted = [each[:1] if not line else each for line, each in zip(LINES, translator.translate_nbest(LINES))]
-    assert texts(answer) == ["\n".join([wanted[0][0].text, "", wanted[1][0].text]), wanted[2][0].text]
-    assert [len(best) for best in answer.json()["translations"]] == [2, 2]
+    best = [each[:1] if not line else each for line, each in zip(LINES, translator.translate_nbest(LINES))]
+    assert texts(answer) == ["\n".join([best[0][0].text, "", best[1][0].text]), best[2][0].text]
+    assert [len(each) for each in answer.json()["translations"]] == [2, 2]
     assert ask(url, text="\n" * 256).status_code == 422
 
 
-def test_prefixes_and_draws_are_those_of_the_translator(url, model_dir):
+def test_prefixes_and_samples_equal_those_of_the_translator(url, model_dir):
     drawn = Translator.from_directory(model_dir, workers=1, sampling=True, sampling_seed=7, nbest=2)
     expected = drawn.translate_nbest(LINES[:3])
     for _ in range(2):
@@ -66,7 +56,7 @@ def test_prefixes_and_draws_are_those_of_the_translator(url, model_dir):
     assert ask(url, text="a\nb", prefix="der").status_code == 422
 
 
-def test_what_waits_is_translated_together(translator):
+def test_waiting_sentences_are_translated_together(translator):
     slow = Slow(translator)
     with serving({"small": slow}) as url, ThreadPoolExecutor(8) as pool:
         first = pool.submit(ask, url, text=LINES[0])
@@ -78,7 +68,7 @@ def test_what_waits_is_translated_together(translator):
     assert [len(batch) for batch in slow.batches] == [1, 4]
 
 
-def test_a_stream_brings_one_event_a_text_and_then_the_end(url, translator):
+def test_a_stream_has_one_event_per_text_and_a_final_one(url, translator):
     answer = requests.post(f"{url}/translate", json={"text": LINES, "stream": True}, stream=True, timeout=PATIENCE)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = answer.content.decode().strip().split("\n\n")
@@ -105,25 +95,25 @@ def test_a_stream_brings_one_event_a_text_and_then_the_end(url, translator):
         (json.dumps({"text": "a dog " * 300}).encode(), "tokens"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_line(url, body, words):
+def test_an_invalid_body_is_refused_in_one_line(url, body, words):
     answer = requests.post(f"{url}/translate", data=body, timeout=PATIENCE)
     assert answer.status_code == 422
     assert words in answer.json()["detail"]
     assert "\n" not in answer.json()["detail"]
 
 
-def test_a_huge_body_is_refused_whether_its_size_is_told_or_not(url):
+def test_a_huge_body_is_refused_with_and_without_content_length(url):
     def parts():
         for _ in range(40):
             yield b" " * 100_000
 
     assert requests.post(f"{url}/translate", data=b" " * 2_000_000, timeout=PATIENCE).status_code == 413
-    with suppress(requests.ConnectionError):  # it may be hung up on while it is still sending
+    with suppress(requests.ConnectionError):  # the server may close while it is still sending
         assert requests.post(f"{url}/translate", data=parts(), timeout=PATIENCE).status_code == 413
     assert ask(url, text="a dog").status_code == 200
 
 
-def test_a_full_queue_says_429_and_a_late_answer_504(translator):
+def test_a_full_queue_gives_429_and_a_timeout_504(translator):
     slow = Slow(translator)
     limits = Limits(queue=2, seconds=1.0)
     with serving({"small": slow}, limits) as url:
@@ -137,7 +127,7 @@ def test_a_full_queue_says_429_and_a_late_answer_504(translator):
 
 @pytest.fixture(scope="module")
 def launched(model_dir):
-    """The address of a server that the command has started with few descriptors, and its process."""
+    """The address and process of a server started by the command with few descriptors."""
     program = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1024)); "
     program += "from fasttfm.cli.main import main; raise SystemExit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "serve", str(model_dir), "--port", "0"]
@@ -148,7 +138,7 @@ def launched(model_dir):
             server.kill()
 
 
-def test_without_the_token_nothing_is_translated(translator):
+def test_the_bearer_token_is_required(translator):
     with serving({"small": translator}, token="s3cret") as url:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
             answer = requests.post(f"{url}/translate", json={"text": "a"}, headers=headers, timeout=PATIENCE)
@@ -171,15 +161,15 @@ def test_health_and_metrics(url):
 
 @pytest.fixture
 def many_descriptors():
-    """As many as this system allows."""
+    """Raise the descriptor limit as far as the system allows."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_more_idle_connections_than_descriptors_leave_a_server_that_answers(launched, many_descriptors):
-    """The limit of descriptors was raised, or there would be fewer than 800."""
+def test_a_server_answers_despite_more_idle_connections_than_descriptors(launched, many_descriptors):
+    """Its limit of descriptors was raised; otherwise fewer than 800 would fit."""
     url, server = launched
     with ExitStack() as idle:
         for _ in range(1100):
@@ -193,8 +183,8 @@ def test_more_idle_connections_than_descriptors_leave_a_server_that_answers(laun
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_the_command_answers_what_was_asked_before_it_ends(launched, translator):
-    """The last test of this server: those before had nothing written to standard error."""
+def test_the_command_answers_open_requests_before_it_stops(launched, translator):
+    """Must be the last test of this server: it checks that nothing else was written to standard error."""
     url, server = launched
     lines = list(PAIRS) * 16
 
@@ -213,7 +203,7 @@ def test_the_command_answers_what_was_asked_before_it_ends(launched, translator)
     assert re.fullmatch(r"fasttfm serve: warning: it takes 9\d\d connections, .*, not 1,000\n", errors)
 
 
-def test_what_the_command_cannot_do_is_told_in_a_line(tmp_path, model_dir, capsys, monkeypatch):
+def test_invalid_arguments_are_refused_in_one_line(tmp_path, model_dir, capsys, monkeypatch):
     (tmp_path / "token").write_text("two words")
     for given in ("", " ", "two words", "\udcff", "é"):
         monkeypatch.setenv("FASTTFM_SERVE_TOKEN", given)

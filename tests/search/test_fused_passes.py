@@ -1,0 +1,183 @@
+"""The fused passes of a CPU (decoder step, encoder): the modules' numbers; modules that are not plain are called."""
+
+import pytest
+import torch
+from torch import nn
+
+from fasttfm.cpu import int8, step_passes
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import decoder
+from fasttfm.search.batches import inference, multiply_in_int8
+from fasttfm.search.cpu import decoder_step
+from fasttfm.search.decoder import decoder_of
+
+pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LENGTHS = torch.tensor([10, 130, 1, 97, 40, 96])  # on both sides of ENCODER_LOOP
+
+
+def model_of(dtype: torch.dtype = torch.float32, **changes) -> Transformer:
+    torch.manual_seed(2)
+    size = {"d_model": 48, "heads": 3, "d_ff": 96, "encoder_layers": 2, "decoder_layers": 2, "final_norm": False}
+    model = Transformer(TransformerConfig(vocab_size=90, **(size | changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.5, 0.5)
+    return model.to(dtype).eval()
+
+
+def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: bool = True) -> list[torch.Tensor]:
+    """Logits of a search that widens, permutes rows, drops a sentence and outgrows its first positions."""
+    source = torch.arange(4, 34).view(3, 10)
+    lengths = torch.tensor([10, 7, 4])
+    results = []
+    with inference(model, batch_invariant=batch_invariant):
+        cache = decoder_of(model).start_cache(
+            model.encode(source, lengths), lengths, rows_per_sentence=1, beam=2, max_length=50
+        )
+        if fused is not None:
+            assert (cache.fused is not None) == fused
+        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # 0: padding
+        rows = [0, 0, 1, 1, 2, 2]
+        for step in range(40):
+            cache.go_on(torch.tensor(rows), torch.tensor([0, 1] * (len(rows) // 2), dtype=torch.int32))
+            results.append(decoder_of(model).step(4 + torch.arange(len(rows)) + step, cache))
+            rows = [1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 4, 5] if step == 19 else [1, 1, 2, 3]
+    return results
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_logits_equal_those_of_the_modules_bit_for_bit(monkeypatch, dtype, batch_invariant):
+    model = model_of(dtype)
+    results = steps(model, True, batch_invariant=batch_invariant)
+    monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
+    expected = steps(model, False, batch_invariant=batch_invariant)
+    assert len({tuple(each.flatten().tolist()) for each in results}) == len(results)
+    for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
+        assert torch.equal(ours, theirs), position
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+def test_with_pre_norm_only_the_first_norm_sums_in_another_order(monkeypatch, dtype):
+    model = model_of(dtype, norm_first=True, final_norm=True)
+    results = torch.cat(steps(model, True))
+    monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
+    expected = torch.cat(steps(model, False))
+    difference = (results - expected).abs().mean() / expected.abs().mean()
+    assert float(difference) < 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_int8_logits_are_close_to_those_of_the_modules(monkeypatch, norm_first):
+    model = model_of(norm_first=norm_first, final_norm=norm_first)
+    in_float32 = torch.cat(steps(model, True))
+    multiply_in_int8(model)
+    results = torch.cat(steps(model, True))
+    monkeypatch.setattr(decoder, "fuses_step", lambda *_: False)
+    expected = torch.cat(steps(model, False))
+    scale = float(in_float32.abs().mean())
+    assert float((expected - in_float32).abs().mean()) < 0.03 * scale
+    assert float((results - in_float32).abs().mean()) < 0.03 * scale
+    assert torch.equal(results, in_float32) == (int8.route() is None)  # without int8 products float32 is used
+
+
+def hook(model):
+    model.decoder.layers[1].linear1.register_forward_hook(lambda *_: None)
+
+
+def gelu(model):
+    model.decoder.layers[0].activation = torch.nn.functional.gelu
+
+
+def other_norm(model):
+    model.decoder.layers[1].norm2 = torch.nn.LayerNorm(48, bias=False)
+
+
+def other_attention(model):
+    model.decoder.layers[0].multihead_attn.__class__ = type("Other", (type(model.decoder.layers[0].self_attn),), {})
+
+
+@pytest.mark.parametrize("change", [hook, gelu, other_norm, other_attention], ids=lambda each: each.__name__)
+def test_a_decoder_that_is_not_plain_is_called(change):
+    model = model_of()
+    steps(model, True)
+    change(model)
+    steps(model, False)
+
+
+def test_outside_of_a_search_nothing_is_cached():
+    model = model_of()
+    with torch.no_grad():
+        memory = model.encode(torch.arange(4, 14)[None])
+        assert not decoder_step.fuses_step(model, memory)
+        assert decoder_of(model).start_cache(memory, max_length=4).fused is None
+
+
+def sources() -> torch.Tensor:
+    source = 4 + torch.arange(6 * 130).view(6, 130) * 7 % 86
+    return source.masked_fill(torch.arange(130) >= LENGTHS[:, None], 0)
+
+
+def encoded(model: Transformer, *given: torch.Tensor | None, fused: bool = True) -> torch.Tensor:
+    with inference(model, batch_invariant=True):
+        decoder = decoder_of(model)
+        assert decoder.fuses_encoder == fused
+        return decoder.encode(*given)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+def test_the_encoder_equals_the_modules(dtype, norm_first):
+    model = model_of(dtype, norm_first=norm_first, final_norm=norm_first)
+    actual = encoded(model, sources(), LENGTHS)
+    with torch.no_grad():
+        expected = model.double().encode(sources(), LENGTHS)
+    real = torch.arange(130) < LENGTHS[:, None]
+    assert not actual[~real].any()
+    difference = (actual[real].double() - expected[real]).abs().max() / expected[real].abs().mean()
+    assert float(difference) < 32 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_sentence_has_the_same_bits_alone_and_without_lengths(int8):
+    model = model_of()
+    multiply_in_int8(model, int8)
+    together = encoded(model, sources(), LENGTHS)
+    for number, length in enumerate(LENGTHS.tolist()):
+        alone = sources()[number : number + 1, :length]
+        assert torch.equal(encoded(model, alone, LENGTHS[number : number + 1])[0], together[number, :length])
+        assert torch.equal(encoded(model, alone, None)[0], together[number, :length])
+
+
+@pytest.mark.parametrize(
+    "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "class", "wrapped"]
+)
+def test_an_encoder_that_is_not_plain_is_called(spoiled):
+    model = model_of(norm_first=True, final_norm=True)
+    encoder, seen = model.encoder, []
+    modules = {
+        "stack": encoder, "layer": encoder.layers[1].linear1, "norm": encoder.norm, "embedding": model.source_embedding,
+    }  # fmt: skip
+    if spoiled in modules:
+        modules[spoiled].register_forward_hook(lambda *_: seen.append(spoiled))
+    elif spoiled == "activation":
+        encoder.layers[0].activation = nn.functional.gelu
+    elif spoiled == "other dtype":
+        encoder.layers[0].norm1.double()
+    elif spoiled == "class":
+        encoder.layers[0].linear2 = nn.Sequential(encoder.layers[0].linear2)
+    else:  # wrapped by a module without parameters of its own
+        encoder.layers[1] = nn.Sequential(encoder.layers[1])
+    with inference(model, batch_invariant=True):
+        fused = decoder_of(model).fuses_encoder
+    assert not fused
+    if spoiled in modules:
+        encoded(model, sources(), LENGTHS, fused=False)
+        assert seen
+
+
+def test_an_empty_batch_has_an_empty_output():
+    no_tokens, no_lengths = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    assert encoded(model_of(), no_tokens, no_lengths).shape == (0, 3, 48)
