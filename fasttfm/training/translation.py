@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
-from fasttfm.data.case import CaseAugment
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.data.scoring import AUTO, bleu, tokenizer_of
@@ -150,14 +149,12 @@ class Translation(Task):
         batching, together = config.data, config.training.update_freq
         given = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
         try:
-            if not (batching.subword_sampling or batching.case_augment):
+            if not batching.subword_sampling:
                 return TokenBatches(*given, together=together)
-            tokenizers, share = (data.source_tokenizer, data.target_tokenizer), batching.case_augment
             return SampledBatches(
                 *given,
                 amount=batching.subword_sampling,
-                tokenizers=tokenizers,
-                case=CaseAugment(share, tokenizers, data.source_tags) if share else None,
+                tokenizers=(data.source_tokenizer, data.target_tokenizer),
                 together=together,
                 processes=min(together, max(1, cores_of_rank() - 1)),
             )
@@ -182,9 +179,8 @@ def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
     """Raise UserError where there are fewer learned positions than a sentence may have tokens with its marker."""
     most, batching = config.model.max_length, config.data
     limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
-    amounts = {"--subword-sampling": batching.subword_sampling, "--case-augment": batching.case_augment}
-    for flag in (flag for flag, amount in amounts.items() if amount):  # a draw may be as long as its characters
-        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"
+    if batching.subword_sampling:  # a segmentation may be as long as its characters
+        limit, name = batching.max_tokens, "--subword-sampling, whose draws have up to --max-tokens"
     longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
     if most < limit:
         raise UserError(f"--max-length {most:,}: {name} needs {limit:,} learned positions: raise --max-length to it")
