@@ -74,7 +74,7 @@ def test_single_texts_and_chosen_columns(tmp_path):
     ("text", "message"),
     [
         ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is cut off at column 13"),
-        ("[1]\n", "line 1: is a list, it must be an object"),
+        ("[1]\n", "line 1: is a list, must be an object"),
         ('{"text": ["a"], "label": 1}\n', "line 1: text is a list"),
         ("", "has no rows"),
     ],
