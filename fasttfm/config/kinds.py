@@ -26,7 +26,7 @@ _MISSING = (
 
 
 class Kind(Protocol):
-    """What the core needs to know about a kind of model."""
+    """The interface of a kind of model, as the core uses it."""
 
     @property
     def command(self) -> str:

@@ -80,8 +80,8 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             yield file
         return
     target = Path(os.path.realpath(path))
-    beside = unfinished(target)
-    descriptor = _open_alone(beside, path)
+    temporary = unfinished(target)
+    descriptor = _open_alone(temporary, path)
     try:
         with open(descriptor, "wb") as file:
             if mode is not None and hasattr(os, "fchmod"):
@@ -91,13 +91,13 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(descriptor)
             if fcntl is None:
                 file.close()  # Windows cannot rename an open file
-            os.replace(beside, target)
+            os.replace(temporary, target)
         sync(target.parent)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = os.fspath(path)  # missing from the error of a full disk
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -106,11 +106,11 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.unfinished")
 
 
-def _open_alone(beside: Path, path: Path) -> int:
-    """A descriptor of the empty, exclusively locked file `beside`; UserError if another process has it."""
+def _open_alone(temporary: Path, path: Path) -> int:
+    """A descriptor of the empty, exclusively locked file `temporary`; UserError if another process has it."""
     while True:
         try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
             error.filename = os.fspath(path)  # not the temporary name
             raise
@@ -123,7 +123,7 @@ def _open_alone(beside: Path, path: Path) -> int:
                 except OSError:
                     pass  # a file system without locks
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(beside)):
+                if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):
                     os.ftruncate(descriptor, 0)
                     return descriptor
         except BaseException:
