@@ -125,7 +125,7 @@ def test_a_wrong_file_says_where(tmp_path, content, message):
 def test_cut_off_json_says_line_and_column(tmp_path):
     text = json.dumps(FILE, indent=1)
     lines = text[:200].count("\n") + 1
-    with pytest.raises(UserError, match=rf"is cut off at line {lines}, column \d+"):
+    with pytest.raises(UserError, match=rf"is truncated at line {lines}, column \d+"):
         read_squad(write(tmp_path, text[:200]))
     with pytest.raises(UserError, match=r"is not JSON at line 2, column 3"):
         read_squad(write(tmp_path, '{"data":\n  x}'))
