@@ -13,7 +13,13 @@ from benchmarks.measure.records import RESULTS, Record
 from fasttfm.cli.main import EXIT_BROKEN_PIPE
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
-from fasttfm.system.children import ask_for_parents_end, child_environment, end_with_parent, run_to_end, signal_name
+from fasttfm.system.children import (
+    child_environment,
+    end_with_parent,
+    run_to_end,
+    signal_name,
+    terminate_on_parent_death,
+)
 from fasttfm.system.signals import raise_dropped, stoppable
 
 
@@ -84,7 +90,7 @@ def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str]
     line = ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
     with output.open("wb") as sink:
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
-        options["preexec_fn"] = ask_for_parents_end
+        options["preexec_fn"] = terminate_on_parent_death
         return run_to_end(line, env=environment, cwd=machine.ROOT, **options).returncode
 
 

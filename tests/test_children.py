@@ -1,4 +1,4 @@
-"""Processes that commands start: they import nothing of the working folder, and signals reach them."""
+"""Child processes: no imports from the working folder, forwarded signals, end with the parent."""
 
 import os
 import random
@@ -25,20 +25,16 @@ SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 
 PLANTED = "open({told!r}, 'a').write(__name__ + chr(10))\nraise ImportError('of the working folder')\n"
 
 
-def test_children_are_started_by_command_lines_of_one_place():
+def test_only_one_module_builds_command_lines_of_children():
     ways = (
         r"sys\.executable|multiprocessing\.(Process|Pool|get_context)|ProcessPoolExecutor|os\.(exec|spawn|posix_spawn)"
     )
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "fasttfm").rglob("*.py")
-        if re.search(ways, path.read_text(encoding="utf-8"))
-    }
-    assert found == {"fasttfm/system/children.py"}
+    users = [path for path in (ROOT / "fasttfm").rglob("*.py") if re.search(ways, path.read_text(encoding="utf-8"))]
+    assert users == [ROOT / "fasttfm" / "system" / "children.py"]
 
 
 def plant(folder: Path, told: Path) -> None:
-    """Files in `folder` named like all that Python, torch and the commands import; one that is run says so in told."""
+    """Write traps named like all modules that Python, torch and the commands import; each logs its import to `told`."""
     known = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
     names = {name for name in known if name.isidentifier()}
     for name in names | {"sentencepiece", "numpy", "torch", "numba", "sitecustomize"}:
@@ -46,14 +42,14 @@ def plant(folder: Path, told: Path) -> None:
 
 
 def lines(draw: random.Random, count: int) -> str:
-    """Sentences of words that a vocabulary of 2,000 pieces can be made of."""
+    """Random sentences, enough for a vocabulary of 2,000 pieces."""
     word = lambda: "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(draw.randint(1, 4)))  # noqa: E731
     return "".join(" ".join(word() for _ in range(draw.randint(2, 8))) + "\n" for _ in range(count))
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder full of traps, in which a recipe has run through all its commands with the workers that are default."""
+    """A folder full of traps in which a recipe has run all its commands with the default workers."""
     folder = tmp_path_factory.mktemp("recipe")
     draw = random.Random(1)
     with replacing(folder / "data" / "multi30k", "a test", "text of a dataset") as fresh:
@@ -77,12 +73,12 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.whole
-def test_no_command_of_a_recipe_runs_a_file_of_the_working_folder(recipe):
+def test_no_command_of_a_recipe_imports_from_the_working_folder(recipe):
     assert not (recipe / "told").exists(), (recipe / "told").read_text()
 
 
 @pytest.mark.whole
-def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_path):
+def test_torchrun_as_documented_does_not_import_from_the_working_folder(recipe, tmp_path):
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     documented = re.findall(r"^torchrun --nproc-per-node 8 (?!--max)[^\n]*", page, re.M)[0].split()
     (tmp_path / "bin").mkdir()
@@ -90,9 +86,9 @@ def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_p
         ("torchrun", "torch.distributed.run", "main"),
         ("fasttfm", "fasttfm.cli.main", "main"),
     ):
-        script = tmp_path / "bin" / name  # as pip writes them
+        script = tmp_path / "bin" / name  # as written by pip
         call = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom {module} import {function}\nsys.exit({function}())\n"
-        # A first line cannot name an interpreter whose path has a space: a line for the shell, text for Python.
+        # a shebang cannot have a path with a space: the line is a shell command and a Python string
         first = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
         script.write_text(f"{first}\n{call}")
         script.chmod(0o755)
@@ -109,14 +105,13 @@ def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_p
     assert len(saved_steps(tmp_path / "model")) == 1
 
 
-def test_the_traps_are_real(tmp_path):
+def test_the_traps_work(tmp_path):
     plant(tmp_path, tmp_path / "told")
     subprocess.run([sys.executable, "-c", "import sentencepiece"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     assert "sentencepiece" in (tmp_path / "told").read_text().split()
 
 
-def test_a_process_with_shared_weights_runs_no_file_of_the_working_folder(tmp_path):
-    """What searches and servers start."""
+def test_workers_of_searches_and_servers_do_not_import_from_the_working_folder(tmp_path):
     plant(tmp_path, tmp_path / "told")
     done = subprocess.run(
         calling(search, str(ROOT)), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -125,7 +120,7 @@ def test_a_process_with_shared_weights_runs_no_file_of_the_working_folder(tmp_pa
 
 
 def training_recipe(recipe: Path, folder: Path, workers: int, stdout=subprocess.PIPE) -> tuple[subprocess.Popen, str]:
-    """A recipe whose training goes on for ever, and the first line of its updates."""
+    """A recipe that trains forever, and the first line of its log."""
     shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", folder / "data")
     words = f"recipe multi30k --dry-run --work {folder} --train {SMALL} --max-update 1000000 --log-interval 1"
     words += f" --save-interval-updates 0 --valid-interval-updates 0 --workers {workers}"
@@ -148,7 +143,7 @@ def search(root: str) -> int:
 @pytest.mark.parametrize(
     ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGHUP, 2)]
 )
-def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path, number, workers):
+def test_a_stopped_recipe_waits_until_training_has_saved(recipe, tmp_path, number, workers):
     process, first = training_recipe(recipe, tmp_path, workers)
     for _ in range(1 if number == signal.SIGINT else 2):  # GNU timeout sends two
         process.send_signal(number)
@@ -163,43 +158,43 @@ def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has died")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
 def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
     process, _ = training_recipe(recipe, tmp_path, 1, stdout=subprocess.DEVNULL)
     (child,) = forked.children_of(process.pid)
     process.kill()
-    rest = process.stderr.read()  # to its end: nobody writes there any more
+    rest = process.stderr.read()  # until the child closes it
     assert "fasttfm train: stopped after update" in rest
     assert len(saved_steps(tmp_path / "model")) == 1
-    wait_for_end([child])  # its files are closed before it has ended
+    wait_for_end([child])
 
 
-def test_a_child_that_is_killed_is_told(tmp_path):
+def test_the_status_of_a_child_is_returned():
     assert run_to_end([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]).returncode == -signal.SIGKILL
     assert run_to_end([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
 
 
-def test_a_command_is_ended_when_it_has_done_enough(tmp_path):
+def test_a_command_is_terminated_by_until(tmp_path):
     run = f"import pathlib, time; pathlib.Path({str(tmp_path / 'done')!r}).touch(); time.sleep(1000)"
     ended = run_to_end([sys.executable, "-c", run], until=(tmp_path / "done").exists)
     assert ended.returncode == -signal.SIGTERM
 
 
-def test_a_child_reads_its_input_and_what_it_writes_into_a_pipe_is_returned():
+def test_input_and_output_of_a_child():
     done = run_to_end(["cat"], input="a\n", stdout=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_stopped_child_leaves_running_is_killed(tmp_path):
-    """A shell that is ended tells nothing to what it runs."""
+def test_remaining_processes_of_a_stopped_child_are_killed(tmp_path):
+    """A shell that is terminated does not forward the signal."""
     told = tmp_path / "told"
     with pytest.raises(Stopped):
         run_to_end(["sh", "-c", f"sleep 600 & echo $! > {told}; kill -TERM $PPID; wait"])
     wait_for_end([int(told.read_text())])
 
 
-def test_ctrl_z_stops_a_child_too_until_its_parent_goes_on():
+def test_ctrl_z_suspends_a_child_until_its_parent_continues():
     child = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
     call = f"import sys; from fasttfm.system.children import run_to_end; run_to_end([sys.executable, '-c', {child!r}])"
 
@@ -222,8 +217,7 @@ def test_ctrl_z_stops_a_child_too_until_its_parent_goes_on():
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_signal_waits_for_a_child_that_ends_as_if_none_had_come(tmp_path):
-    """And the handlers are afterwards what they were."""
+def test_a_signal_is_raised_after_the_child_has_ended_and_handlers_are_restored(tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     program = f"""
 import os, signal, time

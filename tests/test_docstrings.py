@@ -4,7 +4,7 @@ import ast
 
 from test_rooms import MODULES
 
-LEANING = ("As", "How", "Likewise", "Of", "That", "Those", "What", "Where", "Whether", "Which", "Who", "Why")
+LEANING = ("As", "How", "Likewise", "Of", "That", "Those", "What", "Where", "Which", "Who", "Why")
 """First words of a sentence that leans on another one, or is half of one."""
 
 

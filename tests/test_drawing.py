@@ -1,4 +1,4 @@
-"""Drawing depends on no display, no setting of matplotlib and no name of a folder."""
+"""Drawing needs no display and ignores matplotlib's settings and special characters in paths."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ assert plot_curve(folder).read_bytes().startswith(b"\\x89PNG")
     ],
     ids=["inline", "no backend", "no home", "bad file", "latex", "mathtext", "backslash", "latin1", "no glyphs"],
 )
-def test_a_curve_is_drawn_without_a_word(tmp_path, name, environment, settings):
+def test_a_curve_is_drawn_without_warnings(tmp_path, name, environment, settings):
     if settings is not None:
         (tmp_path / "matplotlibrc").write_bytes(settings)
     try:
@@ -46,5 +46,5 @@ def test_a_curve_is_drawn_without_a_word(tmp_path, name, environment, settings):
             text=True,
         )
     except OSError:
-        pytest.skip("this disk does not take such a name")
+        pytest.skip("the file system does not support this name")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""Ends of a command that Ctrl-C stopped, and what is said of a package that cannot be imported."""
+"""Exit statuses of interrupted commands, and errors for missing packages."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ import pytest
 from fasttfm.errors import Stopped, UserError, interrupted, optional
 
 
-def test_the_status_tells_the_signal():
+def test_the_status_depends_on_the_signal():
     assert interrupted() == interrupted(KeyboardInterrupt()) == interrupted(Stopped("said")) == 130
     assert interrupted(Stopped(number=signal.SIGTERM)) == 143
     assert str(Stopped()) == ""
 
 
 @pytest.mark.parametrize("where", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
-def test_an_interrupt_that_was_caught_ends_python_m_with_its_status(tmp_path, where):
+def test_python_m_exits_with_the_status_of_a_caught_interrupt(tmp_path, where):
     program = f"""
 import sys
 from fasttfm.errors import interrupted
@@ -32,7 +32,7 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stderr) == (130, b"")
 
 
-def test_a_package_that_is_broken_is_not_called_missing(tmp_path, monkeypatch):
+def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     tmp_path.joinpath("broken_package.py").write_text("from errno import NO_SUCH_NAME")
     why = r"cannot be imported \(cannot import name 'NO_SUCH_NAME' from 'errno' .*\): pip install --upgrade"

@@ -1,4 +1,4 @@
-"""Who owns a folder's files: what is replaced, what never is, and what a kill leaves."""
+"""Atomic replacement of a folder's files: which files are replaced, which never are, and kills in between."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Everything below a folder but its lock and manifest."""
+    """All files below a folder but its lock and manifest."""
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in sorted(folder.rglob("*"))
@@ -31,9 +31,14 @@ def content(folder: Path) -> dict[str, str]:
     }
 
 
-def test_new_files_take_the_place_of_old_ones_and_the_folder_stays(tmp_path: Path):
-    folder = tmp_path / "folder"
-    write(folder, a="1", b="2")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that was written with the files a and b."""
+    write(tmp_path / "folder", a="1", b="2")
+    return tmp_path / "folder"
+
+
+def test_new_files_replace_old_ones_and_the_folder_stays(folder: Path):
     inode = folder.stat().st_ino
     assert read_manifest(folder) == {
         name: hashlib.sha256(text).hexdigest() for name, text in (("a", b"1"), ("b", b"2"))
@@ -47,42 +52,38 @@ def test_new_files_take_the_place_of_old_ones_and_the_folder_stays(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "model"])
-def test_what_the_manifest_does_not_list_is_refused_by_name_and_stays(tmp_path: Path, name: str):
-    folder = tmp_path / "folder"
-    write(folder, a="1")
+def test_unlisted_files_are_refused_by_name(folder: Path, name: str):
     if name == "model":
         (folder / "model").mkdir()
         (folder / "model" / "weights").write_text("trained")
     else:
         (folder / name).write_text("mine")
     before = content(folder)
-    with pytest.raises(UserError, match=rf"holds other files \({name}\), which are not replaced"):
+    with pytest.raises(UserError, match=rf"contains other files \({name}\), which are not replaced"):
         write(folder, a="2")
     assert content(folder) == before
 
 
-def test_a_model_directory_is_called_one(tmp_path: Path):
+def test_a_model_directory_is_recognized(tmp_path: Path):
     for name in ("config.yaml", "data.yaml", "spm.model", "train.log.jsonl"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(UserError, match=r"this is a model directory \(config\.yaml, data\.yaml, spm\.model and 1 "):
+    with pytest.raises(UserError, match=r"is a model directory \(config\.yaml, data\.yaml, spm\.model and 1 "):
         write(tmp_path, a="1")
     assert len(content(tmp_path)) == 4
 
 
-def test_a_manifest_of_someone_else_owns_nothing(tmp_path: Path):
+def test_a_foreign_manifest_is_an_unlisted_file(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("mine")
     digest = hashlib.sha256(b"mine").hexdigest()
     (tmp_path / "sha256sums").write_text(f"{digest}  corpus.txt\n")
-    with pytest.raises(UserError, match=r"holds other files \(corpus\.txt, sha256sums\)"):
+    with pytest.raises(UserError, match=r"contains other files \(corpus\.txt, sha256sums\)"):
         write(tmp_path, a="1")
     assert (tmp_path / "corpus.txt").read_text() == "mine"
 
 
-def test_a_file_that_was_changed_since_is_not_replaced(tmp_path: Path):
-    folder = tmp_path / "folder"
-    write(folder, a="1", b="2")
+def test_a_changed_file_is_not_replaced(folder: Path):
     (folder / "b").write_text("edited by hand")
-    with pytest.raises(UserError, match=r"folder/b: was changed since it was written, and is not replaced"):
+    with pytest.raises(UserError, match=r"folder/b: was changed since it was written, so it is not replaced"):
         write(folder, a="3")
     assert content(folder) == {"a": "1", "b": "edited by hand"}
     (folder / "b").unlink()
@@ -90,40 +91,30 @@ def test_a_file_that_was_changed_since_is_not_replaced(tmp_path: Path):
     assert content(folder) == {"a": "3"}
 
 
-def late(folder: Path) -> None:
-    with replacing(folder, "writing", "files") as fresh:
-        (fresh.path / "a").write_text("2")
+def test_a_file_created_meanwhile_is_not_replaced(folder: Path):
+    with pytest.raises(UserError, match=r"other files \(late\)"), replacing(folder, "writing", "files"):
         (folder / "late").write_text("mine")
-
-
-def test_a_file_that_comes_while_the_new_ones_are_made_is_safe_too(tmp_path: Path):
-    folder = tmp_path / "folder"
-    write(folder, a="1")
-    with pytest.raises(UserError, match=r"other files \(late\)"):
-        late(folder)
-    assert content(folder) == {"a": "1", "late": "mine"}
+    assert content(folder) == {"a": "1", "b": "2", "late": "mine"}
 
 
 @pytest.mark.parametrize("existed", [True, False])
-def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, existed: bool):
+def test_a_failed_or_cancelled_replacement_changes_nothing(tmp_path: Path, existed: bool):
     folder = tmp_path / "deep" / "folder"
     if existed:
         write(folder, a="1")
-    with contextlib.suppress(RuntimeError), replacing(folder, "writing", "files") as fresh:
-        (fresh.path / "a").write_text("2")
-        raise RuntimeError
-    assert folder.exists() is existed
-    assert not existed or content(folder) == {"a": "1"}
-    with replacing(folder, "writing", "files") as fresh:
-        (fresh.path / "a").write_text("2")
-        fresh.wanted = False
-    assert folder.exists() is existed
-    assert not existed or content(folder) == {"a": "1"}
+    for fails in (True, False):
+        with contextlib.suppress(RuntimeError), replacing(folder, "writing", "files") as fresh:
+            (fresh.path / "a").write_text("2")
+            fresh.commit = False
+            if fails:
+                raise RuntimeError
+        assert folder.exists() is existed
+        assert not existed or content(folder) == {"a": "1"}
 
 
-def test_links_are_kept_and_a_dangling_one_is_refused(tmp_path: Path):
+def test_links_are_kept_and_dangling_ones_refused(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    with pytest.raises(UserError, match=r"link: is a link to .*disk, which is not there"):
+    with pytest.raises(UserError, match=r"link: is a link to .*disk, which does not exist"):
         write(tmp_path / "link", a="1")
     (tmp_path / "disk").mkdir()
     write(tmp_path / "link", a="1")
@@ -161,7 +152,7 @@ print(moment - 1, sorted(outcomes))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-def test_a_kill_before_any_call_leaves_old_or_new_files_and_the_next_run_goes_on(tmp_path: Path):
+def test_a_kill_before_any_call_leaves_old_or_new_files_and_the_next_run_completes_them(tmp_path: Path):
     done = run([sys.executable, "-c", EVERY_CALL, str(tmp_path)], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     moments, outcomes = done.stdout.split(" ", 1)
@@ -180,13 +171,11 @@ def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "b").write_text("3"), "b: is damaged or changed, its SHA-256 is not the one in sha256sums"),
+        (lambda f: (f / "b").write_text("3"), "b: is damaged or was changed, its SHA-256 differs from sha256sums"),
         (lambda f: (f / "b").unlink(), "b: is missing: prepare the data again"),
     ],
 )
-def test_what_differs_from_the_manifest_is_found(tmp_path: Path, damage, message: str):
-    folder = tmp_path / "folder"
-    write(folder, a="1", b="2")
+def test_files_that_differ_from_the_manifest_are_reported(folder: Path, damage, message: str):
     compare(folder, PREPARE_AGAIN)
     with reading(folder):
         pass
@@ -198,22 +187,18 @@ def test_what_differs_from_the_manifest_is_found(tmp_path: Path, damage, message
 
 
 @pytest.mark.parametrize("manifest", [None, b"", b"garbage\n", b"# written by fasttfm\n"])
-def test_a_manifest_that_is_missing_or_damaged_does_not_switch_the_comparison_off(tmp_path: Path, manifest):
-    folder = tmp_path / "folder"
-    write(folder, a="1")
+def test_a_missing_or_damaged_manifest_does_not_disable_the_comparison(folder: Path, manifest):
     (folder / "sha256sums").unlink()
     if manifest is not None:
         (folder / "sha256sums").write_bytes(manifest)
     with pytest.raises(UserError, match=r"sha256sums: is (missing|empty|damaged)"):
         compare(folder)
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         write(folder, a="2")
 
 
-def test_files_of_another_kind_are_not_replaced(tmp_path: Path):
-    folder = tmp_path / "folder"
-    write(folder, a="1")
-    with pytest.raises(UserError, match=r"holds other files \(files\) than are written here \(model\)"):  # noqa: SIM117
-        with replacing(folder, "writing", "model"):
-            pass
+def test_files_of_another_type_are_not_replaced(folder: Path):
+    message = r"contains other files \(files\), which are not replaced by prepared pairs"
+    with pytest.raises(UserError, match=message), replacing(folder, "writing", "prepared pairs"):
+        pass
     assert (folder / "sha256sums").read_text().startswith("# written by fasttfm (files), which")

@@ -1,4 +1,4 @@
-"""A limit of memory is told in one line, wherever it is met."""
+"""Memory limits: one-line errors, peak memory, freed memory."""
 
 import platform
 import subprocess
@@ -24,13 +24,13 @@ sys.exit(command())
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kilobytes", [300_000, 500_000, 700_000])
-def test_a_process_that_may_not_take_what_pytorch_needs_says_so_in_one_line(kilobytes):
+def test_an_address_space_too_small_for_pytorch_is_reported_in_one_line(kilobytes):
     words = ["train", "--preset", "demo", "--data", "nowhere", "--out", "nowhere"]
     command = [sys.executable, "-c", LIMITED, str(kilobytes), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"fasttfm train: out of memory: only {kilobytes >> 10:,} MiB of address space are allowed")
+    assert line.startswith(f"fasttfm train: out of memory: the address space is limited to {kilobytes >> 10:,} MiB")
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ def test_a_process_that_may_not_take_what_pytorch_needs_says_so_in_one_line(kilo
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )
-def test_every_way_to_say_it_is_recognised(error):
+def test_out_of_memory_errors_are_recognized(error):
     assert is_out_of_memory(error)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("memory"), UserError("out of memory: told already")])
-def test_other_errors_are_not_taken_for_it(error):
+def test_other_errors_are_not_out_of_memory(error):
     assert not is_out_of_memory(error)
 
 
-def test_peak_memory_is_that_of_this_process_alone():
+def test_peak_memory_excludes_the_parent_process():
     before = peak_memory()
     grown = torch.ones(60 << 20)
     assert peak_memory() >= 60 << 22
@@ -65,8 +65,8 @@ def test_peak_memory_is_that_of_this_process_alone():
     assert 1 << 20 < int(child.stdout) < min(before, 100 << 20)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
-def test_what_is_freed_is_kept():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_freed_memory_is_kept():
     script = """
 import resource, torch
 from fasttfm.system.memory import keep_freed_memory
@@ -78,4 +78,4 @@ del tensors
 print(mapped() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) >= 70 << 20  # what was free in the heap before is taken first
+    assert int(done.stdout) >= 70 << 20  # less than 80 MiB, because free heap memory is used first

@@ -1,4 +1,4 @@
-"""A signal ends a command wherever it strikes: also where Python or a package drops exceptions."""
+"""A signal ends a command at any point, even where Python or a package drops exceptions."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ PROGRAM = """
 import os, signal, sys, time, types
 from fasttfm.__main__ import command
 NUMBER = int(sys.argv[1])
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs behind & with it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
 {setup}
 def run(args):
 {body}
@@ -50,7 +50,7 @@ def assert_stopped(done, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_module_that_drops_what_is_raised_while_it_is_imported(tmp_path, number):
+def test_a_signal_in_an_import_that_drops_exceptions(tmp_path, number):
     assert_stopped(run(tmp_path, number, "import swallows\ntime.sleep(30)\nprint('went on')"), number)
 
 
@@ -60,8 +60,8 @@ def test_a_signal_in_a_destructor(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_llvm_takes_a_module_waits_until_it_has_it(tmp_path, number):
-    """Raised between the two, it left a module that was freed twice."""
+def test_a_signal_while_llvm_links_a_module_is_raised_afterwards(tmp_path, number):
+    """Raised in between, it left a module that was freed twice."""
     pytest.importorskip("llvmlite")
     setup = (
         "import llvmlite.binding as llvm\n"
@@ -77,14 +77,14 @@ def test_a_signal_while_llvm_takes_a_module_waits_until_it_has_it(tmp_path, numb
     assert_stopped(run(tmp_path, number, body, setup), number)
 
 
-def test_code_that_drops_everything_does_not_end_the_command_with_success(tmp_path):
+def test_a_command_that_drops_the_exception_does_not_succeed(tmp_path):
     body = "try:\n    os.kill(os.getpid(), NUMBER)\n    time.sleep(1)\nexcept BaseException:\n    pass"
     assert_stopped(run(tmp_path, signal.SIGTERM, body), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_second_signal_cuts_neither_what_is_put_away_nor_the_last_words(tmp_path, number):
-    """GNU timeout sends two, and a launcher that is struck twice sends each on."""
+def test_a_second_signal_interrupts_neither_cleanup_nor_the_final_message(tmp_path, number):
+    """GNU timeout sends two, and a launcher forwards every signal."""
     setup = (
         "import fasttfm.cli.main as main\n"
         "fail = main._fail\n"
@@ -95,19 +95,19 @@ def test_a_second_signal_cuts_neither_what_is_put_away_nor_the_last_words(tmp_pa
     assert_stopped(run(tmp_path, number, body, setup), number)
 
 
-def test_a_trainer_that_starts_while_a_stop_is_waiting_takes_it_over(tmp_path):
+def test_a_starting_trainer_takes_over_a_pending_signal(tmp_path):
     body = (
         "import swallows\n"
         "from fasttfm.training.interrupt import Interruption\n"
         "with Interruption() as interruption:\n"
         "    if interruption.requested and interruption.number == NUMBER: time.sleep(0.1); sys.exit(7)"
     )
-    # the import is over when the trainer starts, and the stop waits for the next moment: no time passes here
+    # a long retry interval: the signal must be pending when the trainer starts
     setup = "import fasttfm.system.signals\nfasttfm.system.signals._RETRY = 5\nimport fasttfm.training.interrupt"
     assert run(tmp_path, signal.SIGTERM, body, setup).returncode == 7
 
 
-def test_a_signal_after_the_work_is_done_leaves_no_traceback():
+def test_a_signal_after_the_command_prints_no_traceback():
     program = (
         "import atexit, os, signal, sys, types\n"
         "from fasttfm.__main__ import command\n"

@@ -92,7 +92,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the commands of a recipe, one after the other."""
-    from fasttfm.data.datasets import demo_texts, held_texts
+    from fasttfm.data.datasets import demo_texts, existing_texts
 
     if args.name == "list":
         width = max(map(len, RECIPES))
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     work = args.work or Path("runs") / f"{args.name}{'-dry' * args.dry_run}"
     if recipe.source:
         output.note(recipe.source)
-    texts = held_texts(recipe.dataset, args.data_dir) if args.dry_run else None
+    texts = existing_texts(recipe.dataset, args.data_dir) if args.dry_run else None
     size = recipe.vocab_size if not args.dry_run else _BUILT_IN_VOCABULARY if texts is None else _DRY_VOCABULARY
     if texts is None and args.dry_run:
         output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {work / 'demo'} stands for it")

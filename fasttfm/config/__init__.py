@@ -1,4 +1,4 @@
-"""Configuration: a frozen dataclass a section, filled from presets, YAML and the command line by the loader."""
+"""Configuration: one frozen dataclass per section, filled from presets, YAML and the command line by the loader."""
 
 from fasttfm.config.convert import convert, to_float, to_int
 from fasttfm.config.fields import (

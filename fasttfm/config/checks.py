@@ -1,4 +1,4 @@
-"""Types of fields that say which numbers are allowed, and the check of a whole section: `heads: Count = 8`."""
+"""Field types with value ranges (`heads: Count = 8`), and validation of a section."""
 
 import dataclasses
 import math
@@ -13,19 +13,19 @@ from fasttfm.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a field may have, besides None where its type has it."""
+    """The allowed range of a numeric field."""
 
     least: float = 0
     most: float = math.inf
     above: bool = False
-    """Whether `least` itself is refused."""
+    """Whether `least` is excluded."""
     below: bool = False
-    """Whether `most` itself is refused."""
+    """Whether `most` is excluded."""
 
     def refusal(self, value: Any, kind: type) -> str:
-        """Say what a value must be, where it is something else; '' for one that is allowed."""
+        """The violated requirement, such as `at most 3`; '' for an allowed value."""
         if kind is int and (type(value) is not int or value < self.least):
-            return f"a whole number of at least {self.least}"
+            return f"an integer of at least {self.least}"
         if kind is float and not (self.least <= value < math.inf and (value > self.least or not self.above)):
             return f"a finite number {'greater than' if self.above else 'of at least'} {self.least}"
         if self.below and value >= self.most:
@@ -38,16 +38,16 @@ Whole = Annotated[int, Range()]
 Amount = Annotated[float, Range()]
 Positive = Annotated[float, Range(above=True)]
 Rate = Annotated[float, Range(0, 1, below=True)]
-"""Of dropout, smoothing or decay: 1 would leave nothing."""
+"""A rate of dropout, label smoothing or decay, below 1."""
 Layers = Annotated[int, Range(1, 10_000)]
-"""Of a stack: a file that tells of more is damaged, and to build a thousand million of them takes hours."""
+"""Number of layers; a file with more is damaged, and building a billion layers would take hours."""
 Width = Annotated[int, Range(1, 1_000_000)]
-"""Of a layer: the square of a larger number is the size of no tensor."""
+"""Width of a layer; no tensor has the square of a larger number of elements."""
 Seed = Annotated[int, Range(0, (1 << 63) - 1)]
 
 
 def check_fields(config: Any) -> None:
-    """Raise ValueError, which begins with the field, for a value that the field's type does not allow."""
+    """Raise ValueError, starting with the field name, for a value that the field's type does not allow."""
     cls: type = type(config)
     for name, rule in _rules(cls).items():
         value, allowed = getattr(config, name), typing.get_args(rule)
@@ -59,7 +59,7 @@ def check_fields(config: Any) -> None:
 
 
 def check_flags(config: Any) -> None:
-    """Raise UserError, which begins with the field's flag, for a value that check_fields() refuses."""
+    """Raise UserError, starting with the field's flag, for a value that check_fields() refuses."""
     try:
         check_fields(config)
     except ValueError as error:
@@ -68,24 +68,25 @@ def check_flags(config: Any) -> None:
 
 
 def refuse_stopped(given: Collection[str], config: Any, stopped_by: Mapping[str, Callable[[Any], str | None]]) -> None:
-    """Raise UserError for a setting among those given that another one of config leaves without effect.
+    """Raise UserError for an option that has no effect because of another one.
 
-    stopped_by: setting -> function of config that names that other one, or None. A default may always be given.
+    given: options set by the user; default values are always allowed. stopped_by: option -> function of config that
+    returns the disabling option or None.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for name, named in stopped_by.items():
-        if name in given and getattr(config, name) != defaults[name] and (other := named(config)):
+    for name, disabled_by in stopped_by.items():
+        if name in given and getattr(config, name) != defaults[name] and (other := disabled_by(config)):
             now = str(getattr(config, other)).lower()
-            raise UserError(f"{name} does nothing while {other} is {now}: leave it out, or change {other}")
+            raise UserError(f"{name} does nothing while {other} is {now}: omit it, or change {other}")
 
 
 @cache
 def _rules(cls: type) -> dict[str, Any]:
-    """Field -> its Literal or Annotated type; a class that gives a field another default keeps its base's."""
+    """Field -> its Literal or Annotated type, inherited by classes that only change the default."""
     rules = {}
     for base in reversed(cls.__mro__):
         for name, kind in typing.get_type_hints(base, include_extras=True).items():
-            for each in (kind, *typing.get_args(kind)):  # the type itself, or beside None
+            for each in (kind, *typing.get_args(kind)):  # the type itself, or in a union with None
                 if typing.get_origin(each) in (Literal, Annotated):
                     rules[name] = each
     return rules

@@ -1,4 +1,4 @@
-"""The `data:` section of a configuration: how prepared data become batches."""
+"""The `data:` section of a configuration: batching of prepared data."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,19 +8,16 @@ from fasttfm.config.checks import Count, Range, check_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Settings that make batches from prepared data, for training and validation."""
+    """Batching options for training and validation."""
 
     max_tokens: Annotated[int, Range(8)] = 4096
-    """Largest batch in tokens: rows times the longer side, with padding and end of sentence counted."""
+    """Largest batch in tokens: rows times the longer side, padding and end of sentence included."""
     max_sentence_tokens: Count = 256
-    """Leave pairs with more subwords than this on either side out of training; the count is reported."""
+    """Skip training pairs with more subwords than this on either side; their number is reported."""
     subword_sampling: Annotated[float, Range(0, 1)] = 0.0
-    """0: use SentencePiece's best segmentation. Above 0: segment the training text anew in every epoch. For BPE this is
-    the probability of dropping a merge (0.1 is usual), for unigram the exponent of a segmentation's probability (0.1 to
-    0.5; smaller is more random)."""
-    case_augment: Annotated[float, Range(0, 1)] = 0.0
-    """Share of the training pairs whose case is changed, drawn anew in every epoch: half of them to capitals on both
-    sides, half to title case in the source alone."""
+    """0: use SentencePiece's best segmentation. Above 0: sample a new segmentation of the training text each epoch. For
+    BPE this is the probability of dropping a merge (0.1 is usual), for unigram the exponent of a segmentation's
+    probability (0.1 to 0.5; smaller is more random)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

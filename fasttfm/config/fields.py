@@ -1,10 +1,10 @@
-"""The sections of a configuration, each of them one frozen dataclass, and what their fields are.
+"""The sections of a configuration (one frozen dataclass each) and their fields.
 
     model     TransformerConfig     data      DataConfig
     training  TrainingConfig        decoding  DecodingConfig
 
-These are of the kind transformer; fasttfm.config.kinds knows the others. Field names are unique over all sections of
-a kind, so `--d-model 128` says by itself that it means model.d_model.
+These are the sections of kind transformer; other kinds come from fasttfm.config.kinds. Field names are unique across
+the sections of a kind, so `--d-model 128` sets model.d_model.
 """
 
 import ast
@@ -31,23 +31,23 @@ SECTIONS: dict[str, type] = {
     "training": TrainingConfig,
     "decoding": DecodingConfig,
 }
-"""Section -> dataclass of a Transformer's configuration."""
+"""Section -> dataclass, for a Transformer."""
 FROM_DATA = ("vocab_size", "source_vocab_size", "pad_id")
-"""Model fields that the prepared data decide, so that no preset and no flag sets them."""
+"""Model fields determined by the prepared data; no preset or flag sets them."""
 
 
 def sections_of(kind: str = TRANSFORMER) -> dict[str, type]:
-    """Section -> dataclass of the configuration of a kind of model."""
+    """Section -> dataclass, for a kind of model."""
     return SECTIONS if kind == TRANSFORMER else pretrained_kinds()[kind].sections
 
 
 class Values(dict[str, dict[str, Any]]):
-    """Section -> field -> value, already of the field's type; only what was given, no defaults."""
+    """Section -> field -> converted value, for explicitly set fields only."""
 
     kind: str
     """The kind of model."""
     origins: dict[str, str]
-    """Field -> where its value was given: `my.yaml, line 3`, or the flag `--d-model`."""
+    """Field -> where its value was set: `my.yaml, line 3`, or the flag `--d-model`."""
 
     def __init__(self, kind: str = TRANSFORMER) -> None:
         super().__init__({section: {} for section in sections_of(kind)})
@@ -55,7 +55,7 @@ class Values(dict[str, dict[str, Any]]):
         self.origins = {}
 
     def put(self, name: str, value: Any, location: str) -> None:
-        """Set field `name`, whatever it was before."""
+        """Set a field and its origin."""
         self[section_of(name, self.kind)][name] = value
         self.origins[name] = location
 
@@ -69,7 +69,7 @@ def field_types(cls: type) -> dict[str, Any]:
 
 @cache
 def field_help(cls: type) -> dict[str, str]:
-    """Field name -> the sentence under it in the source of the dataclass, or of the one that it extends."""
+    """Field name -> docstring below it in the source of the dataclass or its base."""
     sentences = {}
     for base in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -83,7 +83,7 @@ def field_help(cls: type) -> dict[str, str]:
 
 @cache
 def all_fields(kind: str = TRANSFORMER) -> dict[str, str]:
-    """Field name -> section, over a kind's sections. Two may not share a name: a flag could not tell them apart."""
+    """Field name -> section, over all sections of a kind. TypeError for duplicate names, which share a flag."""
     fields: dict[str, str] = {}
     for section, cls in sections_of(kind).items():
         for name in field_types(cls):
@@ -94,7 +94,7 @@ def all_fields(kind: str = TRANSFORMER) -> dict[str, str]:
 
 
 def section_of(name: str, kind: str = TRANSFORMER) -> str:
-    """The section that field `name` belongs to; UserError with the nearest known name when there is none."""
+    """The section of a field; UserError with the closest name if it is unknown."""
     fields = all_fields(kind)
     if name not in fields:
         raise UserError(f"{name} is unknown: {nearest(name, fields)}")
@@ -102,12 +102,12 @@ def section_of(name: str, kind: str = TRANSFORMER) -> str:
 
 
 def flag_name(name: str) -> str:
-    """The flag of field `name`."""
+    """The flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question for the known name that `name` may have been meant for, or all of them."""
+    """A hint for an unknown name: the closest known one, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""One command-line flag for every field of the configuration: names, help and types are those of the dataclasses."""
+"""Command-line flags for the configuration, with names, help and types from the dataclasses."""
 
 import argparse
 import dataclasses
@@ -14,9 +14,9 @@ from fasttfm.config.fields import FROM_DATA, TRANSFORMER, all_fields, field_help
 def add_flags(
     parser: argparse.ArgumentParser, sections: Iterable[str] | None = None, *, kind: str = TRANSFORMER
 ) -> None:
-    """One flag for each field of `sections` (None: all of the kind), with the field's sentence as help.
+    """Add a flag for each field of `sections` (default: all of the kind), with its docstring as help.
 
-    None is required or has a default. Among all of a kind, what validation does and how it translates are one group.
+    No flag is required or has a default. With all sections, validation and decoding settings form one group.
     """
     groups: dict[str, Any] = {}
 
@@ -35,16 +35,11 @@ def add_flags(
                 add_field_flags(group_of(section, name), cls, [name])
 
 
-_OF_VALIDATION = (
-    "How the validation set is translated, and what fasttfm translate does with the model unless it is told otherwise."
-)
+_OF_VALIDATION = "Settings for translating the validation set, and the defaults of fasttfm translate for this model."
 
 
 def add_field_flags(group: Any, cls: type, names: Iterable[str], prefix: str = "") -> None:
-    """A flag for each of these fields of a dataclass, to a parser or a group of one, as add_flags().
-
-    prefix: of the flags' names, which the fields do not have.
-    """
+    """Add flags for some fields of a dataclass to a parser or argument group. prefix: of the flag names."""
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name in names:
         kind, flag = field_types(cls)[name], flag_name(prefix + name)
@@ -56,20 +51,20 @@ def add_field_flags(group: Any, cls: type, names: Iterable[str], prefix: str = "
 
 
 def field_values(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The fields that were given on the command line."""
+    """The fields set on the command line."""
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def flag_values(
     args: argparse.Namespace, sections: Iterable[str] | None = None, *, kind: str = TRANSFORMER
 ) -> dict[str, Any]:
-    """The fields of `sections` (None: all of the kind) that were given on the command line."""
-    wanted = tuple(sections_of(kind) if sections is None else sections)
-    return field_values(args, [name for name, section in all_fields(kind).items() if section in wanted])
+    """The fields of `sections` (default: all of the kind) set on the command line."""
+    selected = tuple(sections_of(kind) if sections is None else sections)
+    return field_values(args, [name for name, section in all_fields(kind).items() if section in selected])
 
 
 def _placeholder(kind: Any) -> str:
-    """Return the word that stands for a value of this type in the help."""
+    """The metavar for values of a type."""
     if typing.get_origin(kind) is Literal:
         return "|".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -79,7 +74,7 @@ def _placeholder(kind: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A field's value as a flag takes it."""
+    """A field's value as written on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
-"""The core's one door to other kinds of model and their commands, which a distribution of its own brings.
+"""Entry point for other kinds of model and their commands, provided by a separate distribution.
 
-The core itself knows one kind, the Transformer that translates. fasttfm-pretraining names its module in the entry-point
-group `fasttfm.kinds`; no file of the core imports it.
+The core has a single kind, the translation Transformer. fasttfm-pretraining registers its module in the entry-point
+group `fasttfm.kinds`; the core never imports it directly.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ COMMANDS = {
     "mlm": "train and evaluate a BERT, ALBERT or ELECTRA",
     "finetune": "fine-tune for answers, choices or classes",
 }
-"""Command -> the line that `fasttfm --help` shows, whether it is installed or not."""
+"""Command -> its line in `fasttfm --help`, whether it is installed or not."""
 _GROUP = "fasttfm.kinds"
 _MISSING = (
-    "fasttfm-pretraining, which is not installed: pip install ./fasttfm/pretraining above the checkout "
-    "(make install does it)"
+    "fasttfm-pretraining, which is not installed: run pip install ./fasttfm/pretraining above the checkout, or make "
+    "install"
 )
 
 
 class Kind(Protocol):
-    """A kind of model, as far as the core needs to know it."""
+    """The interface of a kind of model, as the core uses it."""
 
     @property
     def command(self) -> str:
-        """The command that takes such a model, as it stands after `fasttfm`."""
+        """The `fasttfm` subcommand for such a model."""
 
     @property
     def sections(self) -> dict[str, type]:
@@ -38,52 +38,52 @@ class Kind(Protocol):
 
 
 class Provider(Protocol):
-    """The contents of a module that an entry point names."""
+    """The interface of a module registered as an entry point."""
 
     KINDS: Mapping[str, Kind]
     COMMANDS: Mapping[str, str]
     """Command -> its module."""
     LESS_MEMORY: Mapping[str, str]
-    """Command -> what makes it need less memory."""
+    """Command -> advice for using less memory."""
     PRESETS: Path
-    """Folder with a folder of presets for each kind."""
+    """Folder with a subfolder of presets per kind."""
 
 
 @cache
 def provider() -> Provider | None:
-    """Return the module of the installed distribution, imported by the first call; None where none is installed."""
+    """The module of the installed distribution, imported on the first call; None if none is installed."""
     for entry in entry_points(group=_GROUP):
         return cast(Provider, entry.load())
     return None
 
 
 def pretrained_kinds() -> Mapping[str, Kind]:
-    """Kind of model -> what it is made of."""
-    found = provider()
-    return {} if found is None else found.KINDS
+    """Kinds of model of the installed distribution, by name."""
+    module = provider()
+    return {} if module is None else module.KINDS
 
 
 def refuse_missing(words: list[str]) -> None:
-    """Raise UserError for the arguments of a command that is not installed."""
+    """Raise UserError if the command line starts with a command that is not installed."""
     if words and words[0] in COMMANDS and provider() is None:
         raise UserError(f"this command is part of {_MISSING}")
 
 
 def refuse_unknown(kind: str, where: str) -> None:
-    """Raise UserError for a kind of model that nobody here knows; where: the file that names it, and the line."""
+    """Raise UserError for an unknown kind of model. where: file and line that name it."""
     if kind not in pretrained_kinds():
         known = ", ".join(["transformer", *pretrained_kinds()])
         more = "" if provider() else f"; GPT, Llama and BERT's family are part of {_MISSING}"
-        raise UserError(f"{where}: kind {kind!r} is unknown: there are {known}{more}")
+        raise UserError(f"{where}: kind {kind!r} is unknown: choose from {known}{more}")
 
 
 def module_of(command: str) -> str:
-    """Return the name of the module of one of COMMANDS; '' where it is not installed."""
-    found = provider()
-    return "" if found is None else found.COMMANDS[command]
+    """The module of one of COMMANDS; '' if it is not installed."""
+    module = provider()
+    return "" if module is None else module.COMMANDS[command]
 
 
 def less_memory(command: str | None) -> str | None:
-    """Return what makes one of COMMANDS need less memory; None for other commands."""
-    found = provider() if command in COMMANDS else None
-    return None if found is None else found.LESS_MEMORY[str(command)]
+    """Advice for using less memory with one of COMMANDS; None for other commands."""
+    module = provider() if command in COMMANDS else None
+    return None if module is None else module.LESS_MEMORY[str(command)]

@@ -1,7 +1,7 @@
-"""Sources of a run's numbers: preset < YAML files < command line, each checked against the same dataclasses.
+"""Loads the configuration of a run: preset < YAML files < command line, checked against the same dataclasses.
 
-What the prepared data decide (the sizes of the vocabularies, the padding's id) comes from them alone: a file may say it
-too, as the config.yaml of every model does, but not otherwise.
+Vocabulary sizes and the padding id come from the prepared data; a file may repeat them, as the config.yaml of every
+model does, but not change them.
 """
 
 import dataclasses
@@ -24,25 +24,25 @@ _ANY_VOCABULARY = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All that a run is made of, of any kind of model. Make it with `build`."""
+    """The complete configuration of a run, for any kind of model; created by build()."""
 
     kind: str
-    """The kind of model, which says what the sections are."""
+    """The kind of model, which determines the sections."""
     model: Any
     data: Any
     training: TrainingConfig
     decoding: Any = None
-    """None for the kinds that have no such section."""
+    """None for kinds without this section."""
 
     def to_values(self) -> Values:
-        """Every field of every section as plain values, which `build` makes an equal configuration of."""
+        """All fields as plain values, from which build() restores the configuration."""
         values = Values(self.kind)
         for section in values:
             values[section].update(dataclasses.asdict(getattr(self, section)))
         return values
 
     def to_yaml(self) -> str:
-        """The whole configuration as a YAML text that `read_yaml` reads back to an equal one."""
+        """The complete configuration as YAML for read_yaml()."""
         return dump_yaml(self.to_values(), self.kind)
 
 
@@ -53,18 +53,17 @@ def gather(
     *,
     kind: str = TRANSFORMER,
 ) -> Values:
-    """Join preset, files and overrides (field -> value), without defaults and without what the data decide.
+    """Merge preset, files and overrides (field -> value), later ones first, without defaults.
 
-    Later ones win. kind: of the model. Raises UserError naming file, line and the nearest known name
-    for what is unknown or of a wrong type.
+    Raises UserError with file, line and the closest name for unknown fields and wrong types.
     """
     values = Values(kind)
     sources = [preset_path(preset, kind)] if preset else []
     for path in [*sources, *map(Path, files)]:
-        given = read_yaml(path, kind)
-        for fields in given.values():
+        loaded = read_yaml(path, kind)
+        for fields in loaded.values():
             for name, value in fields.items():
-                values.put(name, value, given.origins[name])
+                values.put(name, value, loaded.origins[name])
     for name, value in (overrides or {}).items():
         value_type = field_types(sections_of(kind)[section_of(name, kind)])[name]
         values.put(name, convert(value, value_type, flag_name(name)), flag_name(name))
@@ -72,17 +71,17 @@ def gather(
 
 
 def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> RunConfig:
-    """Construct the sections. A value out of range becomes a UserError with the place where it was given.
+    """Construct the sections; UserError with the origin of a value that is out of range.
 
-    from_data: vocab_size and, where the sides have a vocabulary each, source_vocab_size of prepared data. A value that
-    says otherwise is refused. Without from_data the values decide, as in the config.yaml of a model.
+    from_data: vocab_size of prepared data and, for separate vocabularies, source_vocab_size; contradicting values are
+    refused. Without it, `values` determine them, as in the config.yaml of a model.
     """
     sections: dict[str, dict[str, Any]] = dict(values)
     if from_data is not None:
         defaults = _defaults(sections_of(values.kind)["model"])
-        decided = {**{name: defaults[name] for name in FROM_DATA if name in defaults}, **from_data}
-        _refuse_other_than(decided, values)
-        sections["model"] = {**values["model"], **decided}
+        fixed = {**{name: defaults[name] for name in FROM_DATA if name in defaults}, **from_data}
+        _refuse_other_than(fixed, values)
+        sections["model"] = {**values["model"], **fixed}
     built = {}
     for section, cls in sections_of(values.kind).items():
         try:
@@ -95,13 +94,13 @@ def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> 
 
 
 def check(values: Values) -> None:
-    """Raise UserError for what is out of range, whatever the data will be."""
+    """Raise UserError for values that are out of range whatever the data."""
     sizes = {name: size for name, size in values["model"].items() if name in ("vocab_size", "source_vocab_size")}
     build(values, {"vocab_size": _ANY_VOCABULARY, **sizes})
 
 
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
-    """`values` with every field that has a default filled in: what --dump-config prints."""
+    """`values` completed with defaults, as printed by --dump-config."""
     filled = {}
     for section, cls in sections_of(values.kind).items():
         filled[section] = {**_defaults(cls), **values.get(section, {})}
@@ -111,25 +110,24 @@ def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
 
 
 def _defaults(cls: Any) -> dict[str, Any]:
-    """Field -> default of a section's fields that have one."""
+    """Field -> default, for fields that have one."""
     return {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
 
 
-def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> None:
-    """Raise UserError when a file gives a field that the data decide another value than theirs."""
-    for name, size in decided.items():
-        given = values["model"].get(name)
+def _refuse_other_than(fixed: Mapping[str, int | None], values: Values) -> None:
+    """Raise UserError if a file contradicts a value from the data."""
+    for name, size in fixed.items():
+        value = values["model"].get(name)
         if name == "source_vocab_size" and size is None:
-            size = decided.get("vocab_size")  # a joint vocabulary is that of both sides
-        if given is not None and given != size:
+            size = fixed.get("vocab_size")  # joint vocabulary
+        if value is not None and value != size:
             raise UserError(
-                f"{values.origins.get(name, 'model')}: model.{name} is {given:,}, but {size:,} in the data: leave it "
-                "out, the data decide it"
+                f"{values.origins.get(name, 'model')}: model.{name} is {value:,}, but {size:,} in the data: omit it"
             )
 
 
 def _with_origins(message: str, section: str, values: Values) -> str:
-    """A dataclass's message with its fields as the user gave them: by flag, or by file and line."""
+    """Replace field names in a dataclass's message by their origin: flag, or file and line."""
     known = field_types(sections_of(values.kind)[section])
     lines = []
     flags = False

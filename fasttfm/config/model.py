@@ -1,4 +1,4 @@
-"""Shape of a Transformer: one frozen dataclass."""
+"""Architecture of a Transformer: the `model:` section of a configuration."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,12 +8,12 @@ from fasttfm.config.checks import Count, Layers, Positive, Rate, Whole, Width, c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig:
-    """An encoder-decoder Transformer (Vaswani et al. 2017). Wrong values raise ValueError on construction."""
+    """An encoder-decoder Transformer (Vaswani et al. 2017). Invalid values raise ValueError on construction."""
 
     vocab_size: Count
     """Number of target tokens, and of source tokens unless source_vocab_size is given."""
     source_vocab_size: Count | None = None
-    """Number of source tokens where each side has its own vocabulary; not possible with share_embeddings=all."""
+    """Number of source tokens for separate vocabularies; not possible with share_embeddings=all."""
     d_model: Width = 512
     """Width of the residual stream, a multiple of heads."""
     heads: Count = 8
@@ -44,7 +44,7 @@ class TransformerConfig:
     """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines.
     learned: a table of max_length vectors for each side."""
     first_position: Whole = 0
-    """Number of the first sinusoid of a sequence; fairseq and M2M-100 count from 2."""
+    """Index of the first position of a sequence in the sinusoids; 2 in fairseq and M2M-100."""
     init: Literal["xavier", "torch"] = "xavier"
     """xavier: Glorot uniform matrices and normal(0, d_model^-0.5) embeddings. torch: the defaults of torch.nn."""
     share_embeddings: Literal["all", "decoder", "none"] = "all"
@@ -53,9 +53,9 @@ class TransformerConfig:
     output_bias: bool = False
     """Add a bias to the logits, as Marian does."""
     max_length: Count = 1024
-    """Positions in the table at the start; longer input extends it, and is refused where the table is learned."""
+    """Initial positions in the table; longer input extends it, but is an error with learned positions."""
     pad_id: int = 0
-    """Token that pads short sequences: its embedding is zero, it is never attended to and carries no loss."""
+    """Padding token: its embedding is zero, it is never attended to and has no loss."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -71,16 +71,16 @@ class TransformerConfig:
         if self.final_norm and not self.norm_first:
             raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
         if self.positional_encoding == "learned" and self.first_position:
-            raise ValueError(f"first_position {self.first_position} is of sinusoids: a learned table begins at 0")
+            raise ValueError(f"first_position {self.first_position} needs sinusoids: learned positions start at 0")
         if not 0 <= self.pad_id < self.vocab_size:
-            raise ValueError(f"pad_id {self.pad_id} lies outside the vocabulary of {self.vocab_size}")
+            raise ValueError(f"pad_id {self.pad_id} is outside the vocabulary of {self.vocab_size}")
 
     @property
     def embedding_dropout_p(self) -> float:
-        """The dropout in force on embedding + position."""
+        """The effective dropout rate of embedding + position."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
 
     @property
     def positions(self) -> int | None:
-        """Most tokens of a sequence, markers counted; None where there are sinusoids for any number."""
+        """Longest sequence with learned positions, special tokens included; None with sinusoids."""
         return self.max_length if self.positional_encoding == "learned" else None

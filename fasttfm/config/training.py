@@ -1,6 +1,6 @@
-"""Settings of a training run: batch, optimizer, schedule, regularisation, when to save, validate and stop.
+"""Training settings: optimizer, schedule, regularization, saving, validation, stopping.
 
-Names are fairseq's where the meaning is the same. Source: Vaswani et al. 2017, section 5.
+Names are fairseq's if the meaning is the same. Source: Vaswani et al. 2017, section 5.
 """
 
 import math
@@ -13,18 +13,18 @@ from fasttfm.config.checks import Amount, Count, Positive, Range, Rate, Seed, Wh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """The recipe of one run; see each field. Wrong values raise ValueError on construction."""
+    """The training recipe. Invalid values raise ValueError on construction."""
 
     packed: bool = False
-    """Pack sentences one after the other, so that layers compute no padding."""
+    """Pack sentences without padding (cu_seqlens)."""
     update_freq: Count = 1
-    """Number of batches whose gradients are summed for one update."""
+    """Batches per update; their gradients are accumulated."""
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
     """adam adds weight_decay times the weight to the gradient; adamw shrinks weights by lr * weight_decay instead. muon
-    orthogonalizes the changes of the layers' matrices, and is adamw for all else."""
+    orthogonalizes the updates of the layers' matrices and uses adamw for all other parameters."""
     schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "cosine-minutes", "constant"] = "inverse-sqrt"
-    """Learning rate over updates, with linear warm-up. noam is the paper's and uses noam_scale in place of lr. cosine
-    and linear end at max_update. cosine-minutes ends at max_minutes; such a run never repeats exactly."""
+    """Learning rate schedule, with linear warm-up. noam is the paper's and uses noam_scale instead of lr. cosine and
+    linear end at max_update. cosine-minutes ends at max_minutes and is not reproducible."""
     lr: Positive = 5e-4
     """Peak learning rate, reached after warmup_updates; noam computes its own."""
     min_lr: Amount = 0.0
@@ -32,82 +32,82 @@ class TrainingConfig:
     noam_scale: Positive = 1.0
     """Factor of d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); 1 in the paper, tensor2tensor: 2."""
     rates: tuple[str, ...] = ()
-    """Learning rate factors by parameter name, such as encoder.*=0.1,*embedding.weight=0. 0 freezes the parameters.
-    Where several patterns match, the last counts."""
+    """Learning rate factors by parameter name, such as encoder.*=0.1,*embedding.weight=0. 0 freezes parameters; the
+    last matching pattern counts."""
     warmup_updates: Whole = 4000
-    """Number of updates over which the learning rate rises from 0."""
+    """Updates over which the learning rate rises from 0."""
     adam_betas: tuple[float, float] = (0.9, 0.98)
-    """Decay rates of Adam's two running means."""
+    """Decay rates of Adam's two moments."""
     adam_eps: Positive = 1e-9
-    """Epsilon that Adam adds to the denominator."""
+    """Epsilon in Adam's denominator."""
     weight_decay: Amount = 0.0
     """Weight decay of the optimizer."""
     decayed: Literal["all", "matrices"] = "all"
-    """Parameters that weight_decay applies to: all, or only matrices and embeddings (BERT, GPT)."""
+    """Parameters with weight_decay: all, or only matrices and embeddings (BERT, GPT)."""
     clip_norm: Amount = 0.0
-    """Clip the norm of all gradients together to this; 0: do not clip."""
+    """Maximum global gradient norm; 0: do not clip."""
     label_smoothing: Rate = 0.1
     """Share of the target's probability that is spread over the vocabulary."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss. auto: bf16 on a device
-    with units for it, else fp32; decided when the run begins."""
+    """Data type of matrix products. Weights and statistics stay fp32; fp16 also scales the loss. auto: bf16 on a device
+    with bf16 units, else fp32; decided when the run starts."""
     shard: bool = False
-    """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one."""
+    """Shard weights, gradients and optimizer state across workers (FSDP2), for models that do not fit on one."""
     cuda_graph: bool = True
-    """On a GPU, launch an update as one CUDA graph, which is captured for each batch shape; what cannot be captured
-    (packed batches, several workers) is launched kernel by kernel, and told. Without effect on a CPU."""
+    """On a GPU, launch an update as one CUDA graph, captured per batch shape; work that cannot be captured (packed
+    batches, several workers) is launched eagerly, with a message. No effect on a CPU."""
     checkpoint_activations: bool = False
-    """Keep only each layer's input and compute the rest again in the backward pass: the same gradients with less
-    memory, for a third more products."""
+    """Keep only each layer's input and recompute the rest in the backward pass: the same gradients with less memory,
+    for a third more computation."""
     ema_decay: Rate = 0.0
-    """Decay per update of a moving average of the weights, which is validated and saved in their place; 0: none."""
+    """Decay per update of a moving average of the weights, which is validated and saved instead of them; 0: none."""
     max_update: Count = 100_000
     """Stop after this many updates."""
     max_epoch: Whole = 0
     """Stop after this many passes over the training data; 0: no limit."""
     max_minutes: Amount = 0.0
-    """Stop so many minutes after the command was given, with earlier parts of a resumed run counted; 0: no limit. What
-    is under way is finished, then the model is saved."""
+    """Stop this many minutes after the start of the command, including earlier sessions of a resumed run; 0: no limit.
+    The current update is completed and the model is saved."""
     patience: Whole = 0
-    """Stop after this many validations in a row without a better score; 0: never."""
+    """Stop after this many consecutive validations without a better score; 0: never."""
     valid_interval_updates: Whole = 1000
     """Validate after every N updates and at the end; 0: never."""
     valid_bleu: bool = True
-    """Translate the validation set and choose the best checkpoint by BLEU, not by validation loss."""
+    """Translate the validation set and select the best checkpoint by BLEU instead of validation loss."""
     valid_beam: Count = 1
-    """Beam size of the translations for valid_bleu while training; 1: greedy search. When it is over, the best and the
-    last checkpoint are validated with `beam`."""
+    """Beam size for valid_bleu during training; 1: greedy search. At the end, the best and the last checkpoint are
+    validated with `beam`."""
     valid_bleu_tokenizer: str = "auto"
     """sacreBLEU's tokenizer for valid_bleu: 13a, intl, or char or zh for scripts without spaces; auto: by the script of
-    the validation text, 13a for most."""
+    the validation text, usually 13a."""
     save_interval_updates: Whole = 1000
     """Save a checkpoint after every N updates and at the end; 0: only at the end and when validation improves."""
     keep_interval_updates: int = 10
     """Number of newest checkpoints to keep; -1: all."""
     keep_best: Count = 1
-    """Number of checkpoints with the best validation scores to keep as well."""
+    """Number of checkpoints with the best validation scores to keep in addition."""
     average_last: Whole = 0
     """At the end, average this many of the newest checkpoints into the checkpoint `average`; 0: do not average."""
     seed: Seed = 1
-    """Seed of initialization, dropout and data order; the same seed gives the same run."""
+    """Seed of initialization, dropout and data order; makes the run reproducible."""
     log_interval: Count = 50
     """Log the training loss after every N updates."""
     tensorboard: bool = True
     """Write TensorBoard event files beside train.log.jsonl."""
     skip_limit: Count = 10
-    """Stop after this many updates in a row with a gradient that is not finite; each is skipped and logged. fp16 is
-    allowed 16 more, which its loss scale needs to settle."""
+    """Stop after this many consecutive updates with a non-finite gradient; each is skipped and logged. fp16 allows 16
+    more while its loss scale settles."""
     rank_timeout_minutes: Annotated[float, Range(0, 1_000_000, above=True)] = 180.0
-    """Minutes that ranks wait for one that does not answer before they end the run. With shard, one rank validates
-    alone: give more than a validation takes."""
-    threads: Annotated[int, Range(0, 1024)] = 0  # OpenMP crashes where it cannot start as many as it is told to
-    """CPU threads; 0: PyTorch chooses. A run repeats exactly only with the same number."""
+    """Minutes that ranks wait for a rank that does not answer before the run ends. With shard, one rank validates
+    alone: use more than a validation takes."""
+    threads: Annotated[int, Range(0, 1024)] = 0  # OpenMP crashes if it cannot start that many
+    """CPU threads; 0: PyTorch chooses. A run is reproducible only with the same number."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
         is_plain = not self.shard and self.precision != "fp16"
-        _require(self, "optimizer", is_plain or self.optimizer != "muon", "goes without shard and precision fp16")
+        _require(self, "optimizer", is_plain or self.optimizer != "muon", "does not support shard and precision fp16")
         betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)
         _require(self, "adam_betas", betas, "must be two numbers, each at least 0 and below 1")
         keeps = self.keep_interval_updates == -1 or self.keep_interval_updates >= 1
@@ -124,17 +124,17 @@ class TrainingConfig:
             _require(self, "warmup_updates", self.warmup_updates < most, rule)
         if self.min_lr:
             falls = self.schedule in ("cosine", "linear", "cosine-minutes")
-            _require(self, "min_lr", falls, f"goes with schedule cosine, linear or cosine-minutes, not {self.schedule}")
+            _require(self, "min_lr", falls, f"needs schedule cosine, linear or cosine-minutes, not {self.schedule}")
             _require(self, "min_lr", self.min_lr < self.lr, f"must be below lr ({self.lr:g}), such as a tenth of it")
         if self.patience:
             _require(self, "patience", self.valid_interval_updates > 0, "needs valid_interval_updates above 0")
         most = self.keep_interval_updates
-        gone = f"must be at most keep_interval_updates ({most}): older checkpoints are gone"
-        _require(self, "average_last", not 0 < most < self.average_last, gone)
+        rule = f"must be at most keep_interval_updates ({most}): older checkpoints are deleted"
+        _require(self, "average_last", not 0 < most < self.average_last, rule)
 
 
 RESUMABLE = ("lr", "min_lr", "noam_scale", "clip_norm", "weight_decay", "label_smoothing")
-"""Settings that a run may go on with another value of, where that is asked for (--resume-with)."""
+"""Settings that --resume-with may change."""
 
 STOPPED_BY: dict[str, Callable[[TrainingConfig], str | None]] = {
     "lr": lambda config: "schedule" if config.schedule == "noam" else None,
@@ -144,7 +144,7 @@ STOPPED_BY: dict[str, Callable[[TrainingConfig], str | None]] = {
     "valid_bleu_tokenizer": lambda config: None if config.valid_bleu else "valid_bleu",
     "keep_best": lambda config: None if config.valid_interval_updates else "valid_interval_updates",
 }
-"""Setting -> the one that leaves it without effect in a run with this configuration, or None."""
+"""Setting -> the setting that disables it in this configuration, or None."""
 
 
 def _is_rate(rate: str) -> bool:
@@ -157,4 +157,4 @@ def _is_rate(rate: str) -> bool:
 
 def _require(config: TrainingConfig, name: str, holds: bool, rule: str) -> None:
     if not holds:
-        raise ValueError(f"{name}: {getattr(config, name)!r} was given, it {rule}")
+        raise ValueError(f"{name} {getattr(config, name)!r} {rule}")

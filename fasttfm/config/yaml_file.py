@@ -1,4 +1,4 @@
-"""Configuration files: sections of fields in YAML, every complaint with its line."""
+"""Configuration files: YAML sections of fields; every error names the line."""
 
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,19 @@ from fasttfm.system.parsing import Lines, Malformed, parse_yaml_lines, shown, wr
 
 
 def kind_of(path: str | Path) -> str:
-    """The kind of model that a configuration file says it is of (`kind: gpt`), transformer where it does not say."""
+    """The kind of model of a configuration file (`kind: gpt`); transformer if it has none."""
     return _read(Path(path))[0] or TRANSFORMER
 
 
 def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
-    """Read a configuration file of a kind of model. Every complaint names the file and the line."""
+    """Read a configuration file for a kind of model. UserError with file and line for invalid content."""
     path = Path(path)
-    says, given, lines = _read(path)
-    if says is not None and says != kind:
-        command = "translate" if says == TRANSFORMER else pretrained_kinds()[says].command
-        raise UserError(
-            f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: fasttfm {command} takes it"
-        )
+    file_kind, content, lines = _read(path)
+    if file_kind is not None and file_kind != kind:
+        command = "translate" if file_kind == TRANSFORMER else pretrained_kinds()[file_kind].command
+        raise UserError(f"{path}: is for a model of kind {file_kind}, but kind {kind} is needed: use fasttfm {command}")
     values, sections = Values(kind), sections_of(kind)
-    for section, fields in given.items():
+    for section, fields in content.items():
         line = lines[(section,)]
         if section not in sections:
             raise UserError(f"{path}, line {line}: section {section!r} is unknown: {nearest(section, sections)}")
@@ -51,7 +49,7 @@ def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
 
 
 def _read(path: Path) -> tuple[str | None, dict[str, Any], Lines]:
-    """The kind of model that a file names, if it does, its sections, and the lines of all."""
+    """A file's kind of model (or None), its sections, and the lines of all fields."""
     try:
         value, lines = parse_yaml_lines(path.read_bytes())
     except OSError as error:
@@ -70,7 +68,7 @@ def _read(path: Path) -> tuple[str | None, dict[str, Any], Lines]:
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
-    """The fields of a file or a section; an empty one has none."""
+    """The fields of a file or section, {} if it is empty; UserError for anything but a mapping."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -79,7 +77,7 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def dump_yaml(values: dict[str, dict[str, Any]], kind: str = TRANSFORMER) -> str:
-    """Values as YAML, one field a line, in the order given; `read_yaml` reads them back equal."""
+    """Values as YAML for read_yaml(), one field per line, in the same order."""
     lines = [f"kind: {kind}"]
     for section, fields in values.items():
         lines.append(f"{section}:" if fields else f"{section}: {{}}")

@@ -37,7 +37,7 @@ from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.reference import positional_encoding
-from fasttfm.store.weights import refuse_what_is_no_number
+from fasttfm.store.weights import refuse_nonfinite
 from fasttfm.system.files import read_content, read_json
 from fasttfm.system.folders import settled
 from fasttfm.system.parsing import field
@@ -99,7 +99,7 @@ def read(folder: Path, **languages: Any) -> Model:
     config, weights = with_tables(
         config, layers, list(arrangements.values()), tables, output, bias, path=folder / "model.bin"
     )
-    refuse_what_is_no_number(weights, folder / "model.bin")
+    refuse_nonfinite(weights, folder / "model.bin")
     ends = _ends(variables, settings)
     source, target = (
         _tokenizer(folder, side, each.pieces(words[side]), languages.get(f"{side}_language"), ends=ends)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fasttfm.convert.names import TheirWeights
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.store.weights import refuse_what_is_no_number
+from fasttfm.store.weights import refuse_nonfinite
 from fasttfm.system.files import read_json, refuse_bytes
 from fasttfm.system.parsing import field
 
@@ -89,5 +89,5 @@ def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path}: holds more than weights ({name!r}): it is not loaded")
         if each.layout != torch.strided or each.is_nested or each.is_quantized or each.is_meta:
             raise UserError(f"{path}: {name} is a sparse, nested, quantized or empty tensor: save it as plain numbers")
-    refuse_what_is_no_number(weights, path)
+    refuse_nonfinite(weights, path)
     return {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}

@@ -1,4 +1,4 @@
 """Text to batches: SentencePiece, parallel corpora, the prepared directory, token-budget batches, the demo corpus.
 
-Import from the modules: preparing data needs no torch, so that nothing is gathered here.
+Import from the submodules: this package re-exports nothing, because preparing data must not import torch.
 """

@@ -1,9 +1,9 @@
-"""Token-budget batches: pairs of like length, a bounded padded size, and an order that needs no state.
+"""Token-budget batches of pairs of similar length, in an order that depends on (seed, epoch) alone.
 
-Pairs are padded to a few dozen sizes (fasttfm.data.shapes); consecutive pairs of a size fill a batch while rows * width
-stays within max_tokens, where width is the longer padded side. Batch boundaries follow from lengths alone, so every
-epoch has the same shapes and the largest is known before training. (seed, epoch) draws which pairs of a size go
-together and the order of the batches (fasttfm.data.epochs).
+Pairs are padded to a few dozen sizes (fasttfm.data.shapes). Pairs of one size fill a batch while rows * width stays
+within max_tokens, where width is the longer padded side. Batch boundaries depend on lengths alone, so every epoch has
+the same shapes and the largest is known before training. (seed, epoch) determines which pairs of a size share a batch,
+and the order of the batches (fasttfm.data.epochs).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from fasttfm.data.tokenizer import BOS, EOS, PAD
 
 @dataclass(frozen=True, slots=True)
 class Batch(TensorBatch):
-    """B pairs, padded with 0 on the right. Lengths and token counts include eos; bos is counted nowhere."""
+    """B pairs, padded with 0 on the right. Lengths and token counts include eos but not bos."""
 
     source: torch.Tensor
     """(B, S) int64: the tokens, then eos."""
@@ -30,39 +30,39 @@ class Batch(TensorBatch):
     target_in: torch.Tensor
     """(B, L) int64: bos, then the tokens."""
     target_out: torch.Tensor
-    """(B, L) int64: the tokens, then eos; target_out[:, t] is what follows target_in[:, :t + 1]."""
+    """(B, L) int64: the tokens, then eos; target_out[:, t] is the token after target_in[:, :t + 1]."""
     target_lengths: torch.Tensor
     """(B,) int64."""
     source_tokens: int
     """Source tokens without padding."""
     target_tokens: int
-    """Target tokens without padding: what the loss is summed over."""
+    """Target tokens without padding: the number of terms of the loss."""
 
     def __len__(self) -> int:
         return len(self.source)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Rows, padded source length, padded target length: what a matrix product's shape follows from."""
+        """Rows, padded source length, padded target length."""
         return len(self.source), self.source.shape[1], self.target_in.shape[1]
 
     @property
     def cells(self) -> int:
-        """Places of the two padded matrices."""
+        """Elements of the two padded matrices."""
         return self.source.numel() + self.target_in.numel()
 
     @property
     def padding_ratio(self) -> float:
-        """The share of the two padded matrices that is padding."""
+        """Share of padding in the two padded matrices."""
         return 1.0 - (self.source_tokens + self.target_tokens) / self.cells
 
 
 class TokenBatches(PlannedBatches):
-    """The batches of training pairs.
+    """Training batches.
 
-    max_tokens: the largest rows * max(S, L) of a batch, eos counted. max_length: pairs with more tokens than this on
-    a side (eos not counted), or that alone would exceed max_tokens, are skipped; `skipped` counts them. together:
-    batches of an update, which are of all lengths.
+    max_tokens: the largest rows * max(S, L) of a batch, eos included. max_length: pairs with more tokens than this on
+    either side (without eos), or too long for max_tokens, are skipped; `skipped` counts them. together: batches per
+    update; an update mixes batches of all lengths.
     """
 
     unit = "pair"
@@ -78,7 +78,7 @@ class TokenBatches(PlannedBatches):
         together: int = 1,
         longer: float = 1.0,
     ) -> None:
-        """longer: batches are planned for so many times as many tokens as pairs have."""
+        """longer: factor on all lengths when planning batches."""
         self.pairs = pairs
         self.max_tokens = max_tokens
         source, target = (
@@ -90,26 +90,26 @@ class TokenBatches(PlannedBatches):
         plan = plan_batches(source, target, sizes, max_tokens)
         super().__init__(plan, len(pairs), seed, together)
         self.skipped = len(pairs) - len(plan.order)
-        """Number of pairs left out for their length."""
+        """Number of pairs skipped for their length."""
         kept = (source > 0) & (target > 0)
         self._planned = sum(int(side.sum(where=kept, dtype=np.int64)) for side in (source, target))
         self.target_tokens = int(pairs.target_lengths.sum(where=kept, dtype=np.int64)) + len(plan.order)
-        """Target tokens of an epoch, eos included, without padding."""
+        """Target tokens per epoch, eos included, without padding."""
 
     @property
     def padding_ratio(self) -> float:
-        """The share of padding over all batches of an epoch, source and target together, as planned."""
+        """Planned share of padding over an epoch, source and target together."""
         return 1.0 - self._planned / float(self._cells.sum())
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """The tensors of one element of epoch(), or of a part of it."""
+        """The tensors of (part of) a batch of epoch()."""
         source, target = map(self.pairs.source, indices), map(self.pairs.target, indices)
         return collate([*source], [*target], self.padded_to(indices[0]))
 
 
 def _widths(lengths: np.ndarray, max_tokens: int, max_length: int | None, longer: float) -> np.ndarray:
-    """Lengths (pairs,) int32 as batches see them: with eos, `longer` times as long; 0 where they are too long."""
-    width = np.arange(1, int(lengths.max(initial=0)) + 2, dtype=np.int64)  # of each length
+    """(pairs,) int32: planned widths, `longer` times the length with eos; 0 for sentences that are too long."""
+    width = np.arange(1, int(lengths.max(initial=0)) + 2, dtype=np.int64)  # by length
     planned = np.maximum(width, np.minimum(np.ceil(width * longer).astype(np.int64), max_tokens))
     planned[width > max_tokens] = 0
     if max_length is not None:
@@ -122,7 +122,7 @@ def collate(
     target: Sequence[Sequence[int] | np.ndarray],
     size: Sequence[int] | np.ndarray | None = None,
 ) -> Batch:
-    """One batch of pairs of ids, which carry neither bos nor eos, padded to size (S, L) or to the longest of each."""
+    """A batch of pairs of ids (without bos and eos), padded to size (S, L), by default to the longest of each side."""
     source_ids, source_lengths = pad_sentences(source, None if size is None else int(size[0]))
     target_out, target_lengths = pad_sentences(target, None if size is None else int(size[1]))
     target_in = np.full(target_out.shape, PAD, dtype=np.int64)
@@ -143,7 +143,7 @@ def collate(
 def pad_sentences(
     source: Sequence[Sequence[int] | np.ndarray], width: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B, S) int64, each row a sentence's tokens then eos, and lengths (B,) int64 with eos; S: width or longest."""
+    """Ids (B, S) int64 with eos after each sentence, and lengths (B,) int64 including it; S is width or the longest."""
     lengths = np.array([len(ids) + 1 for ids in source], dtype=np.int64)
     padded = np.full((len(source), int(lengths.max(initial=1)) if width is None else width), PAD, dtype=np.int64)
     for row, ids in enumerate(source):

@@ -1,9 +1,9 @@
-"""Reads parallel text: plain or packed files in UTF-8, line n of one beside line n of the other.
+"""Parallel text: UTF-8 files, plain or compressed, aligned line by line.
 
-Only "\\n" (or "\\r\\n") ends a line: U+2028, U+0085 and form feeds occur inside sentences and must not shift one side
-against the other, which is what str.splitlines and text-mode reading of some tools do. A byte order mark at the start
-of a file is dropped. Everything else reaches the caller as it stands in the file. Its first bytes tell how a file is
-packed: gzip, bzip2, xz and, where Python can read it, zstandard.
+Only "\\n" or "\\r\\n" ends a line. U+2028, U+0085 and form feeds occur inside sentences; str.splitlines and the text
+mode of some tools split there, which would shift one side against the other. A leading byte order mark is dropped; all
+other text is returned unchanged. Compression (gzip, bzip2, xz, and zstandard where Python supports it) is detected from
+the first bytes.
 """
 
 import bz2
@@ -28,34 +28,34 @@ from fasttfm.system.wording import Tally, counted
 
 
 class Pair(NamedTuple):
-    """One line pair and where it stands."""
+    """A pair of lines and its position."""
 
     source: str
     target: str
     file: Path
-    """The source file it came from."""
+    """The source file."""
     line: int
-    """Its line number, from 1."""
+    """Line number, from 1."""
 
 
 def decode_lines(
     stream: BinaryIO, name: str, replaced: list[int] | None = None, hint: str = "correct that line"
 ) -> Iterator[str]:
-    """The lines of a binary stream, without their ends. `name` stands for the stream in error messages.
+    """The lines of a binary stream, without line ends. `name` is the stream's name in error messages.
 
-    replaced: where it is given, a byte that is not UTF-8 becomes U+FFFD and its line's number is added to the list;
-    else it is an error, with `hint` as the remedy. Raises UserError for it, and for packed text and UTF-16.
+    replaced: if given, invalid UTF-8 becomes U+FFFD and the line number is appended to this list; otherwise it is an
+    error, with `hint` as the remedy. Raises UserError for invalid UTF-8, UTF-16, XML and compressed text.
     """
     other_than_ascii = False
     for number, raw in enumerate(stream, start=1):
         if number == 1:
             if packed := kind_of(raw):
-                raise UserError(f"{name}: is {packed.name} data: unpack it first, with {packed.tool}")
-            if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what Windows calls "Unicode"
+                raise UserError(f"{name}: is {packed.name} data: decompress it first, with {packed.tool}")
+            if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # "Unicode" on Windows
                 raise UserError(f"{name}: is UTF-16: convert it first, with iconv -f utf-16 -t utf-8")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
             if raw.startswith((b"<?xml ", b"<tmx ", b"<xliff ")):
-                raise UserError(f"{name}: is XML, such as TMX or XLIFF: write its sentences out first, one a line")
+                raise UserError(f"{name}: is XML, such as TMX or XLIFF: extract its sentences first, one per line")
         if number <= 2 and raw.count(0) * 3 >= len(raw):
             raise UserError(
                 f"{name}: every second byte of line {number} is 0, as in UTF-16: convert it first, with iconv -f "
@@ -81,43 +81,43 @@ def decode_lines(
 
 
 class TextFile:
-    """One file that is read once, line by line; plain, or packed as its content tells, whatever its name."""
+    """A file that is read once, line by line; plain or compressed by content, whatever its name."""
 
     def __init__(self, path: Path | str, replace_invalid: bool = False, hint: str = "correct that line") -> None:
-        """replace_invalid: bytes that are not UTF-8 become U+FFFD. hint: the remedy for one where they do not."""
+        """replace_invalid: read invalid UTF-8 as U+FFFD; otherwise it is an error, with `hint` as the remedy."""
         self.path = Path(path)
         self.replaced: list[int] = []
-        """Numbers of the lines in which bytes were replaced."""
+        """Line numbers with replaced bytes."""
         self.sha256 = ""
-        """Of the file's bytes as they were read; known when all lines were."""
+        """Digest of the file's bytes, set after the last line."""
         self.decomposed, self.invisible = Tally(), Tally()
-        """Lines that are not in Unicode's normal form C, and those with characters that nobody sees."""
+        """Lines not in Unicode's normal form C, and lines with invisible characters."""
         self._replace_invalid, self._hint = replace_invalid, hint
 
     def __iter__(self) -> Iterator[str]:
-        """Raises UserError for a file that is missing, a directory, not UTF-8, cut off, or without line ends."""
-        path, line, text, packing = self.path, 0, "", ""
+        """Raises UserError for a file that is missing, a directory, not UTF-8, truncated, or without line ends."""
+        path, line, text, compression = self.path, 0, "", ""
         try:
             with Hashed(path.open("rb", buffering=0)) as file:
-                content, packing = unpacked(file, path)
+                content, compression = decompressed(file, path)
                 lines = decode_lines(content, str(path), self.replaced if self._replace_invalid else None, self._hint)
                 for line, text in enumerate(lines, start=1):
                     if not text.isascii():
-                        self._look_at(text, line)
+                        self._inspect(text, line)
                     yield text
                 self.sha256 = file.finish()
         except FileNotFoundError:
             raise UserError(f"{path}: no such file") from None
         except IsADirectoryError:
-            raise UserError(f"{path}: this is a directory, a text file was expected") from None
+            raise UserError(f"{path}: is a directory, not a text file") from None
         except PermissionError:
-            raise UserError(f"{path}: may not be read (permission denied)") from None
+            raise UserError(f"{path}: permission denied") from None
         except Exception as error:
-            if not (packing and is_damage(error)):
+            if not (compression and is_damage(error)):
                 raise
             raise UserError(
-                f"{path}: the {packing} data is cut off or damaged after line {line:,} ({error}): copy or download it "
-                "again"
+                f"{path}: the {compression} data is truncated or damaged after line {line:,} ({error}): copy or "
+                "download it again"
             ) from None
         if line == 1 and "\r" in text.rstrip("\r"):
             raise UserError(
@@ -125,7 +125,7 @@ class TextFile:
                 "tr '\\r' '\\n'"
             )
 
-    def _look_at(self, text: str, line: int) -> None:
+    def _inspect(self, text: str, line: int) -> None:
         if not is_composed(text):
             self.decomposed.add(line)
         if has_invisible(text):
@@ -138,8 +138,8 @@ def read_lines(path: Path | str) -> Iterator[str]:
 
 
 def is_cut(path: Path | str) -> bool:
-    """Return whether a plain file ends in the middle of a line, as one that was cut off does."""
-    if Path(path).is_file():  # else told by who reads it, or a pipe, which is read once
+    """Whether a plain file ends in the middle of a line, as a truncated one does."""
+    if Path(path).is_file():  # a pipe can be read only once; a missing file is reported by its reader
         with suppress(OSError), Path(path).open("rb") as file:
             packed, end = kind_of(file.read(16)), file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
@@ -148,10 +148,7 @@ def is_cut(path: Path | str) -> bool:
 
 
 class ParallelText:
-    """One or more pairs of files that align line by line, read as one corpus.
-
-    sources and targets are equally many paths; pair i is (sources[i], targets[i]).
-    """
+    """One or more pairs of aligned files, read as one corpus."""
 
     def __init__(
         self,
@@ -160,7 +157,7 @@ class ParallelText:
         replace_invalid: bool = False,
         hint: str = "correct that line",
     ) -> None:
-        """replace_invalid and hint: see TextFile."""
+        """Pair i is (sources[i], targets[i]). replace_invalid and hint: see TextFile."""
         if len(sources) != len(targets):
             raise UserError(
                 f"{counted(len(sources), 'source file')} but {counted(len(targets), 'target file')}: give one target "
@@ -171,26 +168,26 @@ class ParallelText:
         ]
 
     def __iter__(self) -> Iterator[Pair]:
-        """All pairs, one file pair after the other. Raises UserError where the two sides differ in their line count."""
+        """All pairs, file by file. Raises UserError if the two sides differ in line count."""
         for source, target in self.files:
             yield from _aligned(source, target)
 
 
 class StoredText:
-    """A copy of parallel text, made while it is read the only time: what is hashed is what is used."""
+    """A copy of parallel text, written in a single read: the text that is hashed is the text that is used."""
 
     def __init__(
         self, text: ParallelText, folder: Path, name: str, most: int | None = None, tags: Sequence[str] = ()
     ) -> None:
-        """Reads all of text, or `most` pairs of each file, into two files of `folder`.
+        """Copies the text, or the first `most` pairs of each file, into two files in `folder`.
 
-        tags: what is written before each source line of each pair of files, a space between; none: nothing.
+        tags: a word per file pair, put before its source lines with a space; empty for none.
 
-        Raises UserError as reading it does, and for empty files.
+        Raises UserError for empty files and for text that cannot be read.
         """
         self._paths = [folder / f".{name}.{side}" for side in ("source", "target")]
         self.parts: list[tuple[Path, int]] = []
-        """Each source file and its number of pairs."""
+        """Source files and their numbers of pairs."""
         with self._paths[0].open("wb") as source_copy, self._paths[1].open("wb") as target_copy:
             for (source, target), tag in zip(text.files, tags or [""] * len(text.files)):
                 begin = f"{tag} " if tag else ""
@@ -205,7 +202,7 @@ class StoredText:
             self.sha256 = [file.sha256 for side in zip(*text.files) for file in side]
         else:
             self.sha256 = [hashlib.sha256(path.read_bytes()).hexdigest() for path in self._paths]
-        """The SHA-256 of every file's bytes, sources then targets; of a part of them, that of the copy."""
+        """SHA-256 of each file, sources then targets; with `most`, of the two copies."""
 
     def __len__(self) -> int:
         return sum(count for _, count in self.parts)
@@ -226,7 +223,7 @@ def _aligned(source: TextFile, target: TextFile) -> Iterator[Pair]:
     source_lines, target_lines = iter(source), iter(target)
     for line, (source_text, target_text) in enumerate(itertools.zip_longest(source_lines, target_lines), start=1):
         if source_text is None or target_text is None:
-            # One side has ended. The other is counted to its end, since the difference tells what went wrong.
+            # count the longer side to its end: the difference shows what went wrong
             sides = (source, target, target_lines) if source_text is None else (target, source, source_lines)
             short, long, rest = sides
             longer = line + sum(1 for _ in rest)
@@ -239,46 +236,46 @@ def _aligned(source: TextFile, target: TextFile) -> Iterator[Pair]:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A format of compressed files."""
+    """A compressed file format."""
 
     name: str
-    begins: bytes
-    """The first bytes of such a file, as a regular expression."""
+    magic: bytes
+    """First bytes, as a regular expression."""
     tool: str
-    """Command that unpacks it."""
+    """Command that decompresses it."""
     open: Callable[[BinaryIO], BinaryIO] | None
-    """Makes a stream of the content; None where nothing here reads it."""
+    """Opens the content as a stream; None for unsupported formats."""
 
 
 def _open_zstandard(file: BinaryIO) -> BinaryIO:
-    for module in ("compression.zstd", "backports.zstd"):  # Python 3.14, and the package that brings it to older ones
+    for module in ("compression.zstd", "backports.zstd"):  # Python 3.14, and its backport
         try:
             return import_module(module).ZstdFile(file)
         except ImportError:
             continue
-    raise UserError("is zstandard data, which this Python cannot read: unpack it first, with zstd -d")
+    raise UserError("is zstandard data, which this Python cannot read: decompress it first, with zstd -d")
 
 
-_PACKINGS = (
+_COMPRESSIONS = (
     Compression("gzip", rb"\x1f\x8b", "gunzip or zcat", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
     Compression("xz", rb"\xfd7zXZ\0", "xz -d or xzcat", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
-    # the head of a first block, because "BZh" alone may begin a text
+    # with the header of the first block, because text may start with "BZh"
     Compression("bzip2", rb"BZh.1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
     Compression("zstandard", rb"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
     Compression("zip", rb"PK\x03\x04", "unzip", None),
-    Compression("Parquet", rb"PAR1", "pandas, say, which writes a column as text", None),
+    Compression("Parquet", rb"PAR1", "pandas, for example, which writes a column as text", None),
 )
 _HEAD = 10
-"""As many bytes tell the packing."""
+"""Bytes that identify the format."""
 
 
 def kind_of(head: bytes) -> Compression | None:
-    """Tell how a stream that begins with these bytes is packed; None for plain text."""
-    return next((each for each in _PACKINGS if re.match(each.begins, head, re.DOTALL)), None)
+    """The compression of a stream that starts with these bytes; None for plain text."""
+    return next((each for each in _COMPRESSIONS if re.match(each.magic, head, re.DOTALL)), None)
 
 
 class Hashed(io.RawIOBase):
-    """A file whose bytes are hashed as they are read, once and in order: it may be a pipe."""
+    """A file that is hashed while it is read once in order; it may be a pipe."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -298,28 +295,28 @@ class Hashed(io.RawIOBase):
         super().close()
 
     def finish(self) -> str:
-        """Read what is left, and give the SHA-256 of all."""
+        """Read the rest and return the SHA-256 of the whole file."""
         while self.read(1 << 20):
             pass
         return self._digest.hexdigest()
 
 
-def unpacked(file: Hashed, path: Path) -> tuple[BinaryIO, str]:
-    """The content of a file and the name of its packing, "" for none. UserError for a packing that cannot be read."""
+def decompressed(file: Hashed, path: Path) -> tuple[BinaryIO, str]:
+    """The content of a file, and the name of its compression ("" for none). UserError for unsupported formats."""
     buffered = cast(BinaryIO, file.buffered)
-    packing = kind_of(file.buffered.peek(_HEAD)[:_HEAD])  # not read and sought back: it may be a pipe
-    if packing is None:
+    compression = kind_of(file.buffered.peek(_HEAD)[:_HEAD])  # peek instead of seek: it may be a pipe
+    if compression is None:
         return buffered, ""
-    if packing.open is None:
-        raise UserError(f"{path}: is a {packing.name} file: unpack it first, with {packing.tool}")
+    if compression.open is None:
+        raise UserError(f"{path}: is a {compression.name} file: decompress it first, with {compression.tool}")
     try:
-        return packing.open(buffered), packing.name
+        return compression.open(buffered), compression.name
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether reading packed data raised this because they are cut off or wrong, not because of the disk."""
+    """Whether an error from a decompressor means truncated or damaged data rather than a disk error."""
     if isinstance(error, (EOFError, zlib.error, lzma.LZMAError)) or type(error).__name__ == "ZstdError":
         return True
-    return isinstance(error, OSError) and error.errno is None  # of gzip or bz2
+    return isinstance(error, OSError) and error.errno is None  # from gzip or bz2

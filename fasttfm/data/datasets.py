@@ -1,13 +1,13 @@
-"""Published corpora by name: where their files lie, what is in them, and the plain text that comes out.
+"""Published corpora: downloads files and extracts aligned plain text.
 
-    DATA_DIR/downloads/FILE           as published, checked
-    DATA_DIR/NAME/train.1.en …        plain text, one sentence a line, a file a corpus and side
+    DATA_DIR/downloads/FILE           as published, verified
+    DATA_DIR/NAME/train.1.en …        plain text, one sentence per line, one file per corpus and side
                   valid.en, test.en   held-out text
                   sha256sums          of these files
 
-The paper's training data are those of wmt14-en-de and wmt14-en-fr (section 5.1). datasets.yaml has the corpora; where
-it knows no digest, the command says what it found. Nothing of an archive is unpacked into a folder: a member is read by
-its name, so that no name in an archive decides where anything is written.
+The paper trained on wmt14-en-de and wmt14-en-fr (section 5.1). datasets.yaml lists the corpora; a missing digest is
+reported. Archive members are read by name and never extracted, so no name in an archive decides where a file is
+written.
 """
 
 import gzip
@@ -34,14 +34,14 @@ from fasttfm.system.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class CorpusPart:
-    """A corpus inside a published file, or in a file for each side."""
+    """A parallel corpus in one archive, or in one file per side."""
 
     files: tuple[RemoteFile, ...]
-    """One archive, or a file a side."""
+    """One archive, or one file per side."""
     member: str = ""
-    """Name of a side in an archive; {language} stands for its code."""
+    """Archive member of a side; {language} stands for its code."""
     other: str = ""
-    """Name of the second side if it differs by more than the code: SGML references."""
+    """Archive member of the second side if more than the code differs (SGML references)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ _TABLE = parse_yaml((Path(__file__).parent / "datasets.yaml").read_bytes())
 
 
 def _part(archive: str, member: str, other: str = "") -> CorpusPart:
-    """One that the table names."""
+    """The part for an entry of datasets.yaml."""
     if archive == "multi30k":
         table, names = _TABLE[archive], [f"{member}.{language}" for language in ("en", "de")]
         return CorpusPart(
@@ -101,10 +101,10 @@ def fetch_dataset(
     progress: Callable[[str], Callable[[int, int | None], None]] = lambda name: lambda done, total: None,
     known: dict[str, Dataset] = DATASETS,
 ) -> Texts:
-    """Download what is missing and write a dataset's text; nothing is done where all of it is there.
+    """Download missing files and write a dataset's text, unless all of it exists.
 
-    progress: makes, for a file's name, what download() calls. Raises UserError for a name that is not known and for
-    whatever cannot be downloaded or read.
+    progress(file name) returns the progress callback of download(). Raises UserError for an unknown name, and if a file
+    cannot be downloaded or read.
     """
     if name == DEMO:
         return demo_texts(data_dir / name)
@@ -112,16 +112,17 @@ def fetch_dataset(
         raise UserError(f"--dataset {name}: one of {', '.join([*known, DEMO])} is allowed")
     dataset = known[name]
     folder, downloads = data_dir / name, data_dir / "downloads"
-    if (held := held_texts(name, data_dir, known=known)) is not None:
-        say(f"{folder} holds the text of {name}")
-        return held
+    if (existing := existing_texts(name, data_dir, known=known)) is not None:
+        say(f"{folder} already contains {name}")
+        return existing
     texts = _texts(dataset, folder)
     parts = [*dataset.train, dataset.valid, *dataset.tests.values()]
     for file in dict.fromkeys(file for part in parts for file in part.files):
-        say(f"{file.name} from {file.urls[0]}" if not (downloads / file.name).exists() else f"{file.name} is there")
+        exists = (downloads / file.name).exists()
+        say(f"{file.name} exists" if exists else f"{file.name} from {file.urls[0]}")
         path = download(file, downloads, mirrors=mirrors, say=say, progress=progress(file.name))
         if file.digest is None:
-            say(f"warning: {path}: no digest of it is known, so that only its length was checked")
+            say(f"warning: {path}: no known digest; only its length was checked")
     with replacing(folder, "writing a dataset into it", "text of a dataset") as fresh:
         sides = [*zip(*texts.train, strict=True), *zip(*texts.valid, strict=True), *texts.tests.values()]
         for part, (source, target) in zip(parts, sides, strict=True):
@@ -135,14 +136,14 @@ def fetch_dataset(
 
 
 def demo_texts(folder: Path, test: str = DEMO) -> Texts:
-    """Write the built-in corpus (fasttfm.data.demo); test: the name of its test set."""
+    """Write the built-in corpus (fasttfm.data.demo). test: name of its test set."""
     write_demo_corpus(folder)
     train, valid, held_out = ((folder / f"{split}.en", folder / f"{split}.de") for split in ("train", "valid", "test"))
     return Texts(([train[0]], [train[1]]), ([valid[0]], [valid[1]]), {test: held_out})
 
 
-def held_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASETS) -> Texts | None:
-    """The text of a dataset where all of it is there; None where some would have to be downloaded."""
+def existing_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASETS) -> Texts | None:
+    """The text of a dataset if it is complete; None if it must be downloaded."""
     folder = data_dir / name
     texts = _texts(known[name], folder)
     paths = [path for side in (*texts.train, *texts.valid) for path in side]
@@ -155,7 +156,7 @@ def held_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASET
 
 
 def _move_away(part: CorpusPart, downloads: Path) -> str:
-    """Take their names from files of no known digest, so that they are fetched anew; where they are then."""
+    """Rename files without a known digest, so that they are downloaded again; returns the new names."""
     unchecked = [downloads / file.name for file in part.files if file.digest is None]
     for path in unchecked:
         os.replace(path, path.with_name(f"{path.name}.damaged"))
@@ -174,7 +175,7 @@ def _texts(dataset: Dataset, folder: Path) -> Texts:
 
 
 def _write(part: CorpusPart, languages: tuple[str, str], downloads: Path, source: Path, target: Path) -> int:
-    """Write the two sides of a part; the number of pairs."""
+    """Write both sides of a part; returns the number of pairs."""
     paths = (downloads / part.files[0].name, downloads / part.files[-1].name)
     first, second = (part.member.format(language=language) for language in languages)
     members = (first, part.other or second)
@@ -184,7 +185,7 @@ def _write(part: CorpusPart, languages: tuple[str, str], downloads: Path, source
             source_file.write(source_line.encode() + b"\n")
             target_file.write(target_line.encode() + b"\n")
     if not count:
-        raise UserError(f"{downloads / part.files[0].name}: holds no pair of sentences: it is not what was expected")
+        raise UserError(f"{downloads / part.files[0].name}: contains no sentence pairs: not the expected file")
     return count
 
 
@@ -192,11 +193,11 @@ _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 def read_member(path: Path, member: str) -> Iterator[str]:
-    """The lines of one side of a corpus, without their ends and without blanks around them.
+    """The stripped lines of one side of a corpus.
 
-    path: a published file. member: its name inside a tar archive, '' where path is not an archive. By its name a member
-    is plain text, gzip (.gz), the segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
-    UserError for what is missing, cut off or damaged.
+    path: a published file. member: file in the tar archive `path`, '' if it is not an archive. The name selects the
+    format: plain text, gzip (.gz), segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
+    UserError for missing, truncated or damaged files.
     """
     name = (member or path.name).removesuffix(".gz")
     try:
@@ -204,15 +205,15 @@ def read_member(path: Path, member: str) -> Iterator[str]:
             is_packed = name != (member or path.name)
             yield from _lines(cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if is_packed else stream, name)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
+        raise UserError(f"{path}: is truncated or damaged ({error}): move it away and download it again") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: {name} is not UTF-8 ({error.reason})") from None
 
 
 def read_pairs(paths: tuple[Path, Path], members: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """Both sides of a corpus, line by line; paths are the same where one file holds both.
+    """Both sides of a corpus, line by line; `paths` are the same if one file contains both.
 
-    Raises UserError where they differ in their number of lines, and as read_member().
+    Raises UserError if the numbers of lines differ, and as read_member() does.
     """
     sides = [read_member(path, member) for path, member in zip(paths, members)]
     for count, (source, target) in enumerate(itertools.zip_longest(*sides)):
@@ -229,11 +230,11 @@ def _opened(path: Path, member: str) -> Iterator[BinaryIO]:
             yield stream
         return
     with tarfile.open(path) as archive:
-        for entry in archive:  # some archives name a member ./name
+        for entry in archive:  # some archives use ./name
             if entry.isfile() and entry.name.removeprefix("./") == member:
                 yield cast(BinaryIO, archive.extractfile(entry))
                 return
-    raise UserError(f"{path}: holds no file {member}: it is not the archive that was expected")
+    raise UserError(f"{path}: contains no file {member}: not the expected archive")
 
 
 def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -248,5 +249,5 @@ def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 def _plain(stream: BinaryIO) -> Iterator[str]:
     for line in io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n"):
-        # a line ends at "\n" alone: corpora hold U+2028 and lone carriage returns inside sentences
+        # only "\n" ends a line: corpora contain U+2028 and lone carriage returns inside sentences
         yield " ".join(line.strip().split("\r"))

@@ -1,9 +1,9 @@
-"""Downloads that resume, are checked against a digest, and fall back to the next server.
+"""Downloads that resume, verify a digest, and fall back to the next server.
 
-    FOLDER/NAME           the whole file, checked
-           NAME.part      what has arrived so far; the next attempt resumes it
+    FOLDER/NAME           the complete, verified file
+           NAME.part      a partial download; the next attempt resumes it
 
-206 resumes the part, 200 begins again, 416 means that the part is whole or wrong, 404 and its kind go to the next
+206 resumes the part, 200 starts again, 416 means that the part is complete or wrong, other client errors go to the next
 server; a dropped connection or a server error is retried after a pause.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import requests
 
 ATTEMPTS = 5
-"""Times that a server is tried without a byte more before the next one is."""
+"""Attempts per server without progress."""
 _BLOCK = 1 << 15
 _TEXT = "text-"
 _TIMEOUT = (15, 60)  # seconds to connect, and between two bytes
@@ -33,15 +33,14 @@ _TIMEOUT = (15, 60)  # seconds to connect, and between two bytes
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file that somebody publishes."""
+    """A published file."""
 
     name: str
     """File name on disk."""
     urls: tuple[str, ...]
-    """Addresses, the official one first."""
+    """URLs, the official one first."""
     digest: str | None = None
-    """`sha256:…` or `md5:…` in hexadecimal; `text-sha256:…` of what a gzip file holds, where only that is known; None
-    where its publisher gives none and we know none."""
+    """`sha256:…` or `md5:…` in hexadecimal; `text-sha256:…` for the content of a gzip file; None if none is known."""
 
 
 def download(
@@ -53,15 +52,15 @@ def download(
     progress: Callable[[int, int | None], None] = lambda done, total: None,
     pause: float = 1.0,
 ) -> Path:
-    """The path of the whole, checked file in `folder`; nothing is fetched where it is there already.
+    """Download a file into `folder` unless it exists, verify it, and return its path.
 
-    mirrors: addresses of folders that hold files of the same names, tried before the official places. say: gets a line
-    for each event. progress: called with the bytes that are there and the total, where known. pause: seconds before a
-    second attempt, doubled at each further one. Raises UserError when no server gives the file, or not the right one.
+    mirrors: URLs of folders with files of the same names, tried before the official URLs. say: called with a line per
+    event. progress: called with the bytes received and the total, if known. pause: seconds before the second attempt,
+    doubled for each further one. Raises UserError if no server has the file, or if its digest is wrong.
     """
     target = folder / file.name
     if target.exists():
-        _check(target, file, "was put there by another: move it away to have it downloaded")
+        _check(target, file, "existed before: move it away to download it again")
         return target
     published = file.urls[0].rpartition("/")[2]
     urls = (*(f"{mirror.rstrip('/')}/{published}" for mirror in mirrors), *file.urls)
@@ -73,32 +72,32 @@ def download(
             try:
                 _fetch(url, part, file, say, progress, pause)
                 try:
-                    _check(part, file, f"is what {url} gives")
+                    _check(part, file, f"came from {url}")
                 except UserError as error:
-                    part.unlink()  # another server's bytes cannot continue it
+                    part.unlink()  # do not resume it from another server
                     if not resumed:
                         raise
-                    say(f"{error}, after what had arrived before: from the beginning")
+                    say(f"{error}, resuming an earlier part: downloading it from the start")
                     _fetch(url, part, file, say, progress, pause)
-                    _check(part, file, f"is what {url} gives")
-            except (_NotThereError, UserError) as error:
-                reasons.append(f"{url}: {error}" if isinstance(error, _NotThereError) else str(error))
+                    _check(part, file, f"came from {url}")
+            except (_UnavailableError, UserError) as error:
+                reasons.append(f"{url}: {error}" if isinstance(error, _UnavailableError) else str(error))
                 say(reasons[-1])
                 continue
             except OSError as error:
                 raise UserError(
-                    f"{error.filename or part}: {error.strerror or error}: what has arrived is kept"
+                    f"{error.filename or part}: {error.strerror or error}: the partial download is kept"
                 ) from None
             os.replace(part, target)
             return target
     raise UserError(
-        f"{file.name} could not be downloaded ({'; '.join(reasons)}): run the same command again to go on, name a "
+        f"{file.name} could not be downloaded ({'; '.join(reasons)}): run the same command again to resume, name a "
         f"mirror (--mirror), or put the file into {folder}"
     )
 
 
-class _NotThereError(Exception):
-    """A server does not give the file."""
+class _UnavailableError(Exception):
+    """The server does not provide the file."""
 
 
 def _fetch(
@@ -109,7 +108,7 @@ def _fetch(
     progress: Callable[[int, int | None], None],
     pause: float,
 ) -> None:
-    """Bring `part` to its full length. Raises _NotThereError where the server will not, OSError of the disk."""
+    """Complete `part`. Raises _UnavailableError if the server does not provide it, OSError from the disk."""
     import requests
     import urllib3
 
@@ -124,22 +123,22 @@ def _fetch(
         try:
             with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
                 if answer.status_code in (408, 425, 429) or answer.status_code >= 500:
-                    reason = f"the server says {answer.status_code} {answer.reason}"
+                    reason = f"the server answered {answer.status_code} {answer.reason}"
                     continue
                 if answer.status_code == 416 and begin:
                     if _total(answer) == begin:
                         return
                     part.unlink()
-                    reason = "the server holds another length than what had arrived"
+                    reason = "the server's file is shorter than the partial download"
                     continue
                 if answer.status_code not in (200, 206):
-                    raise _NotThereError(f"{answer.status_code} {answer.reason}")
+                    raise _UnavailableError(f"{answer.status_code} {answer.reason}")
                 if answer.status_code == 200 or _first(answer) != begin:
                     begin = 0
                 total = _total(answer)
                 done = _receive(_raw(answer), part, begin, total, progress)
         except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL, requests.exceptions.MissingSchema):
-            raise _NotThereError("is not an address that can be downloaded from") from None
+            raise _UnavailableError("not a valid http(s) URL") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             reason = f"the connection failed ({_short(error)})"
             continue
@@ -148,19 +147,19 @@ def _fetch(
         reason = f"the connection ended after {done:,} of {total:,} bytes"
         if done > total:
             part.unlink()
-            reason = f"{done:,} bytes came where {total:,} were announced"
-    raise _NotThereError(reason)
+            reason = f"received {done:,} bytes where {total:,} were announced"
+    raise _UnavailableError(reason)
 
 
 def _receive(
     blocks: Iterable[bytes], part: Path, begin: int, total: int | None, progress: Callable[[int, int | None], None]
 ) -> int:
-    """Append blocks to the first `begin` bytes of `part`; how many bytes it has then."""
+    """Append blocks after the first `begin` bytes of `part`; returns its size."""
     with part.open("r+b" if begin else "wb") as out:
         out.seek(begin)
         out.truncate()
         for block in blocks:
-            # a byte more than was announced tells that more comes; no more than that is written
+            # one byte beyond the announced total shows that the body is too long; write no more
             out.write(block if total is None else block[: max(0, total + 1 - out.tell())])
             progress(out.tell(), total)
             if total is not None and out.tell() > total:
@@ -172,46 +171,46 @@ def _receive(
 
 
 def _raw(answer: "requests.Response") -> Iterator[bytes]:
-    """The bytes of a body as they were sent, whatever Content-Encoding says, each as soon as it has arrived."""
+    """The raw bytes of a body, whatever its Content-Encoding, as soon as they arrive."""
     raw = answer.raw
-    raw.enforce_content_length = False  # a body that ends early gives what there was of it
+    raw.enforce_content_length = False  # a body that ends early is returned, not an error
     read = getattr(raw, "read1", raw.read)  # urllib3 before 2.3 waits for a whole block
     while block := read(_BLOCK, decode_content=False):
         yield block
 
 
 def _first(answer: "requests.Response") -> int:
-    """The place of the first byte of a partial answer, -1 where it does not say."""
+    """Offset of a partial response; -1 if the response has none."""
     match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
     return int(match[1]) if match else -1
 
 
 def _total(answer: "requests.Response") -> int | None:
-    """The length of the whole file, if the answer tells."""
+    """Size of the whole file, if the response has it."""
     if match := re.search(r"/(\d+)$", answer.headers.get("Content-Range", "")):
         return int(match[1])
     length = answer.headers.get("Content-Length", "")
     return int(length) if answer.status_code == 200 and length.isdigit() else None
 
 
-def _check(path: Path, file: RemoteFile, whose: str) -> None:
+def _check(path: Path, file: RemoteFile, origin: str) -> None:
     if file.digest is None:
         return
-    name, _, wanted = file.digest.partition(":")
+    name, _, expected = file.digest.partition(":")
     digest = hashlib.new(name.removeprefix(_TEXT), usedforsecurity=False)
     try:
         with gzip.open(path) if name.startswith(_TEXT) else path.open("rb") as content:
             while block := content.read(1 << 20):
                 digest.update(block)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}); it {whose}") from None
-    if digest.hexdigest() != wanted:
+        raise UserError(f"{path}: is truncated or damaged ({error}); it {origin}") from None
+    if digest.hexdigest() != expected:
         what = f"{name.removeprefix(_TEXT).upper()}{' of its text' if name.startswith(_TEXT) else ''}"
-        raise UserError(f"{path}: has the {what} {digest.hexdigest()} where {wanted} is right; it {whose}")
+        raise UserError(f"{path}: the {what} is {digest.hexdigest()}, expected {expected}; it {origin}")
 
 
 def _short(error: Exception) -> str:
-    """The innermost reason that an error of requests has."""
+    """The innermost reason of an error from requests."""
     text = str(error)
     match = re.search(r"(\[Errno -?\d+\] [^')\]]+|timed out|Connection aborted|IncompleteRead|SSL[^')]*)", text)
     return match[1] if match else type(error).__name__

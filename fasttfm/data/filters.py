@@ -1,17 +1,18 @@
-"""Rules that leave out pairs of a corpus: a table, each with its count and its first place.
+"""Filters for parallel text; each rule reports its count and its first match.
 
-    empty        a side is blank, or has no subword
+    empty        a side is blank or has no subwords
     too long     a side has more subwords than max_length
     ratio        one side has more than max_ratio times the other's subwords
-    identical    both sides are the same text: never translated
-    script       less than half of a side's letters are of its script: another language, or noise
-    duplicate    the same pair of lines came before
+    identical    both sides are the same text, hence untranslated
+    script       less than half of a side's letters are in its script: another language, or noise
+    duplicate    the same pair of lines occurred before
 
-The first rule that holds counts. Rules of this kind stand at the beginning of every recipe for WMT's Common Crawl.
+Only the first matching rule counts. Recipes for WMT's Common Crawl start with such rules.
 """
 
 import hashlib
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,17 +22,18 @@ import numpy as np
 from fasttfm.data.corpus import Pair
 from fasttfm.data.unicode_forms import has_text
 from fasttfm.errors import UserError
+from fasttfm.system.wording import counted
 
-_TOLD = {
-    "empty": ("has", "have", "a side that is empty"),
-    "too long": ("has", "have", "a side that is too long"),
-    "ratio": ("has", "have", "sides of too unlike lengths (--max-ratio)"),
-    "identical": ("has", "have", "the same text on both sides (--drop-identical)"),
-    "script": ("is", "are", "written in another script (--src-script, --tgt-script)"),
-    "duplicate": ("came", "came", "before (--drop-duplicates)"),
+_REASONS = {
+    "empty": "an empty side",
+    "too long": "a side that is too long",
+    "ratio": "an extreme length ratio (--max-ratio)",
+    "identical": "the same text on both sides (--drop-identical)",
+    "script": "a side in another script (--src-script, --tgt-script)",
+    "duplicate": "an earlier duplicate (--drop-duplicates)",
 }
-"""Rule -> what is said of one pair, and of several, that it leaves out."""
-RULES = tuple(_TOLD)
+"""Rule -> reason in the report: "skipped 2 pairs with ..."."""
+RULES = tuple(_REASONS)
 
 SCRIPTS = {
     "latin": ("LATIN",),
@@ -45,49 +47,40 @@ SCRIPTS = {
     "japanese": ("CJK", "HIRAGANA", "KATAKANA"),
     "korean": ("HANGUL", "CJK"),
 }
-"""A script -> how Unicode's names of its letters begin."""
-
-
-@dataclass(slots=True)
-class Dropped:
-    """Pairs that one rule left out."""
-
-    count: int = 0
-    first: str = ""
-    """FILE:LINE of the first one."""
+"""Script -> prefixes of the Unicode names of its letters."""
 
 
 @dataclass(slots=True)
 class Filter:
-    """Rules for the pairs of one split, and what they left out so far."""
+    """The filter of a split, with counts of skipped pairs."""
 
     max_length: int
     max_ratio: float | None = None
     drop_identical: bool = False
     scripts: tuple[str | None, str | None] = (None, None)
-    """Names from SCRIPTS for source and target; None takes any text."""
+    """Names from SCRIPTS for source and target; None accepts any text."""
     repeated: np.ndarray | None = None
-    """(pairs,) bool: what repeated_pairs() says, if duplicates are to go."""
-    dropped: dict[str, Dropped] = field(default_factory=dict)
+    """(pairs,) bool from repeated_pairs(), to drop duplicates."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Rule -> number of skipped pairs."""
+    first: dict[str, str] = field(default_factory=dict)
+    """Rule -> FILE:LINE of the first skipped pair."""
     _seen: int = 0
 
     def keeps(self, pair: Pair, source: list[int], target: list[int]) -> bool:
-        """Return whether a pair is used; to be called for each pair of the split, in order, with its subwords."""
+        """Whether to use a pair, given its subwords; call it for every pair of the split, in order."""
         rule = self._rule(pair, source, target)
         self._seen += 1
-        if rule is None:
-            return True
-        dropped = self.dropped.setdefault(rule, Dropped(first=f"{pair.file}:{pair.line}"))
-        dropped.count += 1
-        return False
+        if rule is not None:
+            self.counts[rule] += 1
+            self.first.setdefault(rule, f"{pair.file}:{pair.line}")
+        return rule is None
 
     def report(self) -> Iterator[str]:
-        """Yields a line on each rule that left pairs out."""
-        for rule, tally in self.dropped.items():
+        """Yields a line for each rule that skipped pairs."""
+        for rule, first in self.first.items():
             limit = f" (more than {self.max_length} subwords, see --max-length)" if rule == "too long" else ""
-            one, more, what = _TOLD[rule]
-            pairs = f"pair {one}" if tally.count == 1 else f"pairs {more}"
-            yield f"{tally.count:,} {pairs} {what}{limit}, left out; the first is {tally.first}"
+            yield f"skipped {counted(self.counts[rule], 'pair')} with {_REASONS[rule]}{limit}; first: {first}"
 
     def _rule(self, pair: Pair, source: list[int], target: list[int]) -> str | None:
         if not source or not target or not has_text(pair.source) or not has_text(pair.target):
@@ -99,19 +92,17 @@ class Filter:
             return "ratio"
         if self.drop_identical and pair.source.strip() == pair.target.strip():
             return "identical"
-        if not all(
-            _is_written_in(text, script)
-            for text, script in zip((pair.source, pair.target), self.scripts)
-            if script is not None
-        ):
+        if not all(map(_is_written_in, (pair.source, pair.target), self.scripts)):
             return "script"
         if self.repeated is not None and self.repeated[self._seen]:
             return "duplicate"
         return None
 
 
-def _is_written_in(text: str, script: str) -> bool:
-    """Return whether at least half of a text's letters are of a script; one without letters passes."""
+def _is_written_in(text: str, script: str | None) -> bool:
+    """Whether at least half of a text's letters are in a script; true for None and for text without letters."""
+    if script is None:
+        return True
     letters = [_name(character) for character in text if character.isalpha()]
     return 2 * sum(name.startswith(SCRIPTS[script]) for name in letters) >= len(letters)
 
@@ -122,15 +113,15 @@ def _name(character: str) -> str:
 
 
 def check_script(flag: str, name: str | None) -> None:
-    """Raises UserError for a script that is not known."""
+    """Raises UserError for an unknown script."""
     if name is not None and name not in SCRIPTS:
-        raise UserError(f"{flag} {name}: one of {', '.join(SCRIPTS)} is allowed")
+        raise UserError(f"{flag} {name}: must be one of {', '.join(SCRIPTS)}")
 
 
 def repeated_pairs(pairs: Iterable[Pair], count: int) -> np.ndarray:
-    """(count,) bool: whether the same two lines came before. Takes some 30 bytes of memory a pair.
+    """(count,) bool: whether the same two lines occurred before. Takes about 30 bytes of memory per pair.
 
-    Lines are compared by 64 bits of a digest: of 36 million pairs one in 28,000 runs would lose a pair that is new.
+    Compares 64-bit digests: with 36 million pairs, one run in 28,000 loses a new pair.
     """
     repeated = np.ones(count, dtype=bool)
     repeated[np.unique(np.fromiter(_digests(pairs), np.uint64, count), return_index=True)[1]] = False

@@ -1,9 +1,9 @@
-"""Subwords of fastBPE and subword-nmt (Sennrich et al. 2016) on Moses' tokens: what fairseq's models are trained on.
+"""Moses tokenization followed by BPE codes of fastBPE or subword-nmt (Sennrich et al. 2016), as in fairseq's models.
 
     Das ist's, Vater.  ->  Das ist &apos;s , Vater .  ->  Das ist &apos;s , V@@ ater .
 
-Moses' rules are sacremoses' (extra: moses). The codes are the merges in their order, a pair a line: fastBPE writes a
-count behind each, subword-nmt a line #version before them.
+Moses' rules come from sacremoses (extra: moses). The codes file lists the merges in order, one pair per line; fastBPE
+appends a count to each, subword-nmt starts with a #version line.
 https://github.com/rsennrich/subword-nmt and https://github.com/glample/fastBPE
 """
 
@@ -18,40 +18,40 @@ from fasttfm.errors import optional
 from fasttfm.system.parsing import characters
 
 JOINED = "@@"
-"""Ending of a piece that continues in the same word."""
+"""Suffix of a piece that does not end its word."""
 _END = "</w>"
-"""The end of a word in the codes."""
-_MOST_KEPT = 200_000
-"""Words whose pieces are kept."""
+"""End of a word in the codes."""
+_CACHE_SIZE = 200_000
+"""Words in the cache of pieces."""
 _NORMALIZED_AWAY = re.compile("[„“”‘’‚…–—«»]")
 _VERSION = re.compile(r"#version: *(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MosesVocabulary(Vocabulary):
-    """Numbered pieces, with the steps that text goes through before it is split into them."""
+    """Numbered pieces, and the preprocessing applied before BPE."""
 
     language: str
-    """Of Moses' abbreviations and apostrophes, such as en."""
+    """Language of Moses' abbreviation and apostrophe rules, such as en."""
     normalized: bool
-    """Whether quotation marks and dashes were made ASCII (normalize-punctuation.perl)."""
+    """Whether quotation marks and dashes are replaced by ASCII (normalize-punctuation.perl)."""
     split_dashes: bool
-    """Whether a dash within a word is the token @-@ (tokenizer.perl -a)."""
+    """Whether a dash within a word becomes the token @-@ (tokenizer.perl -a)."""
     escaped: bool
-    """Whether &, quotation marks and brackets are entities, such as &apos;."""
+    """Whether &, quotation marks and brackets become entities such as &apos;."""
     lowercase: bool
-    """Whether capital letters became small ones."""
+    """Whether text is lower-cased."""
 
     def __str__(self) -> str:
-        done = {"normalized": self.normalized, "dashes split": self.split_dashes, "escaped": self.escaped}
-        done["in small letters"] = self.lowercase
-        return ", ".join([f"Moses' tokens of {self.language}", *(what for what, holds in done.items() if holds)])
+        steps = {"normalized": self.normalized, "dashes split": self.split_dashes, "escaped": self.escaped}
+        steps["lower-cased"] = self.lowercase
+        return ", ".join([f"Moses tokens ({self.language})", *(name for name, applied in steps.items() if applied)])
 
     @classmethod
     def inferred(cls, language: str, pieces: Sequence[str], **fields: Any) -> "MosesVocabulary":
-        """The preparation that pieces show.
+        """Infer the preprocessing from the pieces.
 
-        Moses' tokens hold & and @ beside other characters only where entities and @-@ were made.
+        & and @ next to other characters occur in Moses' tokens only as entities and as @-@.
         """
         return cls(
             pieces=list(pieces),
@@ -65,26 +65,25 @@ class MosesVocabulary(Vocabulary):
 
 
 class MosesTokenizer(Tokenizer):
-    """Cuts a line into Moses' tokens, and these by the codes into pieces that the vocabulary numbers."""
+    """Splits a line into Moses tokens, and these by BPE codes into pieces that the vocabulary numbers."""
 
     file_name = "bpe{}.codes"
     vocabulary_kind = MosesVocabulary
 
     def __init__(self, model: bytes, vocabulary: MosesVocabulary | None = None):
-        """model: the bytes of the codes. Raises ValueError when they are none, UserError where sacremoses is not
-        installed."""
+        """model: the bytes of the codes file. Raises ValueError for invalid codes, UserError without sacremoses."""
         sacremoses = optional("sacremoses", "moses")
         if vocabulary is None:
-            raise ValueError("codes need the vocabulary that lay beside them")
+            raise ValueError("its vocabulary file is missing")
         self.model = model
         self._number(vocabulary)
         self._settings = vocabulary
         self._merges, self._end_alone = _read_codes(model)
-        made = [left + right for left, right in self._merges]
-        self._pieces = {each.removesuffix(_END) if each.endswith(_END) else each + JOINED for each in made}
+        merged = [left + right for left, right in self._merges]
+        self._pieces = {each.removesuffix(_END) if each.endswith(_END) else each + JOINED for each in merged}
         if self._end_alone:
-            self._pieces |= set(made)
-        self._kept: dict[str, list[str]] = {}
+            self._pieces |= set(merged)
+        self._cache: dict[str, list[str]] = {}
         self._normalizer = sacremoses.MosesPunctNormalizer(vocabulary.language)
         self._tokens = sacremoses.MosesTokenizer(vocabulary.language)
         self._text = sacremoses.MosesDetokenizer(vocabulary.language)
@@ -101,14 +100,14 @@ class MosesTokenizer(Tokenizer):
         return [piece for word in words for piece in self._pieces_of(word)]
 
     def _pieces_of(self, word: str) -> list[str]:
-        if word not in self._kept:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            self._kept[word] = self._merged(word)
-        return self._kept[word]
+        if word not in self._cache:
+            if len(self._cache) >= _CACHE_SIZE:
+                self._cache.clear()
+            self._cache[word] = self._merged(word)
+        return self._cache[word]
 
     def _merged(self, word: str) -> list[str]:
-        """The pieces of a word: the pair that comes first among the codes is joined everywhere, then the next."""
+        """The pieces of a word: repeatedly join all occurrences of the pair with the lowest rank."""
         parts = [*word, _END] if self._end_alone else [*word[:-1], word[-1] + _END]
         while pairs := [pair for pair in itertools.pairwise(parts) if pair in self._merges]:
             left, right = min(pairs, key=self._merges.__getitem__)
@@ -120,31 +119,31 @@ class MosesTokenizer(Tokenizer):
                     joined.append(part)
             parts = joined
         parts[-1] = parts[-1].removesuffix(_END)
-        *inner, last = filter(None, parts)  # an end may be a part alone
+        *inner, last = filter(None, parts)  # the end may be a separate part
         return [*(part + JOINED for part in inner), last]
 
     def _joined(self, pieces: list[str]) -> str:
         words = f"{' '.join(pieces)} ".replace(f"{JOINED} ", "").split()
         return self._text.detokenize(words, unescape=self._settings.escaped)
 
-    def lasting(self, ids: Sequence[int]) -> str:
-        """The beginning of decode(ids) that no further ids change: the text before the last whole word."""
+    def stable_prefix(self, ids: Sequence[int]) -> str:
+        """The prefix of decode(ids) that stays the same whatever ids follow: the text before the last whole word."""
         ends = [number for number, piece in enumerate(self.pieces(ids), start=1) if not piece.endswith(JOINED)]
         return self.decode(ids[: ends[-2]]) if len(ends) > 1 else ""
 
     def cuts_into(self, piece: str) -> bool:
-        """Return whether the codes make a piece of some word."""
+        """Whether the codes produce this piece for some word."""
         return piece in self._pieces or len(piece.removesuffix(JOINED)) == 1
 
     def piece_id(self, piece: str) -> int | None:
-        """The id of a piece; None where the vocabulary has it not."""
+        """The id of a piece; None if the vocabulary does not have it."""
         return self._ids.get(piece)
 
 
 def _read_codes(content: bytes) -> tuple[dict[tuple[str, str], int], bool]:
-    """The rank of each pair, and whether a word's end is a part of its own (subword-nmt before 0.2).
+    """The rank of each pair, and whether the end of a word is a separate symbol (subword-nmt before 0.2).
 
-    Raises ValueError for a line that is no pair.
+    Raises ValueError for a line that is not a pair.
     """
     try:
         lines = content.decode().rstrip("\n").split("\n")

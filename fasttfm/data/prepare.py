@@ -1,7 +1,7 @@
-"""From parallel text to the prepared directory: check, train SentencePiece, split, filter, write.
+"""Prepares parallel text for training: checks it, trains SentencePiece, segments, filters, writes ids.
 
-The text is read once: what is hashed is also what is used, though a file may change meanwhile, and it may be a pipe. A
-copy beside the result is then streamed for vocabulary and ids, so that memory holds ids and never the whole text.
+Input is read once, so it may be a pipe, and the hashed text is the text used even if a file changes meanwhile. A copy
+beside the output is then streamed for the vocabulary and the ids; the whole text is never in memory.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 from fasttfm.config.checks import Count, Range, check_flags
 from fasttfm.data import prepared
 from fasttfm.data.corpus import ParallelText, StoredText
-from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs
+from fasttfm.data.filters import RULES, Filter, check_script, repeated_pairs
 from fasttfm.data.tokenizer import ModelType, Normalization, Tokenizer, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
@@ -28,68 +28,66 @@ from fasttfm.system.parsing import characters
 from fasttfm.system.wording import counted
 
 Progress = Callable[[int, int], None]
-"""Told what is done, and of how many."""
-_CHUNK = 20_000  # pairs split at a time
+"""Callback: number done, total."""
+_CHUNK = 20_000  # pairs segmented at a time
 _LARGEST_WEIGHT = 1000
 _SPECIAL = re.compile(r"<(pad|unk|s|/s|0x[0-9A-Fa-f]{2})>|\u2581+")
-"""Pieces with a meaning of their own: the first four, bytes, and the space."""
+"""Reserved pieces: the four special ones, bytes, and the space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """Options that decide the content of a prepared directory, besides the text."""
+    """Options of prepare(); with the text they determine the content of the prepared directory."""
 
     vocab_size: Annotated[int, Range(5, (1 << 31) - 1)] = 8000
-    """Size of the vocabulary, the four special tokens included; of each side with separate_vocab."""
+    """Size of the vocabulary, special tokens included; per side with separate_vocab."""
     separate_vocab: bool = False
-    """Train one vocabulary for each side in place of a joint one."""
+    """Train a vocabulary per side instead of a joint one."""
     model_type: ModelType = "bpe"
     """SentencePiece's algorithm."""
     character_coverage: Annotated[float, Range(0.98, 1)] | None = None
     """Share of character occurrences that the vocabulary covers, from 0.98 to 1. None: 1.0, or 0.9995 for scripts with
     many characters."""
     byte_fallback: bool = True
-    """Write rare characters as bytes, so that none is unknown; this takes 256 tokens of the vocabulary."""
+    """Encode rare characters as bytes, so that none is unknown; takes 256 tokens of the vocabulary."""
     normalization: Normalization = "identity"
-    """SentencePiece's rule for normalizing text. identity changes nothing, which scores against raw references need;
-    nfc makes one character of a letter and its accents, which text from macOS spells apart."""
+    """SentencePiece's normalization rule. identity changes nothing, as scores against raw references require; nfc
+    composes letters with their accents, which text from macOS separates."""
     max_length: Count = 256
-    """Leave out pairs with more subwords than this on either side."""
+    """Skip pairs with more subwords than this on either side."""
     vocab_pairs: Count = 200_000
-    """Train the vocabulary on at most this many pairs, taken evenly from the whole corpus. They are held in memory:
-    about 1 kB for a pair of 25 words a side."""
+    """Train the vocabulary on at most this many pairs, spread evenly over the corpus. They are held in memory: about
+    1 kB for a pair of 25 words per side."""
     subset: Count | None = None
-    """Take only the first N pairs of each training file, for a trial run."""
+    """Use only the first N pairs of each training file, for a trial run."""
     max_ratio: Annotated[float, Range(1)] | None = None
-    """Leave out training pairs where one side has more than X times the subwords of the other."""
+    """Skip training pairs where one side has more than X times the subwords of the other."""
     drop_duplicates: bool = False
-    """Leave out training pairs that are repeated."""
+    """Skip repeated training pairs."""
     drop_identical: bool = False
-    """Leave out training pairs with the same text on both sides."""
+    """Skip training pairs with the same text on both sides."""
     source_script: str | None = None
-    """Leave pairs whose source is mostly in another script (filters.SCRIPTS) out of training; None takes any."""
+    """Skip training pairs whose source is mostly in another script (filters.SCRIPTS); None accepts any."""
     target_script: str | None = None
-    """Likewise for the target."""
+    """The same for the target."""
     weights: tuple[float, ...] = ()
-    """How often an epoch has the pairs of each training file: 2 twice, 0.5 every second one; none: once."""
+    """Copies of the pairs of each training file in an epoch: 2 is twice, 0.5 every second pair; empty: once."""
     source_tags: tuple[str, ...] = ()
-    """Subword before each source line, by training file (the target's language), or none."""
+    """Subword before each source line, per training file (such as the target language), or empty."""
     valid_source_tags: tuple[str, ...] = ()
-    """Likewise of each validation file."""
+    """The same for the validation files."""
     replace_invalid: bool = False
-    """Read bytes that are not UTF-8 as U+FFFD and count such lines; otherwise the text is refused."""
+    """Read invalid UTF-8 as U+FFFD and count such lines; otherwise it is an error."""
 
     def __post_init__(self) -> None:
         check_flags(self)
         if any(not 0 < weight <= _LARGEST_WEIGHT for weight in self.weights):
-            raise UserError(f"--weight: above 0 and at most {_LARGEST_WEIGHT} is allowed")
+            raise UserError(f"--weight: must be above 0 and at most {_LARGEST_WEIGHT}")
         for tag in (*self.source_tags, *self.valid_source_tags):
             if not tag or any(character.isspace() for character in tag):
                 raise UserError(f"--source-tag {tag!r}: give one word such as <2de>")
             if _SPECIAL.fullmatch(characters(tag)):
-                raise UserError(
-                    f"--source-tag {tag!r}: is a special piece of every vocabulary: give another such as <2de>"
-                )
+                raise UserError(f"--source-tag {tag!r}: is a reserved piece: give another word such as <2de>")
         check_script("--src-script", self.source_script)
         check_script("--tgt-script", self.target_script)
 
@@ -107,20 +105,18 @@ def prepare(
     say: Callable[[str], None] = print,
     progress: Callable[[str], Progress] = lambda noun: lambda done, total: None,
 ) -> None:
-    """Write the prepared directory `out`; `say` gets what was done and warnings, a line each.
+    """Write the prepared directory `out`, unless it already contains exactly this data.
 
-    progress: of a split's noun, makes the function that is told the pairs done and the pairs in all.
-    models: SentencePiece models to take, one for both sides or the source's and the target's, or the model or data
-    directory that holds them; none: they are trained.
-    Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
-    an `out` that holds anything else; `out` then stays as it was.
+    models: existing SentencePiece models, one for both sides or source and target, or a model or data directory; empty
+    to train them. say: called with a line per step and per warning. progress(what) returns the Progress callback of a
+    split. Raises UserError for invalid text or options, and if `out` contains anything else; `out` is then unchanged.
     """
     _check_numbers(options, len(sources), len(valid_sources), len(models))
     files = [*sources, *targets, *valid_sources, *valid_targets]
     for path in files:
         if path.resolve().parent == out.resolve():
-            raise UserError(f"{path}: stands in the directory that --out replaces: choose another --out")
-    invalid = (options.replace_invalid, "correct it, or give --replace-invalid to read such bytes as U+FFFD")
+            raise UserError(f"{path}: is in the directory that --out replaces: choose another --out")
+    invalid = (options.replace_invalid, "correct it, or use --replace-invalid to read such bytes as U+FFFD")
     texts = {
         "train": ParallelText(sources, targets, *invalid),
         "valid": ParallelText(valid_sources, valid_targets, *invalid),
@@ -132,17 +128,19 @@ def prepare(
         say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
         for name in texts:
             _warn_of_text(name, texts[name], stored[name], options.normalization, say)
-        given = _vocabularies(models)
+        tokenizers = _load_models(models)
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()}
         fingerprint: dict[str, Any] = {"options": plain}
         fingerprint |= {f"{name}_sha256": stored[name].sha256 for name in texts}
-        numbered = [(each.model, b"" if each.vocabulary is None else repr(each.vocabulary).encode()) for each in given]
-        fingerprint["models_sha256"] = [hashlib.sha256(b"".join(parts)).hexdigest() for parts in numbered]
+        contents = [
+            each.model + (b"" if each.vocabulary is None else repr(each.vocabulary).encode()) for each in tokenizers
+        ]
+        fingerprint["models_sha256"] = [hashlib.sha256(content).hexdigest() for content in contents]
         if prepared.PreparedData.holds(out, fingerprint):
-            fresh.wanted = False
-            say(f"{out} already holds this data, nothing to do")
+            fresh.commit = False
+            say(f"{out} already contains this data, nothing to do")
             return
-        _fill(fresh.path, stored["train"], stored["valid"], options, given, threads, say, files, fingerprint, progress)
+        _fill(fresh.path, stored, options, tokenizers, threads, say, files, fingerprint, progress)
         for text in stored.values():
             text.delete()
     say(f"{out} is ready: fasttfm train --data {out} …")
@@ -151,15 +149,15 @@ def prepare(
 _NOUNS = {"train": "training", "valid": "validation"}
 
 
-def _vocabularies(models: Sequence[Path]) -> list[Tokenizer]:
-    """The vocabulary of both sides, or the source's and the target's; none where no models are given."""
+def _load_models(models: Sequence[Path]) -> list[Tokenizer]:
+    """The given tokenizers: a joint one, source and target, or none."""
     if len(models) == 1 and models[0].is_dir():
-        given = list(dict.fromkeys(load_tokenizers(models[0])))
+        tokenizers = list(dict.fromkeys(load_tokenizers(models[0])))
     else:
-        given = [Tokenizer.load(model) for model in models]
-    if given and not given[0].source_end:
-        raise UserError(f"{models[0]}: is of a model whose sources have no end (OpenNMT), which is not trained here")
-    return given
+        tokenizers = [Tokenizer.load(model) for model in models]
+    if tokenizers and not tokenizers[0].source_end:
+        raise UserError(f"{models[0]}: its sources have no end-of-sentence token (OpenNMT); training needs one")
+    return tokenizers
 
 
 def _warn_of_text(
@@ -172,13 +170,13 @@ def _warn_of_text(
     for file in itertools.chain.from_iterable(text.files):
         if file.replaced:
             say(
-                f"warning: {file.path}: {counted(len(file.replaced), 'line')} held bytes that are not UTF-8, read as "
-                f"U+FFFD; the first is line {file.replaced[0]:,}"
+                f"warning: {file.path}: {counted(len(file.replaced), 'line')} with invalid UTF-8, read as U+FFFD; the "
+                f"first is line {file.replaced[0]:,}"
             )
         if file.decomposed.count and normalization == "identity":
             say(
-                f"warning: {file.path}: not in Unicode's normal form C: {file.decomposed}: give --normalization nfc, "
-                "or letters with accents are spelt in two ways"
+                f"warning: {file.path}: not in Unicode's normal form C: {file.decomposed}: use --normalization nfc, "
+                "or accented letters have two spellings"
             )
         if file.invisible.count:
             say(f"warning: {file.path}: invisible characters, such as U+200B or U+FEFF: {file.invisible}")
@@ -186,10 +184,9 @@ def _warn_of_text(
 
 def _fill(
     directory: Path,
-    train_text: StoredText,
-    valid_text: StoredText,
+    texts: dict[str, StoredText],
     options: PrepareOptions,
-    given: Sequence[Tokenizer],
+    models: Sequence[Tokenizer],
     threads: int,
     say: Callable[[str], None],
     files: Sequence[Path],
@@ -197,34 +194,34 @@ def _fill(
     progress: Callable[[str], Progress],
 ) -> None:
     """Write everything but the manifest into an empty directory."""
-    tokenizers = (given[0], given[-1]) if given else _train_vocabulary(train_text, options)
+    tokenizers = (models[0], models[-1]) if models else _train_vocabulary(texts["train"], options)
     source_tokenizer, target_tokenizer = tokenizers
     save_tokenizers(directory, source_tokenizer, target_tokenizer)
     kind = "joint vocabulary" if source_tokenizer is target_tokenizer else "separate vocabularies"
-    say(f"{kind} of {len(source_tokenizer):,} {'given' if given else options.model_type} pieces")
+    say(f"{kind} of {len(source_tokenizer):,} {'existing' if models else options.model_type} pieces")
     for tag in {*options.source_tags, *options.valid_source_tags}:
         if len(source_tokenizer.encode(tag)) > 1:
-            say(f"warning: {tag} is not one piece of the source's SentencePiece model, which was not trained with it")
+            say(f"warning: {tag} is several pieces: the source's SentencePiece model was trained without it")
     rules = Filter(options.max_length)
-    valid_counts, held_out = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
+    valid_counts, held_out = _write_split(directory, "valid", texts["valid"], tokenizers, rules, threads)
     for line in rules.report():
         say(f"warning: valid: {line}")
+    train = texts["train"]
     rules = Filter(
         options.max_length,
         options.max_ratio,
         options.drop_identical,
         (options.source_script, options.target_script),
-        repeated_pairs(train_text, len(train_text)) if options.drop_duplicates else None,
+        repeated_pairs(train, len(train)) if options.drop_duplicates else None,
     )
     train_counts, seen = _write_split(
-        directory, "train", train_text, tokenizers, rules, threads, held_out, options.weights, progress("training text")
+        directory, "train", train, tokenizers, rules, threads, held_out, options.weights, progress("training text")
     )
     for line in rules.report():
         say(f"warning: train: {line}")
     if seen:
-        verb = "is" if len(held_out) == 1 else "are"
-        of_all = f"{len(seen):,} of {counted(len(held_out), 'different pair')}"
-        say(f"warning: valid: {of_all} {verb} in train too; its scores flatter")
+        overlap = f"{len(seen):,} of {counted(len(held_out), 'distinct pair')}"
+        say(f"warning: valid: {overlap} also in train; validation scores will be too high")
     prepared.save_description(
         directory,
         prepared.FORMAT,
@@ -247,19 +244,17 @@ def _check_numbers(options: PrepareOptions, files: int, valid_files: int, models
         ("--valid-source-tag", options.valid_source_tags, valid_files),
     ):
         if given and len(given) != needed:
-            raise UserError(f"{flag}: {len(given)} were given for {counted(needed, 'source file')}: give one for each")
+            raise UserError(f"{flag}: {len(given)} given for {counted(needed, 'source file')}: give one for each")
     if bool(options.source_tags) != bool(options.valid_source_tags):
-        raise UserError("--source-tag and --valid-source-tag go together: what is validated must look like training")
+        raise UserError("--source-tag needs --valid-source-tag and vice versa: validation must look like training")
     if models == 1 and options.separate_vocab:
-        raise UserError(
-            "--separate-vocab and one --spm do not go together: give --spm twice, the source's and target's"
-        )
+        raise UserError("--separate-vocab needs two models: give --spm twice, for source and target")
     if models > 2:
-        raise UserError(f"--spm: {models} were given: give one model for both sides, or the source's and the target's")
+        raise UserError(f"--spm: {models} given: give one model for both sides, or one for source and one for target")
 
 
 def _copies(number: int, weight: float) -> int:
-    """Return how often the number-th kept pair of its file, from 1, is written: evenly over the file."""
+    """Copies of the number-th (from 1) kept pair of a file, so that fractional weights spread evenly."""
     return int(number * weight + 1e-9) - int((number - 1) * weight + 1e-9)
 
 
@@ -274,10 +269,10 @@ def _write_split(
     weights: Sequence[float] = (),
     progress: Progress = lambda done, total: None,
 ) -> tuple[dict[str, int], set[bytes]]:
-    """Write the ids of one split, and its text where it is held out, a chunk at a time: memory does not grow with it.
+    """Write the ids of a split, chunk by chunk, so that memory does not grow with it.
 
-    held_out: keys of pairs that are looked for; None makes the split's own keys, and keeps its text. Returns the counts
-    of the split, and its own keys or those of held_out that it met.
+    held_out: keys of pairs to look for; None for a held-out split, whose text is written too. Returns the counts of the
+    split, and the keys found in held_out (of a held-out split, all of its keys).
     """
     dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
     writers = [prepared.IdsWriter(directory, f"{name}.{side}", dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
@@ -312,11 +307,11 @@ def _write_split(
     for writer in writers:
         writer.close()
     if not writers[0].sentences:
-        why = "; ".join(rules.report()) or "its --weight takes none"
-        raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}: {why}")
+        why = "; ".join(rules.report()) or "its --weight selects none"
+        raise UserError(f"{text.parts[0][0]}: no usable pairs left for {name}: {why}")
     counts = {"pairs": writers[0].sentences, "source_tokens": writers[0].tokens, "target_tokens": writers[1].tokens}
     counts |= {"longest_source": writers[0].longest, "longest_target": writers[1].longest}
-    counts |= {f"dropped_{rule.replace(' ', '_')}": rules.dropped.get(rule, Dropped()).count for rule in RULES}
+    counts |= {f"dropped_{rule.replace(' ', '_')}": rules.counts[rule] for rule in RULES}
     return counts, keys
 
 
@@ -334,7 +329,7 @@ def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokeni
         for line in itertools.chain.from_iterable(map(lines, sides)):
             characters.update(line)
         if not characters:
-            raise UserError(f"{text.parts[0][0]}: all lines are empty, there is nothing to train a vocabulary on")
+            raise UserError(f"{text.parts[0][0]}: all lines are empty, cannot train a vocabulary")
         coverage = options.character_coverage
         return train_tokenizer(
             itertools.chain.from_iterable(map(lines, sides)),
@@ -342,7 +337,7 @@ def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokeni
             model_type=options.model_type,
             byte_fallback=options.byte_fallback,
             normalization=options.normalization,
-            # with what marks the start of a word, which else is a piece before each tag
+            # including the word-start mark, which would otherwise be a separate piece before each tag
             symbols=sorted({f"\u2581{tag}" for tag in (*options.source_tags, *options.valid_source_tags)})
             if 0 in sides
             else (),

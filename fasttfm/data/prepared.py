@@ -1,14 +1,14 @@
-"""The prepared data directory: subwords and token ids on disk, read when they are asked for.
+"""The prepared data directory: tokenizers and token ids on disk, read on access.
 
-    data.yaml                     what is inside, the options, counts and the SHA-256 of every input file
+    data.yaml                     format, options, counts and the SHA-256 of every input file
     spm.model                     the joint SentencePiece model; or spm.src.model and spm.tgt.model
-    {train,valid}.{src,tgt}.npy            all ids of a side, one sentence after the other, uint16 (or int32)
+    {train,valid}.{src,tgt}.npy            all ids of a side, concatenated, uint16 (or int32)
     {train,valid}.{src,tgt}.offsets.npy    sentence i is ids[offsets[i]:offsets[i + 1]], int64
-    valid.src.txt, valid.tgt.txt           the raw text of the validation pairs, for BLEU
+    valid.src.txt, valid.tgt.txt           raw text of the validation pairs, for BLEU
     sha256sums                             of all these (see fasttfm.system.folders)
 
-Ids carry neither bos nor eos. A kill at any moment leaves either the old data or the new, or a directory that says
-that it is neither until `prepare` is run again.
+Ids contain neither bos nor eos. A kill at any time leaves the old data, the new data, or a directory that is refused
+until `prepare` is run again.
 """
 
 import itertools
@@ -35,17 +35,17 @@ FORMAT = "fasttfm prepared data, version 1"
 DESCRIPTION = "data.yaml"
 _BLOCK = 1 << 20
 _SEEKING = threading.Lock()
-"""Held for a seek and a read on systems without pread."""
+"""Makes seek and read atomic on systems without pread."""
 
 
 class StoredIds:
-    """The ids of a .npy file, read when asked for.
+    """The ids of a .npy file, read on access.
 
-    Not a memory map: where a file is cut off while it is mapped, the system ends the process and nothing is said.
+    Not a memory map: if a mapped file is truncated, the system kills the process without a message.
     """
 
     def __init__(self, path: Path, dtypes: Sequence[type]) -> None:
-        """Raises OSError where the file cannot be read, and nearly anything where its header is damaged."""
+        """Raises OSError for an unreadable file, and almost any exception for a damaged header."""
         self.path = path
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._file)
@@ -59,7 +59,7 @@ class StoredIds:
         self._count = shape[0]
         size, expected = os.fstat(self._file).st_size, self._begin + self._count * self.dtype.itemsize
         if size != expected:
-            raise ValueError(f"{size:,} bytes where its header says {expected:,}")
+            raise ValueError(f"{size:,} bytes, expected {expected:,} from its header")
 
     def __len__(self) -> int:
         return self._count
@@ -69,13 +69,13 @@ class StoredIds:
         size, start = max(0, end - begin) * self.dtype.itemsize, self._begin + begin * self.dtype.itemsize
         content = _read_at(self._file, size, start)
         if len(content) != size:
-            raise UserError(f"{self.path}: was cut off while it was read: {PREPARE_AGAIN}")
+            raise UserError(f"{self.path}: was truncated while it was read: {PREPARE_AGAIN}")
         return np.frombuffer(content, self.dtype)
 
-    def blocks(self, more: int = 0) -> Iterator[np.ndarray]:
-        """All ids, some at a time; of the next ones so many more."""
-        for begin in range(0, self._count - more, _BLOCK):
-            yield self[begin : begin + _BLOCK + more]
+    def blocks(self, overlap: int = 0) -> Iterator[np.ndarray]:
+        """All ids in blocks, each with the first `overlap` ids of the next block."""
+        for begin in range(0, self._count - overlap, _BLOCK):
+            yield self[begin : begin + _BLOCK + overlap]
 
 
 def _read_at(file: int, size: int, start: int) -> bytes:
@@ -87,21 +87,20 @@ def _read_at(file: int, size: int, start: int) -> bytes:
 
 
 def _lengths(offsets: np.ndarray | StoredIds) -> np.ndarray:
-    """(n,) int32: what lies between n + 1 offsets. ValueError where they fall, or more than that holds lies between."""
-    lengths, place = np.empty(max(0, len(offsets) - 1), np.int32), 0
-    for block in offsets.blocks(1) if isinstance(offsets, StoredIds) else [offsets]:
-        between = np.diff(block)
-        if len(between) and not 0 <= int(between.min()) <= int(between.max()) <= np.iinfo(np.int32).max:
-            raise ValueError(f"offsets that go on by {int(between.min())} to {int(between.max())}")
-        lengths[place : place + len(between)] = between
-        place += len(between)
+    """(n,) int32: differences of n + 1 offsets. ValueError if one is negative or does not fit in int32."""
+    lengths, begin = np.empty(max(0, len(offsets) - 1), np.int32), 0
+    for block in map(np.diff, offsets.blocks(1) if isinstance(offsets, StoredIds) else [offsets]):
+        if len(block) and not 0 <= int(block.min()) <= int(block.max()) <= np.iinfo(np.int32).max:
+            raise ValueError(f"offsets increase by {int(block.min())} to {int(block.max())}")
+        lengths[begin : begin + len(block)] = block
+        begin += len(block)
     return lengths
 
 
 class ParallelTokens:
-    """Sentence pairs as ids. source_lengths and target_lengths are int32 arrays, without bos and eos.
+    """Sentence pairs as ids; source_lengths and target_lengths are int32 arrays, without bos and eos.
 
-    What is in memory of pairs on disk is 4 bytes a side: ids and offsets are read when a pair is asked for.
+    Of pairs on disk, only the lengths are in memory (4 bytes per side): ids and offsets are read on access.
     """
 
     def __init__(
@@ -111,10 +110,7 @@ class ParallelTokens:
         target: np.ndarray | StoredIds,
         target_offsets: np.ndarray | StoredIds,
     ) -> None:
-        """Pair i is source[source_offsets[i]:source_offsets[i + 1]], and so on.
-
-        Raises ValueError for offsets that fall.
-        """
+        """Source i is source[source_offsets[i]:source_offsets[i + 1]]. Raises ValueError for decreasing offsets."""
         self._source, self._source_offsets = source, source_offsets
         self._target, self._target_offsets = target, target_offsets
         self.source_lengths = _lengths(source_offsets)
@@ -122,7 +118,7 @@ class ParallelTokens:
 
     @classmethod
     def from_lists(cls, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> "ParallelTokens":
-        """Pairs that are already in memory."""
+        """Pairs of ids in memory."""
         if len(source) != len(target):
             raise ValueError(f"{len(source)} source but {len(target)} target sentences")
         ids = (np.fromiter(itertools.chain.from_iterable(side), np.int32) for side in (source, target))
@@ -133,7 +129,7 @@ class ParallelTokens:
         return len(self.source_lengths)
 
     def part(self, begin: int, end: int) -> "ParallelTokens":
-        """The pairs [begin, end), which are not copied."""
+        """A view of the pairs [begin, end)."""
         offsets = (offsets[begin : end + 1] for offsets in (self._source_offsets, self._target_offsets))
         return ParallelTokens(self._source, next(offsets), self._target, next(offsets))
 
@@ -150,7 +146,7 @@ class ParallelTokens:
 
 @dataclass(eq=False)
 class PreparedFolder:
-    """A prepared directory, opened for reading: of pairs, or of documents (fasttfm-pretraining's)."""
+    """A prepared directory, opened for reading: pairs, or documents (fasttfm-pretraining)."""
 
     path: Path
     description: dict[str, Any]
@@ -158,25 +154,25 @@ class PreparedFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> "PreparedFolder":
-        """Raises UserError when path is not a prepared directory or one of its files is missing or damaged."""
+        """Raises UserError if `path` is not a prepared directory, or if a file is missing or damaged."""
         raise NotImplementedError
 
     @classmethod
     def holds(cls, path: Path, fingerprint: dict[str, Any]) -> bool:
-        """Return whether path already holds, whole, exactly what these inputs and options give."""
+        """Whether `path` is complete and was prepared from exactly these inputs and options."""
         try:
             return cls.open(path).description.get("fingerprint") == fingerprint
         except UserError:
-            return False  # a file is missing: preparing again is the remedy, so it has to be done
+            return False  # incomplete: prepare again
 
 
 @dataclass(eq=False)
 class PreparedData(PreparedFolder):
-    """A prepared directory of pairs."""
+    """A prepared directory of sentence pairs."""
 
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
-    """The same object as source_tokenizer when the vocabulary is joint."""
+    """The same object as source_tokenizer if the vocabulary is joint."""
     train: ParallelTokens
     valid: ParallelTokens
 
@@ -188,9 +184,7 @@ class PreparedData(PreparedFolder):
             if description is None or description.get("vocabulary") not in ("joint", "separate"):
                 raise UserError(f"{path}: not a prepared data directory (no usable {DESCRIPTION}): run fasttfm prepare")
             if (path / "config.yaml").exists() and not (path / "train.src.npy").exists():
-                raise UserError(
-                    f"{path}: this is a model directory: give --data the directory that fasttfm prepare made"
-                )
+                raise UserError(f"{path}: is a model directory: --data takes the output directory of fasttfm prepare")
             read_manifest(path)
             source_tokenizer, target_tokenizer = load_tokenizers(path, joint=description["vocabulary"] == "joint")
             train, valid = (
@@ -200,24 +194,14 @@ class PreparedData(PreparedFolder):
 
     @property
     def joint(self) -> bool:
-        """True if source and target share one vocabulary, though each may have its language."""
+        """Whether source and target have the same pieces (imported ones may still differ in language)."""
         source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        numbered_alike = source is not None and target is not None and source.pieces == target.pieces
-        return numbered_alike or self.source_tokenizer is self.target_tokenizer
-
-    @property
-    def source_tags(self) -> list[str]:
-        """The words that prepare put before the sources of training; empty without --source-tag."""
-        try:
-            return list(self.description["fingerprint"]["options"]["source_tags"])
-        except (KeyError, TypeError):
-            raise UserError(
-                f"{self.path / DESCRIPTION}: does not say what its --source-tag was: {PREPARE_AGAIN}"
-            ) from None
+        same_pieces = source is not None and target is not None and source.pieces == target.pieces
+        return same_pieces or self.source_tokenizer is self.target_tokenizer
 
     @property
     def model_files(self) -> list[Path]:
-        """The vocabulary's files, one when joint, else source then target: what a model directory must copy."""
+        """The vocabulary's files, which a model directory must copy: one if joint, else source then target."""
         return [path for path in (self.path / name for name in VOCABULARY_FILES) if path.exists()]
 
     @property
@@ -232,19 +216,19 @@ class PreparedData(PreparedFolder):
 
 
 class IdsWriter:
-    """Writes ids and offsets, sentence after sentence: memory holds none of them."""
+    """Streams ids and offsets to disk, sentence by sentence."""
 
     def __init__(self, directory: Path, name: str, dtype: np.dtype) -> None:
-        """name: of both files, such as train.src."""
+        """name: stem of both files, such as train.src."""
         self.tokens = self.sentences = self.longest = self._begin = 0
         self._dtype = dtype
         self._files = [(directory / f"{name}{end}").open("wb") for end in (".npy", ".offsets.npy")]
         for file in self._files:
             _write_header(file, dtype, 0)
-        self._files[1].write(bytes(8))  # where the first sentence begins
+        self._files[1].write(bytes(8))  # offset of the first sentence
 
     def write(self, ids: Sequence[int], *, ends: bool = True) -> None:
-        """Append the ids of a sentence, or where it does not end with them some of them."""
+        """Append ids; ends: they complete a sentence."""
         self._files[0].write(np.asarray(ids, self._dtype).tobytes())
         self.tokens += len(ids)
         if ends:
@@ -253,7 +237,7 @@ class IdsWriter:
             self.longest, self._begin = max(self.longest, self.tokens - self._begin), self.tokens
 
     def close(self) -> None:
-        """Write the headers once more, which tell how much came."""
+        """Rewrite the headers with the final counts and close the files."""
         for file, dtype, count in zip(self._files, (self._dtype, np.dtype("<i8")), (self.tokens, self.sentences + 1)):
             try:
                 file.seek(0)
@@ -265,18 +249,18 @@ class IdsWriter:
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
-    """Write the header of a one-dimensional .npy file; numpy leaves space in it for any count."""
+    """Write the header of a one-dimensional .npy file; numpy pads it for any count."""
     np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
 
 
 def save_description(directory: Path, form: str, content: dict[str, Any]) -> None:
-    """Write data.yaml; form: what read_description() is to find in it."""
+    """Write data.yaml; form: the format that read_description() expects."""
     text = write_yaml({"format": form, **content}, sort_keys=False)
     (directory / DESCRIPTION).write_bytes(text.encode())
 
 
 def read_description(directory: Path, form: str) -> dict[str, Any] | None:
-    """The content of data.yaml; None where there is none of this form."""
+    """The content of data.yaml; None if it is missing or has another format."""
     try:
         content = read_plain_yaml(directory / DESCRIPTION)
     except UserError:
@@ -285,7 +269,7 @@ def read_description(directory: Path, form: str) -> dict[str, Any] | None:
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """The smallest type of the ids on disk: uint16 while it holds them, else int32."""
+    """The smallest dtype for ids on disk: uint16 if they fit, else int32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
 
 
@@ -296,16 +280,14 @@ def _load_pairs(path: Path, split: str, *vocab_sizes: int) -> ParallelTokens:
     try:
         pairs = ParallelTokens(*sides[0], *sides[1])
     except ValueError as error:
-        raise UserError(
-            f"{path}: {split} does not match its offsets ({error}): move them away and run fasttfm prepare again"
-        ) from None
+        raise UserError(f"{path}: {split} does not match its offsets ({error}): {PREPARE_AGAIN}") from None
     if len(pairs.source_lengths) != len(pairs.target_lengths):
-        raise UserError(f"{path}: {split} has unequal sides: run fasttfm prepare again")
+        raise UserError(f"{path}: {split} has unequal sides: {PREPARE_AGAIN}")
     return pairs
 
 
 def load_ids(path: Path, name: str) -> tuple[StoredIds, StoredIds]:
-    """Ids and offsets that an IdsWriter of this name wrote; UserError where one is missing, damaged or another's."""
+    """The ids and offsets of an IdsWriter of this name; UserError if one is missing, damaged or does not match."""
     ids = _load(path / f"{name}.npy", (np.uint16, np.int32))
     offsets = _load(path / f"{name}.offsets.npy", (np.int64,))
     count = len(offsets)
@@ -315,12 +297,12 @@ def load_ids(path: Path, name: str) -> tuple[StoredIds, StoredIds]:
 
 
 def _refuse_other_tokens(ids: StoredIds, vocab_size: int) -> None:
-    # one pass over what training reads anyway; an embedding would fail on the id in the middle of an epoch
+    # one pass over data that training reads anyway; otherwise the embedding would fail in the middle of an epoch
     for block in ids.blocks():
         if not 0 <= int(block.min()) <= int(block.max()) < vocab_size:
             wrong = int(block.max() if block.max() >= vocab_size else block.min())
             raise UserError(
-                f"{ids.path}: holds the token {wrong}, but the vocabulary has {vocab_size:,}: {PREPARE_AGAIN}"
+                f"{ids.path}: contains token {wrong}, but the vocabulary has {vocab_size:,}: {PREPARE_AGAIN}"
             )
 
 
@@ -331,9 +313,9 @@ def _load(path: Path, dtypes: tuple[type, ...]) -> StoredIds:
         raise UserError(f"{path}: missing from the prepared data: {PREPARE_AGAIN}") from None
     except OSError as error:
         raise unreadable(path, error) from error
-    # numpy reads the header as Python text, so that a flipped bit may raise nearly anything
+    # numpy parses the header as Python source, so a flipped bit may raise almost anything
     except (ValueError, EOFError, SyntaxError, TokenError, TypeError, OverflowError, MemoryError) as error:
-        raise UserError(f"{path}: cut off or damaged ({error}): {PREPARE_AGAIN}") from None
+        raise UserError(f"{path}: truncated or damaged ({error}): {PREPARE_AGAIN}") from None
 
 
 def _load_text(path: Path, lines: int) -> list[str]:
@@ -341,10 +323,7 @@ def _load_text(path: Path, lines: int) -> list[str]:
     try:
         text = content.decode().split("\n")[:-1]
     except UnicodeDecodeError:
-        raise UserError(f"{path}: damaged, it is not valid UTF-8: move it away and run fasttfm prepare again") from None
+        raise UserError(f"{path}: damaged, not valid UTF-8: {PREPARE_AGAIN}") from None
     if len(text) != lines:
-        raise UserError(
-            f"{path}: has {counted(len(text), 'line')} for {counted(lines, 'pair')}: move it away and run fasttfm "
-            "prepare again"
-        )
+        raise UserError(f"{path}: has {counted(len(text), 'line')} for {counted(lines, 'pair')}: {PREPARE_AGAIN}")
     return text

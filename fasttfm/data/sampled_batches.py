@@ -1,9 +1,9 @@
-"""Batches of text that is drawn anew (subword sampling, case augmentation): a window is packed by the drawn lengths.
+"""Batches for subword sampling: each window of the epoch is segmented anew, then packed by the sampled lengths.
 
-Batches are planned for the mean length of draws. The batches of a part of the lengths (fasttfm.data.epochs), a window
-at a time, are then repacked by the drawn lengths into as many batches. A window follows from (seed, epoch, part,
-window) alone, so a rank draws only for the parts that it computes. Worker processes draw the next window while this one
-trains: drawing is Python, and a thread would compete with kernel launches for the interpreter.
+Batches are planned for the mean sampled length. The batches of one part of the lengths (fasttfm.data.epochs) are then
+repacked, window by window, into the same number of batches. A window depends on (seed, epoch, part, window) alone, so a
+rank samples only the parts that it computes. Worker processes prepare the next window while this one trains: sampling
+is Python code, and a thread would compete with kernel launches for the interpreter.
 """
 
 import math
@@ -16,8 +16,7 @@ from functools import partial
 import numpy as np
 
 from fasttfm.data.batches import Batch, TokenBatches, collate
-from fasttfm.data.case import CaseAugment, Sides
-from fasttfm.data.epochs import MadeWhenAsked
+from fasttfm.data.epochs import LazyBatches
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.shapes import length_batches, round_length
@@ -26,57 +25,42 @@ from fasttfm.system.processes import WorkerPool
 
 _PROBES = 2000
 _MARGIN = 1.1
-"""Batches are planned for the mean length of segmentations drawn for up to _PROBES pairs, and this much more, because
-those of a window are packed less tightly than those of the whole corpus."""
+"""Batches are planned for the mean sampled length of up to _PROBES pairs times this margin, because a window packs less
+tightly than the whole corpus."""
 _WINDOW = 128
-"""Batches that are drawn and packed together, of all parts."""
+"""Batches that are sampled and packed together, over all parts."""
 _LEAST_WINDOW = 16
-"""Of a part, at least so many."""
-_KEPT = 3
-"""Windows of a part that are kept: the one that is trained on, the next, and one that is looked at again."""
-_GIVEN_UP = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of pairs, those that grew most, that keep SentencePiece's own segmentation where a window's do not fit into
-its batches; tried in this order."""
+"""Minimum window of one part."""
+_CACHED = 3
+"""Cached windows per part: the current one, the next, and the previous."""
+_FALLBACK_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Shares of pairs (those that grew most) that keep SentencePiece's own segmentation if a window does not fit its
+batches; tried in this order."""
 
+Samplers = tuple[SubwordSampler, SubwordSampler]
+"""For source and target; the same object for a joint vocabulary."""
+Sides = tuple[list[np.ndarray], list[np.ndarray]]
+"""Ids of sources and targets, pair by pair."""
 Pairs = tuple[Sides, tuple[np.ndarray, np.ndarray]]
-"""Pairs that are to be drawn, as SentencePiece gives them, and the sampling.sentence_keys of each side."""
+"""SentencePiece's segmentations, and the sampling.sentence_keys of each side."""
 Group = tuple[np.ndarray, Sequence[int]]
-"""A batch: places of its pairs in their window (B,), and what source and target are padded to (2,)."""
+"""A batch: indices of its pairs in their window (B,), and the padded source and target lengths (2,)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawing:
-    """Case augmentation and subword sampling, as far as a run has them."""
-
-    case: CaseAugment | None
-    samplers: tuple[SubwordSampler, SubwordSampler] | None
-    """Of source and target, the same object where the vocabulary is joint."""
-
-    def draw(self, pairs: Pairs) -> Sides:
-        """Source and target of each pair."""
-        sides, keys = pairs
-        if self.case is not None:
-            sides = self.case.cased(sides, keys[0])
-        if self.samplers is None:
-            return sides
-        source, target = (sampler.sample(ids, key) for sampler, ids, key in zip(self.samplers, sides, keys))
-        return source, target
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A window as it is trained on."""
+class _Window:
+    """A sampled and packed window."""
 
     order: list[np.ndarray]
-    """Its batches, as arrays of pairs' numbers."""
+    """Its batches, as arrays of pair indices."""
     rows: dict[int, tuple[np.ndarray, np.ndarray, Sequence[int]]]
-    """Of each pair its source, its target, and what its batch is padded to."""
+    """Pair index -> source ids, target ids, padded size of its batch."""
 
 
 class SampledBatches(TokenBatches):
-    """The batches of training pairs whose text is drawn anew at every visit, from (seed, epoch, pair) alone."""
+    """Training batches that segment each pair anew at every visit, from (seed, epoch, pair) alone."""
 
-    most_sizes = 32  # of the plan, whose batches a window packs anew
+    most_sizes = 32  # of the plan; windows are repacked anyway
 
     def __init__(
         self,
@@ -87,81 +71,78 @@ class SampledBatches(TokenBatches):
         *,
         amount: float,
         tokenizers: tuple[Tokenizer, Tokenizer],
-        case: CaseAugment | None = None,
         together: int = 1,
         processes: int = 0,
     ) -> None:
-        """amount: DataConfig.subword_sampling. tokenizers: of source and target. case: None leaves it as it is.
-        processes: which draw; 0: this one.
+        """amount: DataConfig.subword_sampling. tokenizers: of source and target. processes: sampling workers; 0 samples
+        in this process.
 
-        The rest is TokenBatches', errors of amount and tokenizers SubwordSampler's.
+        The other arguments are TokenBatches'. Raises the errors of SubwordSampler.
         """
         self.pairs, self.seed = pairs, seed
-        samplers = {tokenizer: SubwordSampler(tokenizer, amount) for tokenizer in tokenizers} if amount else {}
-        self._drawing = _Drawing(case, (samplers[tokenizers[0]], samplers[tokenizers[1]]) if amount else None)
-        remedy = "run the same command again, which goes on from the last checkpoint"
-        self._pool = WorkerPool(self._drawing, processes, remedy=remedy) if processes else None
+        by_tokenizer = {tokenizer: SubwordSampler(tokenizer, amount) for tokenizer in tokenizers}
+        self._samplers = by_tokenizer[tokenizers[0]], by_tokenizer[tokenizers[1]]
+        remedy = "run the same command again to resume from the last checkpoint"
+        self._pool = WorkerPool(self._samplers, processes, remedy=remedy) if processes else None
         self._threads = ThreadPoolExecutor(max(1, processes), "sampling")
         longer = self._mean_lengthening() * _MARGIN
         super().__init__(pairs, max_tokens, seed, max_length, together=together, longer=longer)
         self._window_batches = max(_LEAST_WINDOW, _WINDOW // self.together)
         self._lock = threading.Lock()
-        self._windows: dict[tuple[int, int, int], Future[_Drawn]] = {}
-        """Of (epoch, part, window), oldest first."""
+        self._windows: dict[tuple[int, int, int], Future[_Window]] = {}
+        """(epoch, part, window) -> its result, oldest first."""
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """The batches of an epoch as arrays of pairs' numbers; a window is drawn when its first batch is asked for."""
-        return MadeWhenAsked(len(self), partial(self._packed, super().epoch(epoch), epoch))
+        """The batches of an epoch as arrays of pair indices; a window is sampled on first access to its batches."""
+        return LazyBatches(len(self), partial(self._packed, super().epoch(epoch), epoch))
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """The tensors of one element of epoch(), or of a part of it; of other pairs, as long as their draws are."""
+        """The tensors of (part of) a batch of epoch(). Other pairs are padded to their longest segmentation."""
         with self._lock:
             futures = [future for (each, *_), future in self._windows.items() if each == epoch and future.done()]
-        for drawn in (future.result() for future in reversed(futures)):
-            if int(indices[0]) in drawn.rows:
-                rows = [drawn.rows[i] for i in indices.tolist()]
+        for window in (future.result() for future in reversed(futures)):
+            if int(indices[0]) in window.rows:
+                rows = [window.rows[i] for i in indices.tolist()]
                 return collate([row[0] for row in rows], [row[1] for row in rows], rows[0][2])
-        return collate(*self._drawing.draw(self._read(indices, epoch)))
+        return collate(*sample(self._samplers, self._read(indices, epoch)))
 
-    def _packed(self, planned: Sequence[np.ndarray], epoch: int, place: int) -> np.ndarray:
-        """The batch at a place of an epoch. Drawing its window begins now if it has not, and that of the next, too.
+    def _packed(self, planned: Sequence[np.ndarray], epoch: int, position: int) -> np.ndarray:
+        """The batch at this position of the epoch; starts sampling its window and, with workers, the next one.
 
-        planned: the epoch's batches as they were planned.
+        planned: the epoch's batches before packing.
         """
-        part = (epoch * len(self) + place) % self.together
-        first = (part - epoch * len(self)) % self.together
-        """The first place of the part in this epoch."""
-        number, within = divmod((place - first) // self.together, self._window_batches)
+        part = (epoch * len(self) + position) % self.together
+        first = (part - epoch * len(self)) % self.together  # the part's first position in this epoch
+        number, within = divmod((position - first) // self.together, self._window_batches)
         with self._lock:
-            drawn = self._begin(planned, first, epoch, part, number)
+            window = self._start(planned, first, epoch, part, number)
             if self._pool is not None:
-                self._begin(planned, first, epoch, part, number + 1)
-        return drawn.result().order[within]
+                self._start(planned, first, epoch, part, number + 1)
+        return window.result().order[within]
 
-    def _begin(self, planned: Sequence[np.ndarray], first: int, *key: int) -> Future[_Drawn]:
-        """Draw a window unless it is drawn; the lock is held."""
+    def _start(self, planned: Sequence[np.ndarray], first: int, *key: int) -> Future[_Window]:
+        """The result of a window, cached or begun now; the caller holds the lock."""
         epoch, part, number = key
         if (epoch, part, number) in self._windows:
             return self._windows[(epoch, part, number)]
         size = self._window_batches * self.together
-        places = range(len(self))[first + number * size : first + (number + 1) * size : self.together]
-        if not places:
+        positions = range(len(self))[first + number * size : first + (number + 1) * size : self.together]
+        if not positions:
             return Future()  # past the end
-        batches = [planned[place] for place in places]
+        batches = [planned[position] for position in positions]
         indices = np.sort(np.concatenate(batches))
         groups = [(np.searchsorted(indices, batch), self.padded_to(batch[0]).tolist()) for batch in batches]
-        pairs = self._read(indices, epoch)
+        args = self._read(indices, epoch), groups, self.max_tokens
 
-        def draw() -> _Drawn:
-            given = pairs, groups, self.max_tokens
-            sides, packed = pack(self._drawing, *given) if self._pool is None else self._pool.call(pack, *given)
+        def compute() -> _Window:
+            sides, packed = pack(self._samplers, *args) if self._pool is None else self._pool.call(pack, *args)
             rows = {int(indices[i]): (sides[0][i], sides[1][i], size) for group, size in packed for i in group}
             order = np.random.default_rng([self.seed, *key]).permutation(len(packed))
-            return _Drawn([indices[packed[i][0]] for i in order], rows)
+            return _Window([indices[packed[i][0]] for i in order], rows)
 
-        for old in [each for each in self._windows if each[1] == part][: 1 - _KEPT]:
+        for old in [each for each in self._windows if each[1] == part][: 1 - _CACHED]:
             del self._windows[old]
-        self._windows[(epoch, part, number)] = self._threads.submit(draw)
+        self._windows[(epoch, part, number)] = self._threads.submit(compute)
         return self._windows[(epoch, part, number)]
 
     def _read(self, indices: np.ndarray, epoch: int) -> Pairs:
@@ -169,34 +150,40 @@ class SampledBatches(TokenBatches):
         return sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1))
 
     def _mean_lengthening(self) -> float:
-        """Return how many times as long as SentencePiece's own the segmentations are, eos included."""
+        """Sampled length over SentencePiece's own length, eos included, as a mean over the probes; at least 1."""
         probes = np.linspace(0, len(self.pairs) - 1, min(len(self.pairs), _PROBES)).astype(np.int64)
-        drawn = sum(len(ids) + 1 for side in self._drawing.draw(self._read(probes, 0)) for ids in side)
+        sampled = sum(len(ids) + 1 for side in sample(self._samplers, self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2
-        return max(1.0, drawn / float(own.sum()))
+        return max(1.0, sampled / float(own.sum()))
 
 
-def pack(drawing: _Drawing, pairs: Pairs, planned: list[Group], max_tokens: int) -> tuple[Sides, list[Group]]:
-    """Draw a window's pairs, and put them into as many batches of like length as were planned; in any process."""
-    drawn, own = drawing.draw(pairs), pairs[0]
-    lengths = np.array([[len(ids) + 1 for ids in side] for sides in (drawn, own) for side in sides])  # (4, pairs)
+def sample(samplers: Samplers, pairs: Pairs) -> Sides:
+    """A segmentation of each source and each target."""
+    source, target = (sampler.sample(ids, keys) for sampler, ids, keys in zip(samplers, *pairs))
+    return source, target
+
+
+def pack(samplers: Samplers, pairs: Pairs, planned: list[Group], max_tokens: int) -> tuple[Sides, list[Group]]:
+    """Sample a window and pack it by length into as many batches as were planned; runs in any process."""
+    sampled, own = sample(samplers, pairs), pairs[0]
+    lengths = np.array([[len(ids) + 1 for ids in side] for sides in (sampled, own) for side in sides])  # (4, pairs)
     growth = np.where(lengths[:2].max(axis=0) <= max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
     most_grown = np.argsort(-growth, kind="stable")
-    for share in _GIVEN_UP:
+    for share in _FALLBACK_SHARES:
         stays = np.zeros(len(growth), dtype=bool)
         stays[most_grown[: max(math.ceil(share * len(growth)), int(np.isinf(growth).sum()))]] = True
         widths = np.where(stays, lengths[2:], lengths[:2])  # (2, pairs)
         batches = length_batches(widths.max(axis=0), max_tokens)
         if len(batches) <= len(planned):
             source, target = (
-                [old if keep else new for new, old, keep in zip(*each, stays)] for each in zip(drawn, own)
+                [old if keep else new for new, old, keep in zip(*side, stays)] for side in zip(sampled, own)
             )
             return (source, target), _padded(batches, widths, max_tokens, len(planned))
-    return own, planned  # SentencePiece's own do not fit otherwise
+    return own, planned  # not even SentencePiece's own segmentations fit by length
 
 
 def _padded(batches: list[list[int]], widths: np.ndarray, max_tokens: int, count: int) -> list[Group]:
-    """The batches with what they are padded to; the largest are halved until there are `count`."""
+    """The batches with their padded sizes; the largest are halved until there are `count`."""
     groups: list[Group] = []
     for batch in batches:
         longest = widths[:, batch].max(axis=1).tolist()

@@ -1,17 +1,17 @@
-"""Reproducible subword sampling: each visit of a sentence draws another segmentation, the same one in every process.
+"""Reproducible subword sampling: a new segmentation for every visit of a sentence, the same in every process.
 
-SentencePiece 0.2.3 seeds its sampling by process, so a resumed run would train on other segmentations. Here a draw
-depends on the pieces and scores of the model and on a key, the hash of (seed, epoch, sentence, side), alone.
+SentencePiece 0.2.3 seeds its sampling per process, so a resumed run would train on other segmentations. Here a sample
+depends only on the model's pieces and scores and on a key, the hash of (seed, epoch, sentence, side).
 
-    bpe        BPE-dropout (Provilkov et al. 2020, algorithm 1): each possible merge is dropped with probability p, the
-               best of the others is made, until all are dropped. p = 0 is SentencePiece's segmentation, 1 characters.
-    unigram    A segmentation is drawn with probability proportional to P(segmentation)^alpha: forward filtering,
+    bpe        BPE-dropout (Provilkov et al. 2020, algorithm 1): drop each possible merge with probability p, apply the
+               best of the rest, repeat until all are dropped. p = 0 is SentencePiece's segmentation, 1 characters.
+    unigram    Samples a segmentation with probability proportional to P(segmentation)^alpha: forward filtering,
                backward sampling over the lattice of pieces (Kudo 2018, with all segmentations for l).
 
-Input is SentencePiece's own segmentation, so it is normalised already. It is cut where no piece can cross the cut;
-unknown pieces, bytes and user-defined symbols stay as they are. Each part is a random walk through states (the merges
-made so far, or the place in the lattice). Outcomes of a state are cached as an alias table (Walker 1977), and the walks
-of a batch advance together. One CPU core draws about 100,000 tokens a second for bpe, a million for unigram.
+Input is SentencePiece's own segmentation, hence already normalized. It is cut wherever no piece crosses the cut;
+unknown pieces, bytes and user-defined symbols are kept. Each part is a random walk through states (the merges so far,
+or the position in the lattice). The outcomes of a state are cached as an alias table (Walker 1977), and all walks of a
+batch advance together. One CPU core samples about 100,000 tokens a second for bpe, a million for unigram.
 """
 
 import bisect
@@ -26,52 +26,53 @@ from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, UNIGRAM, UNUSED,
 from fasttfm.data.tokenizer import UNK, Tokenizer
 from fasttfm.errors import UserError
 
-_MOST_OUTCOMES = 1 << 22  # kept at a time, some 200 MB with all that belongs to them
-_LONGEST_KEPT = 20  # characters; the merges of more take too many ways for keeping them to be of use
+_MOST_OUTCOMES = 1 << 22  # cached at a time, about 200 MB in all
+_LONGEST_CACHED = 20  # characters; longer parts have too many merge orders for a cache to help
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
 
 
 def sentence_keys(seed: int, epoch: int, sentences: np.ndarray, side: int) -> np.ndarray:
-    """Return the keys of each sentence's draws, (len(sentences),) uint64. sentences: their numbers; side: 0 or 1."""
+    """The random keys of sentences, (len(sentences),) uint64. sentences: indices; side: 0 source, 1 target."""
     base = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
     numbers = sentences.astype(np.uint64) * np.uint64(2) + np.uint64(side)
     return mix(mix(numbers + np.uint64(GOLDEN)) ^ base)
 
 
 class SubwordSampler:
-    """Draws segmentations for one vocabulary."""
+    """Samples segmentations for one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, amount: float) -> None:
         """amount: p for bpe, in [0, 1]; alpha for unigram, at least 0.
 
-        Raises ValueError for another amount, for a model of whole words or characters, and for bpe with unused pieces.
+        Raises ValueError for any other amount, for word and character models, and for bpe with unused pieces; UserError
+        for an imported vocabulary.
         """
         if tokenizer.vocabulary is not None:
-            raise UserError("--subword-sampling: an imported vocabulary has no other segmentations: leave it out")
+            raise UserError("--subword-sampling: an imported vocabulary has a single segmentation: omit the option")
         kind, pieces = read_model(tokenizer.model)
         normal = {piece: score for piece, score, type in pieces if type == NORMAL}
         if kind not in (UNIGRAM, BPE) or (kind == BPE and any(type == UNUSED for _, _, type in pieces)):
-            raise ValueError("segmentations are sampled for bpe (without unused pieces) and unigram models")
+            raise ValueError("subword sampling needs a unigram model, or a bpe model without unused pieces")
         if not math.isfinite(amount) or amount < 0 or (kind == BPE and amount > 1):
-            raise ValueError(f"{amount} was given: bpe takes a probability, unigram a number of at least 0")
+            raise ValueError(f"amount is {amount}: bpe needs a probability, unigram a number >= 0")
         self._amount = float(amount)
         self._is_bpe = kind == BPE
         self._scores = normal
         self._ids = {piece: i for i, (piece, _, type) in enumerate(pieces) if type == NORMAL}
         self._bytes = {int(piece[3:5], 16): i for i, (piece, _, type) in enumerate(pieces) if type == BYTE}
-        # what a draw may take apart; everything else stays what it is
+        # None for pieces that are never re-segmented
         self._texts = [piece if type == NORMAL else None for piece, _, type in pieces]
         self._longest = max(map(len, normal), default=1)
         self._unknown_score = min(normal.values(), default=0.0) - _UNKNOWN_PENALTY
         self._cut = _Cuts(self._texts)
-        # a draw of 53 bits never drops more merges in a row
+        # 53 random bits never drop more merges in a row
         self._most_merges = math.ceil(53 / -math.log2(amount)) if 0 < amount < 1 else 1
         self._tables: dict[int, tuple[list[float], list[int]]] = {}
         self._reset()
 
     def sample(self, sentences: Sequence[np.ndarray], keys: np.ndarray) -> list[np.ndarray]:
-        """A segmentation of each sentence, int64. sentences: the ids that SentencePiece gives; keys: sentence_keys."""
-        if not self._has_capacity() and not self._is_bpe:  # bpe goes on with what it has
+        """One sampled segmentation per sentence, int64. sentences: SentencePiece's ids; keys: sentence_keys()."""
+        if not self._has_capacity() and not self._is_bpe:  # bpe keeps its full cache
             self._reset()
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         if not lengths.sum():
@@ -86,16 +87,15 @@ class SubwordSampler:
         part_keys = mix(keys[sentence] + (number + 1).astype(np.uint64) * np.uint64(GOLDEN))
         sizes = np.diff(starts, append=len(ids))
         nodes = self._starts(ids, starts, sizes)
-        drawn = {}
+        uncached = {}
         for position in np.flatnonzero(nodes < 0).tolist():
             text = self._text(ids[starts[position] : starts[position] + sizes[position]].tolist())
-            drawn[position] = self._merge_at_once(text, part_keys[position])
-        emissions, part = self._states.walk(nodes, part_keys, drawn, self._next_state)
+            uncached[position] = self._merge_uncached(text, part_keys[position])
+        emissions, part = self._states.walk(nodes, part_keys, uncached, self._next_state)
         outputs, counts = self._states.emitted(emissions)
-        outputs = np.append(outputs, [i for each in drawn.values() for i in each]).astype(np.int64)
-        part = np.append(np.repeat(part, counts), [position for position, each in drawn.items() for _ in each]).astype(
-            np.int64
-        )
+        outputs = np.concatenate([outputs, *uncached.values()]).astype(np.int64)
+        counts = np.append(counts, [len(each) for each in uncached.values()]).astype(np.int64)
+        part = np.repeat(np.append(part, [*uncached]).astype(np.int64), counts)
         ends = np.cumsum(np.bincount(sentence[part], minlength=len(lengths)))
         outputs = outputs[np.argsort(part, kind="stable")]
         return [_one_unknown(each) for each in np.split(outputs, ends[:-1])]
@@ -114,7 +114,7 @@ class SubwordSampler:
         return "".join(self._texts[i] or "" for i in ids)
 
     def _starts(self, ids: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The state in which each part's walk begins, below 0 where it is not worth keeping."""
+        """The first state of each part's walk; negative if the part is not cached."""
         nodes = np.where(sizes == 1, self._alone[ids[starts]], UNBUILT)
         for position in np.flatnonzero(nodes == UNBUILT).tolist():
             part = ids[starts[position] : starts[position] + sizes[position]]
@@ -135,21 +135,19 @@ class SubwordSampler:
         text = self._text(part)
         if not self._is_bpe:
             return self._lattice(text)
-        if len(text) > _LONGEST_KEPT or not self._has_capacity():
+        if len(text) > _LONGEST_CACHED or not self._has_capacity():
             return UNBUILT
         return self._split(tuple(text))
 
     def _spelled(self, character: str) -> list[int]:
-        """The ids of a character that has no piece of its own."""
-        if not self._bytes:
-            return [UNK]
-        return [self._bytes[byte] for byte in character.encode()]
+        """The ids of a character without a piece: its bytes, or UNK."""
+        return [self._bytes[byte] for byte in character.encode()] if self._bytes else [UNK]
 
     # Unigram
 
     def _lattice(self, text: str) -> int:
-        """The states of all places in text; returns the first one's."""
-        weight = [0.0] * (len(text) + 1)  # log of the summed weights of all segmentations from there to the end
+        """Add the states of all positions in text; returns that of position 0."""
+        weight = [0.0] * (len(text) + 1)  # log of the summed weights of all segmentations of the rest of the text
         node = [END] * (len(text) + 1)
         for position in range(len(text) - 1, -1, -1):
             weights, following, emissions = [], [], []
@@ -174,7 +172,7 @@ class SubwordSampler:
     # BPE
 
     def _split(self, split: tuple[str, ...]) -> int:
-        """The state in which merges have led to this split."""
+        """The state after merges have produced this split."""
         if split not in self._splits:
             merges = len(self._merges(split))
             emission = self._states.emission([i for piece in split for i in self._ids_of(piece)])
@@ -185,45 +183,41 @@ class SubwordSampler:
         return self._splits[split]
 
     def _next_state(self, node: int, outcome: int, key: np.uint64, step: int) -> int | list[int]:
-        """The state after a merge, or what the walk that made it puts out, where the state is not worth keeping."""
+        """The state after a merge, or, if the cache is full, the ids that the rest of the walk emits."""
         split = self._split_of[node]
         left = self._merges(split)[outcome][1]
         split = (*split[:left], split[left] + split[left + 1], *split[left + 2 :])
-        if not self._has_capacity():
-            return self._merge_at_once(split, key, step)
-        return self._split(split)
+        return self._split(split) if self._has_capacity() else self._merge_uncached(split, key, step)
 
     def _merges(self, split: tuple[str, ...]) -> list[tuple[float, int]]:
-        """(-score, left piece's place) of the merges that are possible, best first, as many as are ever needed."""
-        candidates = []
-        for position in range(len(split) - 1):
-            score = self._scores.get(split[position] + split[position + 1])
-            if score is not None:
-                candidates.append((-score, position))
-        candidates.sort()
-        return candidates[: self._most_merges]
+        """(-score, index of the left piece) of the possible merges, best first, at most _most_merges."""
+        joined = map("".join, itertools.pairwise(split))
+        candidates = [(-self._scores[piece], i) for i, piece in enumerate(joined) if piece in self._scores]
+        return sorted(candidates)[: self._most_merges]
 
     def _table(self, merges: int) -> tuple[list[float], list[int]]:
+        """The alias table of applying each merge, best first, or none."""
         if merges not in self._tables:
-            self._tables[merges] = alias_table(_dropout(self._amount, merges))
+            p = self._amount
+            self._tables[merges] = alias_table([(1 - p) * p**dropped for dropped in range(merges)] + [p**merges])
         return self._tables[merges]
 
     def _ids_of(self, piece: str) -> list[int]:
         return [self._ids[piece]] if piece in self._ids else self._spelled(piece)
 
-    def _merge_at_once(self, split: Sequence[str], key: np.uint64, step: int = 0) -> list[int]:
-        """Return the output of a walk that came here by `step` steps: the same as by states, and none is kept."""
+    def _merge_uncached(self, split: Sequence[str], key: np.uint64, step: int = 0) -> list[int]:
+        """The ids that a walk emits from its step `step` on: the same as through states, without caching any."""
         text, scores = "".join(split), self._scores
         starts = [0, *itertools.accumulate(map(len, split))]
-        # of each place where a piece starts: where the piece before it starts and where it ends
+        # start of a piece -> start of the previous piece; -> end of the piece
         before, after = dict(zip(starts[1:], starts)), dict(itertools.pairwise(starts))
         before[0] = -1
-        possible: list[tuple[float, int, int]] = []  # (-score, start of the left piece, start of the right), sorted
-        for start, middle in itertools.pairwise(starts[:-1]):
-            score = scores.get(text[start : after[middle]])
-            if score is not None:
-                possible.append((-score, start, middle))
-        possible.sort()
+        # (-score, start of the left piece, start of the right piece), sorted
+        possible = sorted(
+            (-scores[piece], start, middle)
+            for start, middle in itertools.pairwise(starts[:-1])
+            if (piece := text[start : after[middle]]) in scores
+        )
 
         def change(start: int, middle: int, add: bool) -> None:
             score = scores.get(text[start : after[middle]]) if start >= 0 and middle < len(text) else None
@@ -256,7 +250,7 @@ class SubwordSampler:
 
 
 class _Cuts:
-    """Places where a segmentation can be cut for good: between characters that stand side by side in no piece."""
+    """Safe cuts of a segmentation: between two characters that are adjacent in no piece."""
 
     def __init__(self, texts: list[str | None]) -> None:
         numbers: dict[str, int] = {}
@@ -266,46 +260,41 @@ class _Cuts:
                 inside.add((numbers.setdefault(left, len(numbers)), numbers.setdefault(right, len(numbers))))
         unseen = len(numbers)
         self._width = unseen + 2
-        # characters that stand in no pair, and pieces that are never taken apart, get numbers which are in no pair
+        # characters in no pair, and pieces that are never re-segmented, get numbers that occur in no pair
         self._last = np.array([numbers.get(text[-1], unseen) if text else unseen + 1 for text in texts])
         self._first = np.array([numbers.get(text[0], unseen) if text else unseen + 1 for text in texts])
         self._inside = np.array(sorted(left * self._width + right for left, right in inside) or [-1], dtype=np.int64)
 
     def between(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether the text can be cut between each id and the next, (len(ids) - 1,) bool."""
+        """(len(ids) - 1,) bool: whether the text can be cut between each id and the next."""
         pairs = self._last[ids[:-1]] * self._width + self._first[ids[1:]]
         indices = np.searchsorted(self._inside, pairs).clip(max=len(self._inside) - 1)
         return self._inside[indices] != pairs
 
 
-def _dropout(p: float, merges: int) -> list[float]:
-    """Probability that each of the merges, best first, is made, and that none is."""
-    return [(1 - p) * p**dropped for dropped in range(merges)] + [p**merges]
-
-
 def _one_unknown(ids: np.ndarray) -> np.ndarray:
-    """Unknown pieces side by side are one, as in SentencePiece."""
+    """Merge adjacent unknown pieces, as SentencePiece does."""
     unknown = ids == UNK
     again = unknown[1:] & unknown[:-1]
     return np.delete(ids, np.flatnonzero(again) + 1) if again.any() else ids
 
 
-END, UNBUILT = -1, -2  # in place of a state: the walk is over; the state is built when a walk first comes to it
+END, UNBUILT = -1, -2  # in place of a state: end of the walk; state is built on first visit
 GOLDEN = 0x9E3779B97F4A7C15
 
 
 class States:
-    """Draws that can happen in each state, in arrays, and walks through them.
+    """Random walks through states, whose outcomes are stored in arrays.
 
-    Outcomes of a state are neighbours in `accept`, `other`, `following` and `emits`: the state that comes then and the
-    emission, a short list of ids, that is put out on the way (-1: none).
+    The outcomes of a state are contiguous in `accept`, `other`, `following` and `emits`: the alias table, the next
+    state, and the emission (index of a short list of ids; -1 for none).
     """
 
     def __init__(self, vocabulary: int) -> None:
         self.first, self.count = array("i"), array("i")
         self.accept, self.other = array("d"), array("i")
         self.following, self.emits = array("i"), array("i")
-        # emission i is the piece i alone, for all pieces
+        # emission i is the single piece i
         self.ids, self.ids_first = array("i", range(vocabulary)), array("i", range(vocabulary + 1))
 
     @property
@@ -313,7 +302,7 @@ class States:
         return len(self.accept) + len(self.ids)
 
     def add(self, table: tuple[list[float], list[int]], following: list[int], emits: list[int]) -> int:
-        """A new state; returns its number."""
+        """Add a state; returns its index."""
         begin = len(self.accept)
         self.first.append(begin)
         self.count.append(len(following))
@@ -324,7 +313,7 @@ class States:
         return len(self.first) - 1
 
     def emission(self, ids: list[int]) -> int:
-        """A new emission; returns its number."""
+        """Add an emission; returns its index."""
         self.ids.extend(ids)
         self.ids_first.append(len(self.ids))
         return len(self.ids_first) - 2
@@ -333,17 +322,17 @@ class States:
         self,
         nodes: np.ndarray,
         keys: np.ndarray,
-        drawn: dict[int, list[int]],
+        uncached: dict[int, list[int]],
         build: Callable[[int, int, np.uint64, int], int | list[int]],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Walk from each state (those below 0 are left out) to the end: emissions in the order of the steps, and whose.
+        """Walk from each state >= 0 to the end; returns the emissions in step order, and the walk of each.
 
-        keys: of each walk, (len(nodes),) uint64. build(state, outcome, key, steps) gives the state that
-        comes then, or all that the walk puts out in the end, which goes to `drawn`.
+        keys: per walk, (len(nodes),) uint64. build(state, outcome, key, steps) returns the next state, or all ids that
+        the rest of the walk emits; these are added to `uncached`.
         """
         walks = np.flatnonzero(nodes >= 0)
         nodes, keys = nodes[walks], keys[walks]
-        emitted, whose = [], []
+        emitted, owners = [], []
         for step in itertools.count(1):
             if not len(walks):
                 break
@@ -352,20 +341,20 @@ class States:
             for position in np.flatnonzero(following == UNBUILT).tolist():
                 outcome, node = int(outcomes[position]), int(nodes[position])
                 if self.following[outcome] == UNBUILT:
-                    comes = build(node, outcome - self.first[node], keys[position], step)
-                    if isinstance(comes, list):
-                        drawn[int(walks[position])] = comes
+                    built = build(node, outcome - self.first[node], keys[position], step)
+                    if isinstance(built, list):
+                        uncached[int(walks[position])] = built
                         continue
-                    self.following[outcome] = comes
+                    self.following[outcome] = built
                 following[position] = self.following[outcome]
             emissions = np.frombuffer(self.emits, np.int32)[outcomes]
-            put_out = emissions >= 0
-            emitted.append(emissions[put_out])
-            whose.append(walks[put_out])
-            goes_on = following >= 0
-            walks, nodes, keys = walks[goes_on], following[goes_on].astype(np.int64), keys[goes_on]
+            emits = emissions >= 0
+            emitted.append(emissions[emits])
+            owners.append(walks[emits])
+            continues = following >= 0
+            walks, nodes, keys = walks[continues], following[continues].astype(np.int64), keys[continues]
         empty = np.empty(0, dtype=np.int64)
-        return np.concatenate([empty, *emitted]), np.concatenate([empty, *whose])
+        return np.concatenate([empty, *emitted]), np.concatenate([empty, *owners])
 
     def _draw(self, nodes: np.ndarray, random: np.ndarray) -> np.ndarray:
         scaled = uniform(random) * np.frombuffer(self.count, np.int32)[nodes]
@@ -378,7 +367,7 @@ class States:
         )
 
     def emitted(self, emissions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of emissions, one after the other, and how many each has."""
+        """The concatenated ids of emissions, and the number of ids of each."""
         firsts = np.frombuffer(self.ids_first, np.int32)
         begin, counts = firsts[emissions].astype(np.int64), np.diff(firsts)[emissions].astype(np.int64)
         indices = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
@@ -386,7 +375,7 @@ class States:
 
 
 def alias_table(probabilities: list[float]) -> tuple[list[float], list[int]]:
-    """Walker's table: draw a column evenly and take it with probability accept[column], else other[column]."""
+    """Walker's alias table: draw a column uniformly, accept it with accept[column], else take other[column]."""
     count = len(probabilities)
     accept = [each * count for each in probabilities]
     other = list(range(count))
@@ -398,7 +387,7 @@ def alias_table(probabilities: list[float]) -> tuple[list[float], list[int]]:
         accept[high] -= 1 - accept[low]
         if accept[high] < 1:
             small.append(large.pop())
-    for position in small + large:  # 1 but for rounding
+    for position in small + large:  # 1 up to rounding
         accept[position] = 1.0
     return accept, other
 

@@ -1,9 +1,8 @@
-"""Content of a SentencePiece model: its kind, and every piece with score and type.
+"""Reads SentencePiece model files: model type, pieces with score and type, normalizer.
 
-Sampling that a seed fixes (sampling.py), and with it exact resuming, must know whether merges or a lattice make the
-segmentations, and which pieces may be taken apart. SentencePiece's Python answers neither: it has no call for the kind
-of a model, nor for user-defined symbols, and its own reader of model files needs the protobuf package. So the fields
-are read from the file, a protocol buffer (sentencepiece_model.proto).
+Reproducible sampling (sampling.py) must know whether a model is BPE or unigram and which pieces may be split.
+SentencePiece's Python API exposes neither the model type nor user-defined symbols, and its model file reader needs the
+protobuf package. So this module parses the protocol buffer (sentencepiece_model.proto) directly.
 """
 
 import struct
@@ -15,7 +14,7 @@ NORMAL, USER_DEFINED, UNUSED, BYTE = 1, 4, 5, 6  # ModelProto.SentencePiece.Type
 
 
 def read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:
-    """The kind of model (UNIGRAM, BPE) and (piece, score, type) of each id."""
+    """The model type (UNIGRAM, BPE, ...), and (piece, score, type) by id."""
     kind, pieces = UNIGRAM, []
     for number, value in _fields(model):
         if number == 1:
@@ -28,14 +27,14 @@ def read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:
 
 
 class Normalizer(NamedTuple):
-    """Changes that a model makes to a text before it cuts it."""
+    """A model's preprocessing of text."""
 
     rules: bool
     """Whether it replaces characters."""
     adds_space: bool
-    """Whether a space comes before a line that has something."""
+    """Whether it prepends a space to non-empty lines."""
     drops_spaces: bool
-    """Whether repeated spaces become one, and those at the ends of a line go."""
+    """Whether it removes repeated, leading and trailing spaces."""
 
 
 def read_normalizer(model: bytes) -> Normalizer:
@@ -45,7 +44,7 @@ def read_normalizer(model: bytes) -> Normalizer:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of every field: an int for varints, bytes for the rest."""
+    """(number, value) of every field: int for varints, bytes for all others."""
     offset = 0
 
     def varint() -> int:

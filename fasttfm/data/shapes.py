@@ -1,10 +1,10 @@
-"""Few batch shapes: the sizes that pairs are padded to, and the batches of a corpus.
+"""A small set of batch shapes: padded sizes for a corpus, and its division into batches.
 
-Every new matrix shape costs: libraries prepare code and memory for it and keep both. At most SIZES sizes (source,
-target) are chosen for a corpus from a histogram of its lengths. Choosing starts from all lengths and removes, again and
-again, the size whose pairs lose least by moving to the next that holds them. All batches of a size have the same number
-of rows; pairs that are left over, the longest ones, move to the next size, so only the largest size ends in a batch
-with fewer rows. Where lengths are not known beforehand (validation, translation) they are rounded up to a fixed grid.
+Every new matrix shape is expensive: libraries prepare and cache code and memory for it. So a corpus gets at most SIZES
+padded sizes (source, target), chosen from the histogram of its lengths: start with all lengths, then repeatedly remove
+the size whose pairs lose least by moving to the next larger one. All batches of a size have the same number of rows;
+leftover pairs, the longest ones, move to the next size, so only the largest size ends in a smaller batch. If lengths
+are not known beforehand (validation, translation), they are rounded up to a fixed grid.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 SIZES = 64
-"""Most sizes that are chosen for a corpus."""
+"""Maximum number of padded sizes for a corpus."""
 _MOST_CELLS = 600
-"""Choosing begins with no more sizes than this, of lengths rounded to a grid that is coarse enough."""
+"""Maximum number of initial sizes; the grid of lengths is made as coarse as this requires."""
 _BLOCK = 1 << 20
-"""Pairs that are looked at together."""
+"""Pairs per block, to bound temporary memory."""
 
 
 def round_length(length: int, multiple: int = 1) -> int:
-    """The next length on the grid: every one up to 16, then 8 in each doubling (18, 20 … 32, 36, 40 … 64, 72 …).
+    """Round up to the grid: all lengths up to 16, then 8 per doubling (18, 20 … 32, 36, 40 … 64, 72 …).
 
-    multiple: a power of two; only its multiples on the grid count.
+    multiple: a power of two; restricts the grid to its multiples.
     """
     step = max(multiple, 1 << max(0, (length - 1).bit_length() - 4))
     return -(-length // step) * step
@@ -31,59 +31,59 @@ def round_length(length: int, multiple: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Division of pairs into batches."""
+    """A division of pairs into batches."""
 
     order: np.ndarray
-    """(pairs,) int32, or int64 where there are so many: the pairs' places, size by size."""
+    """(pairs,) int32, or int64 if needed: pair indices, size by size."""
     bounds: np.ndarray
     """(batches + 1,) int64: batch b is order[bounds[b]:bounds[b + 1]]."""
     sizes: np.ndarray
-    """(batches, 2) int64: what source and target of each batch are padded to."""
+    """(batches, 2) int64: padded source and target length of each batch."""
 
     @property
     def shapes(self) -> int:
-        """Number of different (rows, source length, target length)."""
+        """Number of distinct (rows, source length, target length)."""
         return len(np.unique(np.column_stack([np.diff(self.bounds), self.sizes]), axis=0))
 
     @property
     def cells(self) -> np.ndarray:
-        """(batches,) int64: places of both padded sides."""
+        """(batches,) int64: elements of both padded sides."""
         return np.diff(self.bounds) * self.sizes.sum(axis=1)
 
 
 def choose_sizes(source: np.ndarray, target: np.ndarray, max_tokens: int, most: int = SIZES) -> np.ndarray:
-    """At most `most` sizes (K, 2) that hold all pairs of these lengths with little padding, smallest first.
+    """At most `most` padded sizes (K, 2), smallest first, that fit all pairs with little padding.
 
-    source, target (pairs,): at most max_tokens; a pair with 0 on a side is left out. K is 0 where no pair is left.
+    source, target (pairs,): lengths, at most max_tokens; pairs with a length of 0 are skipped. K is 0 if none is left.
     """
     cells, counts = _cells(source, target, max_tokens)
     if not len(cells):
         return cells
     top = cells.max(axis=0)
     sizes = np.unique(np.vstack([cells, top]), axis=0)
-    # of each cell in each size; infinite where it does not fit
+    # (cells, sizes); infinite if the cell does not fit
     cost = np.where(_holds(sizes, cells), sizes.sum(axis=1).astype(np.float64), np.inf)
     while len(sizes) > most:
         best, second = np.partition(cost, 1, axis=1)[:, :2].T
         loss = np.where(np.isfinite(second), second - best, 0.0) * counts
         loss = np.bincount(cost.argmin(axis=1), weights=loss, minlength=len(sizes))
-        loss[(sizes == top).all(axis=1)] = np.inf  # the one that holds everything stays
+        loss[(sizes == top).all(axis=1)] = np.inf  # keep the size that fits everything
         least = int(loss.argmin())
         sizes, cost = np.delete(sizes, least, axis=0), np.delete(cost, least, axis=1)
     return sizes[np.argsort(sizes.sum(axis=1), kind="stable")]
 
 
 def plan_batches(source: np.ndarray, target: np.ndarray, sizes: np.ndarray, max_tokens: int) -> Plan:
-    """Batches of pairs with these lengths, padded to sizes from choose_sizes: rows * longer side <= max_tokens.
+    """Batches of pairs padded to `sizes` (from choose_sizes), with rows * longer side <= max_tokens.
 
-    A pair with 0 on a side is left out.
+    source, target (pairs,): lengths; pairs with a length of 0 are skipped.
     """
     number = np.int32 if len(source) <= np.iinfo(np.int32).max else np.int64
     smallest = _smallest(source, target, sizes)
     counts = np.bincount(smallest, minlength=len(sizes) + 1)[: len(sizes)]
     order = np.empty(int(counts.sum()), number)
     moved: list[list[np.ndarray]] = [[] for _ in sizes]
-    """To each size, those that smaller ones had left."""
+    """Leftover pairs of smaller sizes, by the size they move to."""
     bounds, batch_sizes, placed = [0], [], 0
     for k, size in enumerate(sizes):
         rows = max_tokens // int(size.max())
@@ -106,12 +106,12 @@ def plan_batches(source: np.ndarray, target: np.ndarray, sizes: np.ndarray, max_
 def length_batches(
     lengths: Sequence[int] | np.ndarray, max_tokens: int, shortest: int = 1, *, alike: int | None = None
 ) -> list[list[int]]:
-    """Places of sequences of similar length, longest first so that memory runs out at once or not at all.
+    """Batches (as indices) of sequences of similar length, longest first so that memory runs out at once or never.
 
-    lengths: with everything that is padded counted. A batch has as many rows as max_tokens allows for its longest
-    sequence, padded to round_length; a longer one than that is a batch of its own. A shorter sequence than `shortest`
-    counts as that long: where its output may be long, each sentence takes caches for all of that. alike: lengths are
-    padded to multiples of it, and all sequences of a batch to what each alone would be.
+    lengths: including special tokens. A batch has as many rows as max_tokens allows for its longest sequence, padded by
+    round_length; a sequence longer than max_tokens forms its own batch. Sequences shorter than `shortest` count as that
+    long: a short source whose output may be long needs caches for all of it. alike: pad to multiples of it, and batch
+    only sequences with the same padded length.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
     batches = []
@@ -129,12 +129,12 @@ def length_batches(
 
 
 def _cells(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different (source, target) lengths on a grid, (C, 2) with C <= _MOST_CELLS, and how many pairs each has."""
+    """Distinct (source, target) lengths on a grid, (C, 2) with C <= _MOST_CELLS, and the number of pairs of each."""
     longest = max(int(source.max(initial=0)), int(target.max(initial=0)))
-    grid, place = np.unique(_on_grid(np.arange(longest + 1), 1, max_tokens), return_inverse=True)  # 0 stays 0
+    grid, cell_of = np.unique(_on_grid(np.arange(longest + 1), 1, max_tokens), return_inverse=True)  # 0 stays 0
     histogram = np.zeros(len(grid) ** 2, np.int64)
     for block in _blocks(len(source)):
-        cells = place[source[block]] * len(grid) + place[target[block]]
+        cells = cell_of[source[block]] * len(grid) + cell_of[target[block]]
         histogram += np.bincount(cells, minlength=len(histogram))
     present = np.flatnonzero(histogram)
     lengths = np.column_stack([grid[present // len(grid)], grid[present % len(grid)]])
@@ -149,45 +149,46 @@ def _cells(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tuple[np.
 
 
 def _on_grid(lengths: np.ndarray, coarse: int, most: int) -> np.ndarray:
-    """Lengths rounded up as round_length() does, to multiples of `coarse`; none is more than `most`."""
+    """round_length() of an array with multiple `coarse`, clipped to `most`."""
     doubling = np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
     step = np.maximum(coarse, 1 << np.maximum(0, doubling - 4))
     return np.minimum(-(-lengths // step) * step, most)
 
 
 def _blocks(count: int) -> Iterator[slice]:
-    """All places, some at a time: what is computed of each takes little memory."""
+    """Slices that cover `count` elements, _BLOCK at a time."""
     return (slice(begin, begin + _BLOCK) for begin in range(0, count, _BLOCK))
 
 
 def _holds(sizes: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """(pairs, sizes) bool: whether each size holds each (source, target)."""
+    """(pairs, sizes) bool: whether each (source, target) fits in each size."""
     return (sizes[None, :, 0] >= pairs[:, None, 0]) & (sizes[None, :, 1] >= pairs[:, None, 1])
 
 
 def _smallest(source: np.ndarray, target: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The number of the smallest size that holds each pair; len(sizes) where none does, or a side has length 0."""
-    found = np.full(len(source), len(sizes), dtype=np.uint8 if len(sizes) < 256 else np.int64)
+    """Index of the smallest size that fits each pair; len(sizes) if none does, or if a side has length 0."""
+    smallest = np.full(len(source), len(sizes), dtype=np.uint8 if len(sizes) < 256 else np.int64)
     if not len(sizes) or not len(source):
-        return found
-    # sizes tell lengths apart only at the lengths that they have: a table of those is small
+        return smallest
+    # the answer changes only at lengths that occur in sizes: a table over those is small
     steps = [np.unique(np.append(0, sizes[:, side])) for side in (0, 1)]
     corners = np.stack(np.meshgrid(*steps, indexing="ij"), axis=-1).reshape(-1, 2)
     holds = _holds(sizes, corners)
-    of_corner = np.where(holds.any(axis=1) & corners.all(axis=1), holds.argmax(axis=1), len(sizes)).astype(found.dtype)
-    table = np.full((len(steps[0]) + 1, len(steps[1]) + 1), len(sizes), found.dtype)  # the last: longer than any size
+    of_corner = np.where(holds.any(axis=1) & corners.all(axis=1), holds.argmax(axis=1), len(sizes))
+    # last row and column: longer than any size
+    table = np.full((len(steps[0]) + 1, len(steps[1]) + 1), len(sizes), smallest.dtype)
     table[:-1, :-1] = of_corner.reshape(len(steps[0]), len(steps[1]))
     longest = max(int(source.max()), int(target.max()))
     of_source, of_target = (np.searchsorted(step, np.arange(longest + 1)) for step in steps)
     for block in _blocks(len(source)):
-        found[block] = table[of_source[source[block]], of_target[target[block]]]
-    return found
+        smallest[block] = table[of_source[source[block]], of_target[target[block]]]
+    return smallest
 
 
 def _without_longest(
     pairs: np.ndarray, source: np.ndarray, target: np.ndarray, kept: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs without their longest, `kept` of them in their order, and the rest; of equally long ones the last."""
+    """Split off the longest pairs (the last among equals): the `kept` others in order, and the rest."""
     if kept == len(pairs):
         return pairs, pairs[:0]
     lengths = source[pairs].astype(np.int64) + target[pairs]

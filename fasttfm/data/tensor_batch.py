@@ -1,4 +1,4 @@
-"""Base of all kinds of batches: their tensors go to a device together."""
+"""Base class of batches: moves all tensors to a device."""
 
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class TensorBatch:
-    """The base of frozen dataclasses whose fields are tensors, numbers and None."""
+    """Base of frozen dataclasses whose fields are tensors, numbers or None."""
 
     __slots__ = ()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Self":
-        """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
+        """A copy with all tensors on `device`; non_blocking copies from pinned memory."""
         moved = {}
         for field in fields(self):  # type: ignore[arg-type]
             tensor = getattr(self, field.name)

@@ -1,4 +1,4 @@
-"""The tokenizers of a data or model directory: one for both sides, or source's and target's."""
+"""Tokenizers of a data or model directory: one for both sides, or one for each."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from fasttfm.system.folders import VOCABULARY_FILES, settled
 PIECES_FILE = Tokenizer.file_name.format("")
 """The SentencePiece model of both sides."""
 TOKENIZER_FILE = "tokenizer.json"
-"""Hugging Face's form of a tokenizer."""
+"""A tokenizer in Hugging Face's format."""
 MASK_PIECE = "<mask>"
-"""The piece of a masked token, in vocabularies that have one."""
+"""The mask token, in vocabularies that have one."""
 
 
 def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer, Tokenizer]:
-    """Source's and target's tokenizer in a data or model directory, one object for both where the vocabulary is joint.
+    """The source and target tokenizers of a data or model directory; the same object if the vocabulary is joint.
 
-    joint: None goes by the files that are there. Raises UserError when a file is missing or damaged.
+    joint: None infers it from the files. Raises UserError for a missing or damaged file.
     """
     settled(folder)
     if joint is None:
@@ -34,7 +34,7 @@ def _load(folder: Path, side: str) -> Tokenizer:
 
 
 def save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
-    """Write both sides' tokenizer as load_tokenizers() reads them."""
+    """Write both tokenizers in the layout of load_tokenizers()."""
     sides = {"": source} if source is target else {".src": source, ".tgt": target}
     for side, tokenizer in sides.items():
         tokenizer.save(folder / tokenizer.file_name.format(side))

@@ -58,7 +58,7 @@ def stream_text(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     for token in ids:
         written.append(token)
         text = " ".join(tokenizer.decode(written).splitlines())
-        whole = " ".join(tokenizer.lasting(written).splitlines())
+        whole = " ".join(tokenizer.stable_prefix(written).splitlines())
         if len(whole) > len(sent):
             yield whole[len(sent) :]
             sent = whole

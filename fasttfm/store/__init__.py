@@ -1,1 +1,1 @@
-"""The model directory and the checkpoints in it. It gathers nothing: steps.py and ownership.py do without torch."""
+"""Model directories and checkpoints. Re-exports nothing, because steps.py and ownership.py must not import torch."""

@@ -1,7 +1,7 @@
-"""Writes one checkpoint at a time beside training, in a thread.
+"""Writes one checkpoint at a time in a background thread.
 
-The thread writes a copy, made before it starts, by the same system calls in the same order as writing at once: a kill
-or a power cut finds the earlier checkpoints whole.
+The thread writes a copy made before it starts, with the same system calls as a synchronous save, so a kill or a power
+cut leaves the earlier checkpoints intact.
 """
 
 from collections.abc import Callable
@@ -10,31 +10,28 @@ from pathlib import Path
 
 
 class Background:
-    """Runs one function at a time in a thread; what it raises is raised by the next call here."""
+    """Runs one function at a time in a thread; its exceptions are raised by the next call here."""
 
     def __init__(self) -> None:
-        # its thread is not a daemon: the interpreter waits for what it writes before it ends, whatever ends the run
+        # a non-daemon thread: the interpreter waits for it before exiting
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[Path] | None = None
         self._done: list[Path] = []
 
     def start(self, write: Callable[[], Path]) -> None:
-        """Begin `write`, which returns what it has written, after the one before has ended."""
+        """Start `write`, which returns the path it has written, after the previous one has ended."""
         self._finish()
         self._running = self._executor.submit(write)
 
     def written(self, wait: bool = False) -> list[Path]:
-        """Return what has been written since the last call, at the moment or (wait) when the running one has ended.
-
-        Raises what the writing raised.
-        """
+        """The paths written since the last call; wait: including the running one. Raises its exceptions."""
         if wait or (self._running is not None and self._running.done()):
             self._finish()
         done, self._done = self._done, []
         return done
 
     def leave(self) -> None:
-        """Wait for the end, whatever it is: another error is on its way. Nothing can be started afterwards."""
+        """Wait for the running function, ignoring its exceptions, and shut down."""
         self._executor.shutdown()
 
     def _finish(self) -> None:

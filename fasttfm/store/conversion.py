@@ -1,4 +1,4 @@
-"""From a model directory to a new one with its matrices in int8."""
+"""Quantization of a model directory to int8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +22,16 @@ from fasttfm.system.folders import VOCABULARY_FILES, reading, replacing
 def quantize_model(
     model_dir: Path, checkpoint: str, out: Path, make: Callable[[Any], torch.nn.Module]
 ) -> tuple[int, int]:
-    """Write the model directory `out` with one checkpoint of model_dir in int8; bytes of its weights before and after.
+    """Write a checkpoint of model_dir in int8 to the model directory `out`, atomically; returns bytes before and after.
 
-    make: the model of a configuration, which the weights must fit.
-    All of it is written or nothing. Raises UserError for what cannot be read, is of another model or in int8 already,
-    and for an `out` that holds other files.
+    make: builds the model of a configuration, whose shapes the weights must match. Raises UserError for unreadable
+    files, weights of another model or already in int8, and an `out` with other files.
     """
     with reading(model_dir):
         shape = build(read_config(model_dir)).model
         weights, saved = read_checkpoint(model_dir, checkpoint)
         if is_quantized(saved):
-            raise UserError(f"{saved}: is in int8 already")
+            raise UserError(f"{saved}: is already int8")
         refuse_others(lambda: make(shape), weights, saved)
         meta = read_meta(saved) if (saved / META_FILE).is_file() else {}
         description = _description(model_dir)
@@ -49,6 +48,6 @@ def quantize_model(
 
 
 def _description(model_dir: Path) -> dict[str, bytes]:
-    """Name -> content of the configuration, of what the data were, and of the vocabulary."""
+    """Name -> content of the configuration, the data description and the vocabulary."""
     names = [name for name in (CONFIG_FILE, DATA_FILE, *VOCABULARY_FILES) if (model_dir / name).is_file()]
     return {name: (model_dir / name).read_bytes() for name in names}

@@ -1,7 +1,7 @@
-"""Files of a checkpoint, and one process at a time that writes, replaces or tidies up among them.
+"""Atomic creation, replacement and deletion of checkpoint directories, by one process at a time.
 
-A process holds the lock of the checkpoints' directory while it writes there (alone). Whatever unfinished work lies
-there when another one holds it was left by a process that is gone, whatever container or host that ran in.
+A process locks the checkpoints' directory while it writes there. So unfinished files that it finds were left by a
+process that has ended, in whatever container or on whatever host.
 """
 
 import json
@@ -23,9 +23,9 @@ DIGESTS_FILE = "sha256sums"
 
 @contextmanager
 def publishing(target: Path) -> Iterator[Path]:
-    """A new directory that takes the place of `target`, for good, when the block ends well, and vanishes otherwise.
+    """Replace `target` durably by the directory filled in the block; if the block raises, `target` is unchanged.
 
-    describe() is to complete it. Processes that write beside it wait.
+    Complete the directory with describe(). Other processes that write in the parent directory wait.
     """
     path = target.parent / f"{_WRITING}{target.name}"
     with _alone(target.parent):
@@ -34,7 +34,7 @@ def publishing(target: Path) -> Iterator[Path]:
         try:
             yield path
             if target.exists():
-                # a kill between these two renames is what recover puts right
+                # recover() repairs a kill between these two renames
                 os.replace(target, target.parent / f"{_REPLACED}{target.name}")
             os.replace(path, target)
             sync(target.parent)
@@ -43,15 +43,15 @@ def publishing(target: Path) -> Iterator[Path]:
 
 
 def describe(folder: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
-    """Add sha256sums and meta.json to the files of a checkpoint. digests: of these, by their names."""
+    """Add sha256sums and meta.json to the files of a checkpoint. digests: by file name."""
     write_file(folder / DIGESTS_FILE, _lines(digests))
-    # meta.json last: with it the directory would be complete even if the rename were not atomic
+    # meta.json last: it marks the directory as complete even if the rename is not atomic
     write_file(folder / META_FILE, (json.dumps(dict(meta), indent=1) + "\n").encode())
     sync(folder)
 
 
 def drop(folder: Path, name: str) -> None:
-    """Delete a file of a complete checkpoint, and its line: what `sha256sum --check` reads is true at any moment."""
+    """Delete a file of a complete checkpoint and its line in sha256sums, which is correct at any time."""
     with suppress(FileNotFoundError):
         digests = read_digests(folder)
         if digests.pop(name, None) is not None:
@@ -64,13 +64,13 @@ def _lines(digests: Mapping[str, str]) -> bytes:
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """Name -> SHA-256 of the files of a checkpoint directory; OSError where they cannot be read."""
+    """File name -> SHA-256 in a checkpoint directory; OSError if they cannot be read."""
     lines = (folder / DIGESTS_FILE).read_text(encoding="utf-8").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def recover(folder: Path) -> None:
-    """Tidy up behind a process that was killed while it wrote, replaced or deleted a checkpoint."""
+    """Clean up after a process that was killed while it wrote, replaced or deleted a checkpoint."""
     if folder.is_dir():
         with _alone(folder):
             _tidy(folder)
@@ -87,7 +87,7 @@ def _tidy(folder: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Delete a directory so that a kill in the middle leaves no half of it under a good name."""
+    """Delete a directory atomically: rename it first, so that a kill leaves no partial checkpoint."""
     doomed = folder.parent / f"{_DELETING}{folder.name}-{secrets.token_hex(4)}"
     os.replace(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -95,7 +95,7 @@ def delete(folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one process at a time writes checkpoints into a directory, as far as its disk has locks."""
+    """Lock a directory of checkpoints, if its file system has locks."""
     if fcntl is None:
         yield
         return

@@ -1,8 +1,8 @@
-"""Matrices of a model in 8 bits: a quarter of the bytes, with one scale for each output.
+"""Storage of linear layers in int8 with one scale per output: a quarter of the bytes.
 
-NAME is stored as int8 (N, K) and NAME.scale as float32 (N,). Read back as float32 and quantized once more, which is
-what translating in int8 does (cpu/int8.py), they are the same integers. Embeddings, and the output's matrix
-where it is one of them, norms and biases stay as they are.
+NAME is stored as int8 (N, K) and NAME.scale as float32 (N,). Dequantizing to float32 and quantizing again, as int8
+translation does (cpu/int8.py), gives the same integers. Embeddings, a tied output matrix, norms and biases are
+unchanged.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _SCALE = ".scale"
 
 
 def stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with every matrix of a linear layer in int8."""
+    """The weights with the matrices of all linear layers in int8."""
     result = {}
     for name, tensor in weights.items():
         if name.endswith(_MATRICES) and tensor.is_floating_point():
@@ -28,7 +28,7 @@ def stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def restored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights with every matrix in float32; ValueError for one whose scales are missing or do not fit."""
+    """The weights with int8 matrices in float32; ValueError if scales are missing or do not match."""
     result = {}
     for name, tensor in weights.items():
         owner = name.removesuffix(_SCALE)
@@ -39,6 +39,6 @@ def restored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         scales = weights.get(name + _SCALE)
         if scales is None or tensor.dim() != 2 or scales.shape != tensor.shape[:1] or scales.dtype != torch.float32:
-            raise ValueError(f"{name} is in int8 without a float32 scale for each of its rows")
+            raise ValueError(f"{name} is int8 but has no float32 scale for each row")
         result[name] = dequantize(tensor, scales)
     return result

@@ -1,4 +1,4 @@
-"""Reads the record of a run, train.log.jsonl; fasttfm.training.log writes it and says what a record holds."""
+"""Reads train.log.jsonl, the log of a run; fasttfm.training.log writes it and documents the records."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,9 @@ LOG_FILE = "train.log.jsonl"
 
 
 def read_log(model_dir: str | Path) -> list[dict[str, Any]]:
-    """All records of a model directory, oldest first; a line that a kill or a power cut damaged is left out.
+    """All records of a model directory, oldest first; skips lines damaged by a kill or power cut.
 
-    Of a record, kind is a text, step a whole number, and every other value a number, a truth, null or a list of whole
-    numbers.
+    A record has a string `kind` and an integer `step`; other values are numbers, booleans, null or lists of integers.
     """
     path = Path(model_dir) / LOG_FILE
     records = []

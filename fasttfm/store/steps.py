@@ -1,4 +1,4 @@
-"""Checkpoints of a model directory: their names, what these mean, and which of them are kept."""
+"""Checkpoints of a model directory: names, lookup, pruning."""
 
 import re
 import stat
@@ -14,7 +14,7 @@ _STATES_KEPT = 2
 
 
 def checkpoints_folder(model_dir: str | Path) -> Path:
-    """Return the folder of a model directory's checkpoints."""
+    """The folder with a model directory's checkpoints."""
     return Path(model_dir) / "checkpoints"
 
 
@@ -24,14 +24,14 @@ def step_folder(model_dir: str | Path, step: int) -> Path:
 
 
 def saved_steps(model_dir: str | Path) -> list[int]:
-    """Updates that have a complete checkpoint, oldest first.
+    """Updates with a complete checkpoint, oldest first.
 
-    Raises UserError when they cannot be listed, because a run must not begin anew over checkpoints that it cannot see.
+    Raises UserError if they cannot be listed: a run must not start over and replace checkpoints that it cannot see.
     """
     steps = []
     for name in entries(checkpoints_folder(model_dir)):
         match = re.fullmatch(r"step-([0-9]{9,})", name)
-        # a copy under another name, such as step-12, is the user's
+        # other names, such as step-12, are the user's copies
         if match and name == step_folder(model_dir, int(match[1])).name:
             folder = checkpoints_folder(model_dir) / name
             refuse_dangling_link(folder)
@@ -47,9 +47,9 @@ def saved_steps(model_dir: str | Path) -> list[int]:
 
 
 def consecutive_steps(model_dir: str | Path) -> list[int]:
-    """The newest checkpoints that were saved one after the other, oldest first.
+    """The newest consecutively saved checkpoints, oldest first.
 
-    An older one that was kept for its validation score, with those between deleted, is not among them.
+    Excludes older ones kept for their validation score after those in between were deleted.
     """
     steps = saved_steps(model_dir)
     chain = steps[-1:]
@@ -61,10 +61,10 @@ def consecutive_steps(model_dir: str | Path) -> list[int]:
 
 
 def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
-    """The directory (or .safetensors file) that `last`, `best`, `average`, a step number or a path means.
+    """The directory (or .safetensors file) for `last`, `best`, `average`, a step number or a path.
 
-    `best` falls back to `last` when the run never validated, and both mean model.safetensors in a directory of
-    Transformer.save_pretrained(). Raises UserError when there is none.
+    `best` falls back to `last` if the run never validated; in a directory of Transformer.save_pretrained() both are
+    model.safetensors. Raises UserError if there is none.
     """
     model_dir = Path(model_dir)
     settled(model_dir)
@@ -72,7 +72,7 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
     steps = saved_steps(model_dir)
     if which == "average":
         if not (folder / "average").is_dir():
-            raise UserError(f"{model_dir}: has no averaged checkpoint; make one with: fasttfm average {model_dir}")
+            raise UserError(f"{model_dir}: has no averaged checkpoint; create it with: fasttfm average {model_dir}")
         return folder / "average"
     if which in ("last", "best"):
         if not steps and (model_dir / MODEL_FILE).is_file():
@@ -95,10 +95,10 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
 
 
 def prune(model_dir: str | Path, keep_last: int, keep: set[int], before: int | None = None) -> None:
-    """Delete all but the `keep_last` newest checkpoints (-1: none) and those of the steps in `keep`.
+    """Delete all checkpoints but the `keep_last` newest (-1: all) and those of the steps in `keep`.
 
-    Of the checkpoints that stay, all but the newest two lose their optimizer state, which is two thirds of the bytes.
-    The newest one of the updates before update `before` stays as it is: the run may end there.
+    All remaining ones but the newest two lose their training state, which is two thirds of the bytes. The newest one
+    before update `before` is kept complete, because the run may end there.
     """
     steps = saved_steps(model_dir)
     good = max((step for step in steps if before is not None and step < before), default=None)
@@ -117,15 +117,15 @@ def delete_since(model_dir: str | Path, first: int) -> None:
     """Delete the checkpoints of update `first` and later ones, if there is an earlier one."""
     steps = saved_steps(model_dir)
     if steps and steps[0] < first:
-        for step in reversed(steps):  # the newest first: what a kill leaves is a run that can be gone on from
+        for step in reversed(steps):  # newest first, so that a kill leaves a run that can be resumed
             if step >= first:
                 delete(step_folder(model_dir, step))
 
 
-def way_on(model_dir: str | Path) -> str:
-    """Say what can be done when training cannot go on from the newest checkpoint; each remedy was checked to work.
+def resume_advice(model_dir: str | Path) -> str:
+    """Advice for a run whose newest checkpoint cannot be resumed; the named checkpoints have been verified.
 
-    Reads the older checkpoints, newest first, until one is whole.
+    Reads the older checkpoints, newest first, until one is intact.
     """
     steps = saved_steps(model_dir)
     folder = checkpoints_folder(model_dir)
@@ -133,13 +133,13 @@ def way_on(model_dir: str | Path) -> str:
         if is_resumable(step_folder(model_dir, step)):
             newer = " and ".join(step_folder(model_dir, each).name for each in steps[index + 1 :])
             return (
-                f"copy the file back, or move {newer} out of {folder} to go on from update {step:,}, the newest that "
-                "can be gone on from"
+                f"copy the file back, or move {newer} out of {folder} to resume from update {step:,}, the newest that "
+                "can be resumed"
             )
     weights = next((step for step in reversed(steps) if _has_weights(step_folder(model_dir, step))), None)
-    reason = f"no checkpoint in {folder} can be gone on from (only the newest {_STATES_KEPT} keep the training state)"
+    reason = f"no checkpoint in {folder} can be resumed (only the newest {_STATES_KEPT} keep the training state)"
     if weights is None:
-        return f"{reason}, and none has whole weights: copy the file back, or train anew into another --out"
+        return f"{reason}, and none has intact weights: copy the file back, or start again with another --out"
     return (
         f"{reason}: copy the file back, or start a new run from the weights of update {weights:,} with another --out "
         f"and --init-from {step_folder(model_dir, weights)}"

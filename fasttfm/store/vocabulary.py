@@ -1,4 +1,4 @@
-"""Identity of a checkpoint's vocabulary: another one of the same size would load, and translate nonsense."""
+"""Checks that a checkpoint matches its vocabulary: another one of the same size would load and translate nonsense."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from fasttfm.system.folders import VOCABULARY_FILES
 
 
 def vocabulary_digest(model_dir: str | Path) -> str | None:
-    """The SHA-256 of the vocabulary's files of a model directory; None when it has none."""
+    """SHA-256 of a model directory's vocabulary files; None if it has none."""
     files = [path for path in (Path(model_dir) / name for name in VOCABULARY_FILES) if path.is_file()]
     digest = hashlib.sha256()
     for path in files:
@@ -22,29 +22,29 @@ def vocabulary_digest(model_dir: str | Path) -> str | None:
 
 
 def checkpoint_vocabulary(checkpoint: Path) -> str | None:
-    """The digest of the vocabulary that a checkpoint, a directory or the model file in one, was trained with.
+    """Digest of the vocabulary of a checkpoint (a directory, or the model file in it).
 
-    None for weights that do not say, such as those of another program.
+    None for weights without it, such as those of another program.
     """
     folder = checkpoint.parent if checkpoint.name == MODEL_FILE and not checkpoint.is_dir() else checkpoint
     return read_meta(folder).get("vocabulary") if (folder / META_FILE).is_file() else None
 
 
 def check_vocabulary(checkpoint: Path, model_dir: str | Path) -> None:
-    """Raise UserError when a checkpoint says that it was trained with another vocabulary than is in `model_dir`."""
+    """Raise UserError if a checkpoint was trained with another vocabulary than that of `model_dir`."""
     trained_with = checkpoint_vocabulary(checkpoint)
     if trained_with is not None and trained_with != vocabulary_digest(model_dir):
         raise UserError(
-            f"{checkpoint}: was trained with another vocabulary than the SentencePiece model in {model_dir}: give a "
-            "checkpoint of this model, or copy its SentencePiece model back"
+            f"{checkpoint}: was trained with another vocabulary than the SentencePiece model in {model_dir}: use a "
+            "checkpoint of this model, or restore its SentencePiece model"
         )
 
 
 def read_checkpoint(model_dir: Path, which: str = "best") -> tuple[dict[str, Tensor], Path]:
-    """Weights of the checkpoint that a name means, as of resolve_checkpoint(), and where they lie.
+    """The weights of a checkpoint named as in resolve_checkpoint(), and its path.
 
-    One that a running training deletes meanwhile is looked up again. Raises UserError for what is missing, damaged, or
-    of another vocabulary.
+    Looks it up again if a running training deletes it meanwhile. Raises UserError for a missing or damaged file, and
+    for another vocabulary.
     """
     before: Path | None = None
     while True:
@@ -60,12 +60,10 @@ def read_checkpoint(model_dir: Path, which: str = "best") -> tuple[dict[str, Ten
 
 
 def refuse_another_vocabulary(data: Data, model_dir: Path) -> None:
-    """Raise UserError when prepared data hold another vocabulary than a model directory."""
+    """Raise UserError if prepared data have another vocabulary than a model directory."""
     files = data.model_files
     for file in files:
         model_file = model_dir / file.name
         if not model_file.is_file() or model_file.read_bytes() != file.read_bytes():
-            given = model_file if len(files) == 1 else model_dir
-            raise UserError(
-                f"{data.path}: is of another vocabulary than {model_dir}: use fasttfm prepare --spm {given}"
-            )
+            spm = model_file if len(files) == 1 else model_dir
+            raise UserError(f"{data.path}: has another vocabulary than {model_dir}: use fasttfm prepare --spm {spm}")

@@ -1,1 +1,1 @@
-"""The machine: files, folders, locks, processes, signals, memory, clocks, CUDA graphs, and what is read from text."""
+"""Operating system and machine: files, folders, locks, processes, signals, memory, timing, CUDA graphs, parsing."""

@@ -1,8 +1,8 @@
-"""Child processes of commands: they import nothing from the working folder, and end with the command.
+"""Child processes: import nothing from the working folder, forward signals, and end with their parent.
 
-`python -m` and `python -c` look for modules in the working folder first, where a user may have a sentencepiece.py, so a
-child takes over its parent's sys.path before it imports anything. run_to_end() passes signals on to the child and waits
-for it. A parent that is killed cannot: its Python children ask Linux to be told (child_environment, end_with_parent).
+`python -m` and `python -c` search the working folder first, where a user may have a sentencepiece.py, so a child sets
+its parent's sys.path before importing anything. run_to_end() forwards signals to the child and waits for it. If the
+parent is killed, Linux signals its Python children (child_environment, end_with_parent).
 """
 
 import ctypes
@@ -24,19 +24,19 @@ _CALL = "import sys; sys.path[:] = {path!r}; from {module} import {name}; sys.ex
 
 
 _INTERVAL = 0.2
-"""Seconds between two questions of run_to_end()."""
+"""Polling interval of run_to_end() in seconds."""
 
 
 def calling(function: Callable[..., Any], *arguments: Any) -> list[str]:
-    """The command line of a process that calls function(*arguments) and ends with the status that it returns.
+    """The command line of a process that calls function(*arguments) and exits with its result.
 
-    function: of a module that can be imported by its name. arguments: numbers, strings, and lists of them.
+    function: a module-level function. arguments: numbers, strings, and lists of them.
     """
     return _line(function.__module__, function.__name__, arguments)
 
 
 def command_line(*words: str, started: float | None = None) -> list[str]:
-    """The command line of `fasttfm WORDS`; started: by time.monotonic(), of the command that it is a part of."""
+    """The command line of `fasttfm WORDS`. started: time.monotonic() at the start of the enclosing command."""
     return [*_line("fasttfm.__main__", "command", () if started is None else (started,)), *words]
 
 
@@ -46,33 +46,31 @@ def _line(module: str, name: str, arguments: tuple[Any, ...]) -> list[str]:
 
 
 PARENT = "FASTTFM_PARENT"
-"""Environment variable that tells a child the process id of its parent."""
+"""Environment variable with the process id of the parent."""
 _PR_SET_PDEATHSIG = 1
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a child that is to call end_with_parent(): without it, its own children would end themselves.
-
-    The thread that starts the child must outlive it.
-    """
+    """The environment of a child that calls end_with_parent(); the thread that starts the child must outlive it."""
     return {**environment, PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Have this process ended by SIGTERM, which saves what there is to save, when the one that runs it is killed.
+    """Receive SIGTERM, which saves state and ends the process, when the parent is killed; Linux only.
 
-    For a process with child_environment(), or one of multiprocessing. On Linux alone; elsewhere nothing happens.
+    For a process with child_environment(), or one of multiprocessing.
     """
     starter = multiprocessing.parent_process()
+    # popped, so that this process's own children do not end themselves
     parent = os.environ.pop(PARENT, "") if starter is None else str(starter.pid)
     if sys.platform == "linux" and parent.isdecimal():
-        ask_for_parents_end()
+        terminate_on_parent_death()
         if os.getppid() != int(parent):  # it was killed before
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def ask_for_parents_end() -> None:
-    """Have SIGTERM sent to this process when its parent ends, by Linux; as preexec_fn, for programs of others too."""
+def terminate_on_parent_death() -> None:
+    """Have Linux send SIGTERM to this process when its parent ends; also a preexec_fn for other programs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -80,22 +78,21 @@ def ask_for_parents_end() -> None:
 def run_to_end(
     command: list[str], *, input: Any = None, until: Callable[[], bool] | None = None, **options: Any
 ) -> subprocess.CompletedProcess:
-    """Run a command as subprocess.run does; options: of subprocess.Popen.
+    """Run a command as subprocess.run does. options: of subprocess.Popen.
 
-    until: asked a few times a second; when it says so the command gets SIGTERM.
+    until: polled a few times a second; once it returns True the command gets SIGTERM.
 
-    Ctrl-C, SIGTERM and SIGHUP that come meanwhile are passed on to it. However long it takes to end, it is waited for:
-    it may have something to save. What it leaves running is killed then, and Stopped is raised, whatever its status.
-    Ctrl-Z stops it too, with all that it has started, until this process goes on. Outside the main thread Python
-    delivers no signals.
+    Forwards Ctrl-C, SIGTERM and SIGHUP, waits for the command however long it takes (it may be saving), kills its
+    remaining processes, and raises Stopped whatever its status. Ctrl-Z suspends the command and its processes until
+    this process continues. Outside the main thread Python delivers no signals.
     """
     raise_dropped()
     process: subprocess.Popen | None = None
-    asked: list[int] = []
+    received: list[int] = []
     early: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         if process is None:
             early.append(number)
         else:
@@ -109,17 +106,17 @@ def run_to_end(
     def signal_group(number: int) -> None:
         if process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)  # it leads a session, and so a group
+                os.killpg(process.pid, number)  # it leads a session, hence a group
 
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, *ENDING_SIGNALS):
             if signal.getsignal(number) != signal.SIG_IGN:
-                previous[number] = signal.signal(number, pass_on)
+                previous[number] = signal.signal(number, forward)
         if hasattr(signal, "SIGTSTP") and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
             previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, pause)
     try:
-        # a session of its own: a terminal would send Ctrl-C to both, and of two the second stops training at once
+        # in its own session: a terminal would send Ctrl-C to both, and a second Ctrl-C stops training at once
         if input is not None:
             options["stdin"] = subprocess.PIPE
         process = subprocess.Popen(command, start_new_session=True, **options)
@@ -134,18 +131,18 @@ def run_to_end(
                     process.terminate()
                     until = None
     finally:
-        if asked:
+        if received:
             ignore_repeats()
             signal_group(signal.SIGKILL)
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if asked:
-        raise Stopped(number=asked[0])
+    if received:
+        raise Stopped(number=received[0])
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def signal_name(number: int) -> str:
-    """Such as SIGKILL."""
+    """The name of a signal, such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Pictures without a display and without the user's settings: what is drawn looks the same wherever it is drawn."""
+"""matplotlib figures that look the same everywhere: no display, no user settings."""
 
 import io
 import logging
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def drawing(**settings: Any) -> "Iterator[Figure]":
-    """A matplotlib Figure made with `settings`, to be drawn and saved in the block.
+    """A matplotlib Figure(**settings) with an Agg canvas, to be drawn and saved in the block.
 
-    Agg draws it. MPLBACKEND and matplotlibrc files do not matter, warnings about a font without a sign or a home folder
-    that cannot be written are not shown. Raises UserError when matplotlib is not installed.
+    Ignores MPLBACKEND and matplotlibrc files, and suppresses warnings about missing glyphs or a read-only home folder.
+    Raises UserError if matplotlib is not installed.
     """
     logger = logging.getLogger("matplotlib")
     level = logger.level
@@ -31,7 +31,7 @@ def drawing(**settings: Any) -> "Iterator[Figure]":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             matplotlib = _matplotlib()
-            # the backend stays: a Figure with its own canvas does not need it
+            # keep the backend: a Figure with its own canvas does not use it
             defaults = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
             with matplotlib.rc_context(defaults):
                 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -45,19 +45,19 @@ def drawing(**settings: Any) -> "Iterator[Figure]":
 
 
 def save(figure: "Figure", path: Path, kind: str, **settings: Any) -> None:
-    """Write a figure as png, svg, ..., all or nothing; settings: of savefig()."""
+    """Write a figure atomically. kind: png, svg, ...; settings: arguments of savefig()."""
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, **settings)
     replace_file(path, picture.getvalue())
 
 
 def plain_text(path: Path) -> str:
-    """A path as text that every font engine takes: bytes that are not UTF-8 become U+FFFD."""
+    """A path as valid text for font rendering: invalid UTF-8 becomes U+FFFD."""
     return os.fsencode(path).decode("utf-8", errors="replace")
 
 
 def _matplotlib() -> Any:
-    """The package, imported where neither MPLBACKEND nor a matplotlibrc file of the working folder can spoil it."""
+    """The package, imported without MPLBACKEND and without the working folder's matplotlibrc."""
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
     hidden = {name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ}

@@ -1,7 +1,7 @@
-"""Files that survive a kill and a power cut, and what the operating system says when one cannot be read.
+"""Atomic, durable file writes, and error messages for files that cannot be read.
 
-A file that cannot be read is not a damaged file: the disk may not be mounted, or the file may be another user's. Only
-what was read and is wrong is called damaged, and what may be healthy is never advised to be deleted.
+An unreadable file is not a damaged one: the disk may not be mounted, or the file may belong to another user. Only files
+that were read and are wrong are called damaged, and no message recommends deleting a file that may be intact.
 """
 
 import contextlib
@@ -18,27 +18,27 @@ from fasttfm.system.locks import fcntl
 from fasttfm.system.parsing import Malformed, parse_json, parse_yaml
 
 _REMEDIES = {
-    errno.EACCES: "it may be whole: make it readable (chmod, chown), then run the same command again",
-    errno.EPERM: "it may be whole: make it readable (chmod, chown), then run the same command again",
-    errno.ENOTDIR: "put the directory back in its place",
-    errno.ELOOP: "its link leads back to itself: put it right",
+    errno.EACCES: "it may be intact: make it readable (chmod, chown), then run the same command again",
+    errno.EPERM: "it may be intact: make it readable (chmod, chown), then run the same command again",
+    errno.ENOTDIR: "restore the directory",
+    errno.ELOOP: "its link leads back to itself: correct it",
     errno.EMFILE: "allow more open files (ulimit -n), then run the same command again",
 }
 
 
 def refuse_bytes(path: Path) -> None:
-    """Raise UserError for a path that is not UTF-8: readers of weights take no other."""
+    """Raise UserError for a path that is not UTF-8, which safetensors cannot open."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{path}: the path is not UTF-8, which readers of weights cannot open: rename it") from None
+        raise UserError(f"{path}: the path is not UTF-8, so weights cannot be read from it: rename it") from None
 
 
 def sync(path: Path) -> None:
-    """Make a file or a directory's entries survive a power cut; Windows opens no directory, and syncs them itself."""
+    """fsync a file or directory. Windows cannot open directories and syncs their entries itself."""
     if os.name == "nt" and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # fsync needs the right to write there
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows requires write access
     try:
         os.fsync(descriptor)
     finally:
@@ -46,7 +46,7 @@ def sync(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file and sync it. OSError names the file."""
+    """Write a file and fsync it. OSError names the file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
         try:
@@ -63,11 +63,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well, and vanishes when it does not.
+    """Replace `path` atomically by the file written in the block; if the block raises, `path` is unchanged.
 
-    It is written beside `path`, synced and renamed: a kill or a full disk leaves the old content or the new one, never
-    half of it, and the next writing clears away what a kill has left. A link is followed and stays; a device or a pipe
-    is written into. Raises UserError for a directory, and while another process writes the same file.
+    The file is written next to `path`, synced and renamed, so a kill or a full disk leaves the old or the new content;
+    the next call removes leftovers of a kill. Links are followed; devices and pipes are written directly. Raises
+    UserError for a directory, and while another process writes the same file.
     """
     try:
         mode = path.stat().st_mode
@@ -80,8 +80,8 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             yield file
         return
     target = Path(os.path.realpath(path))
-    beside = unfinished(target)
-    descriptor = _open_alone(beside, path)
+    temporary = unfinished(target)
+    descriptor = _open_alone(temporary, path)
     try:
         with open(descriptor, "wb") as file:
             if mode is not None and hasattr(os, "fchmod"):
@@ -90,66 +90,63 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(descriptor)
             if fcntl is None:
-                file.close()  # an open file could not be renamed there
-            os.replace(beside, target)
+                file.close()  # Windows cannot rename an open file
+            os.replace(temporary, target)
         sync(target.parent)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = os.fspath(path)  # a full disk does not say which file it had no room for
+            error.filename = os.fspath(path)  # missing from the error of a full disk
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
 def unfinished(path: Path) -> Path:
-    """Return the name of a file while it is written; a kill leaves it."""
+    """The temporary name of a file while it is written; a kill leaves it behind."""
     return path.with_name(f".{path.name}.unfinished")
 
 
-def _open_alone(beside: Path, path: Path) -> int:
-    """A descriptor of the empty file `beside`, which no other process has; UserError where one has it."""
+def _open_alone(temporary: Path, path: Path) -> int:
+    """A descriptor of the empty, exclusively locked file `temporary`; UserError if another process has it."""
     while True:
         try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
-            error.filename = os.fspath(path)  # the name that the user knows
+            error.filename = os.fspath(path)  # not the temporary name
             raise
         try:
             if fcntl is not None:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise UserError(f"{path}: another process is writing it: wait for it, or name another") from None
+                    raise UserError(f"{path}: another process is writing it: wait, or choose another name") from None
                 except OSError:
-                    pass  # a disk without locks
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(descriptor), os.stat(beside)):
-                        os.ftruncate(descriptor, 0)
-                        return descriptor
-                os.close(descriptor)  # the other process has just given it its name
-                continue
-            os.ftruncate(descriptor, 0)
-            return descriptor
+                    pass  # a file system without locks
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):
+                    os.ftruncate(descriptor, 0)
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise
+        os.close(descriptor)  # another process has just renamed the file: open a new one
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file as writing() does, unless it has this content; UserError where it cannot be written."""
+    """Write a file as writing() does, unless it already has this content; UserError if that fails."""
     try:
         if path.is_file() and path.read_bytes() == content:
             return
         with writing(path) as file:
             file.write(content)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; make room or give another --out") from error
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space or use another --out") from error
 
 
 def entries(folder: Path) -> list[str]:
-    """Names in a directory, sorted; none where there is no directory.
+    """Sorted names in a directory; empty if it does not exist.
 
-    Raises UserError for one that is there and cannot be read, and for a link to what is not there: an unmounted disk.
+    Raises UserError for an unreadable directory and for a dangling link, as to an unmounted disk.
     """
     try:
         return sorted(os.listdir(folder))
@@ -161,22 +158,22 @@ def entries(folder: Path) -> list[str]:
 
 
 def refuse_dangling_link(path: Path, error: OSError | None = None) -> None:
-    """Raise UserError when `path` is a link to what is not there."""
+    """Raise UserError if `path` is a dangling link."""
     if path.is_symlink() and not path.exists():
         raise UserError(
-            f"{path}: is a link to {os.readlink(path)}, which is not there: mount that disk or put the link right"
+            f"{path}: is a link to {os.readlink(path)}, which does not exist: mount that disk or correct the link"
         ) from error
 
 
 def unreadable(path: Path, error: OSError) -> UserError:
-    """The complaint about a file or directory that the operating system does not give out."""
+    """The error for a file or directory that exists but cannot be read."""
     reason = error.strerror or str(error)
-    remedy = _REMEDIES.get(error.errno or 0, "it may be whole: check its disk, then run the same command again")
+    remedy = _REMEDIES.get(error.errno or 0, "it may be intact: check its disk, then run the same command again")
     return UserError(f"{path}: cannot be read: {reason}; {remedy}")
 
 
 def read_content(path: Path, missing: str = "is missing: give the directory as it was saved") -> bytes:
-    """The bytes of a file; UserError where it cannot be read, or is not there, in the words given."""
+    """The bytes of a file; UserError if it is unreadable or missing. missing: message for the latter."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -186,12 +183,12 @@ def read_content(path: Path, missing: str = "is missing: give the directory as i
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """The object (or list, by kind) that a file holds; UserError where it is missing, cut off or something else."""
+    """The content of a JSON file; UserError if it is missing, truncated or not of type `kind`."""
     return _parsed(path, parse_json, kind)
 
 
 def read_plain_yaml(path: Path) -> dict[str, Any]:
-    """The object that a YAML file of ours holds; UserError where it is missing, damaged or something else."""
+    """The content of a YAML file written by fasttfm; UserError if it is missing, damaged or not an object."""
     return _parsed(path, parse_yaml, dict)
 
 
@@ -204,7 +201,7 @@ def _parsed(path: Path, parse: Callable[[bytes, type], Any], kind: type) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits, read piece by piece; OSError where it cannot be read."""
+    """The SHA-256 of a file in hexadecimal; OSError if it cannot be read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

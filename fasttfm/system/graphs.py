@@ -1,8 +1,8 @@
-"""CUDA graphs of repeated work: inputs are copied into fixed buffers, one set a shape, and the launches replayed.
+"""CUDA graphs of repeated work: copies inputs into static buffers, one set per shape, and replays the launches.
 
-The first run of a shape is eager, which prepares libraries and kernels; the second is captured, later ones replay it.
-Captured work reads nothing back to the host and finds what changes between runs in device memory. On a CPU, in tests,
-nothing is captured; results are bit-identical to runs without buffers.
+The first run of a shape is eager, which initializes libraries and kernels; the second is captured, later runs replay
+the graph. Captured work never reads back to the host; values that change between runs are in device memory. On a CPU,
+as in tests, nothing is captured; results are bit-identical to runs without buffers.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -16,72 +16,74 @@ from fasttfm.errors import UserError, is_out_of_memory
 
 
 @dataclass(slots=True)
-class _Held:
-    """Buffers of one shape, and their graph."""
+class _Entry:
+    """The static buffers of a shape, and their graph."""
 
     buffers: list[Tensor]
     graph: torch.cuda.CUDAGraph | None = None
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Copy tensors of these shapes in; nothing is waited for."""
-        for buffer, given in zip(self.buffers, tensors):
-            pinned = given.pin_memory() if buffer.is_cuda and not given.is_cuda else given
+        """Copy tensors of the same shapes into the buffers, without waiting."""
+        for buffer, tensor in zip(self.buffers, tensors):
+            pinned = tensor.pin_memory() if buffer.is_cuda and not tensor.is_cuda else tensor
             buffer.copy_(pinned, non_blocking=buffer.is_cuda)
 
 
 class Graphs:
-    """Runs what is computed again and again from the same addresses."""
+    """A cache of CUDA graphs by key."""
 
     def __init__(self, device: torch.device, what: str, remedy: str) -> None:
-        """what runs, and what a user does where it cannot be captured."""
+        """what: name of the captured work. remedy: advice if it cannot be captured. Both are for the error message."""
         self._device, self._what, self._remedy = device, what, remedy
-        self._held: dict[Hashable, _Held] = {}
+        self._entries: dict[Hashable, _Entry] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        """Stream of first runs and captures: gradients must come by the captured stream."""
+        """Stream of first runs and captures, so that gradients are produced on the captured stream."""
         self.pool: Any = None
-        """The id of the memory that all graphs share, once there is one: no two of them run at once."""
+        """Memory pool shared by all graphs, which never run concurrently; None before the first capture."""
 
     @property
     def captures(self) -> bool:
-        """True where runs are captured; on a CPU none is."""
+        """Whether runs are captured; never on a CPU."""
         return self._stream is not None
 
     def held_bytes(self) -> int:
-        """Memory that runs use and none allocates: what the graphs' pool has reserved."""
+        """Bytes reserved by the graphs' pool, which replays use without allocating."""
         segments = torch.cuda.memory_snapshot() if self.pool is not None else []
         return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == self.pool)
 
     def __call__(
         self, run: Callable[..., None], key: Hashable, tensors: Sequence[Tensor] = (), *, times: int = 1
     ) -> None:
-        """Run so many times on tensors, as they lie in buffers; those of one key must be of the same shapes, and run
-        the same."""
-        held = self._held.get(key)
-        is_new = held is None
-        if held is None:
-            held = self._held[key] = _Held([torch.empty_like(each, device=self._device) for each in tensors])
-        held.fill(tensors)
+        """Copy `tensors` into the buffers of `key` and run on them `times` times.
+
+        Calls with the same key must have the same `run` and the same shapes.
+        """
+        entry = self._entries.get(key)
+        is_new = entry is None
+        if entry is None:
+            entry = self._entries[key] = _Entry([torch.empty_like(each, device=self._device) for each in tensors])
+        entry.fill(tensors)
         stream = self._stream
         if stream is None or not self.captures:
             for _ in range(times):
-                run(*held.buffers)
+                run(*entry.buffers)
             return
         if is_new:
             current = torch.cuda.current_stream(self._device)
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                run(*held.buffers)
+                run(*entry.buffers)
             current.wait_stream(stream)
             times -= 1
-        if held.graph is None and times:
-            held.graph = self._captured(run, held.buffers)
+        if entry.graph is None and times:
+            entry.graph = self._captured(run, entry.buffers)
         for _ in range(times):
-            held.graph.replay()  # type: ignore[union-attr]
+            entry.graph.replay()  # type: ignore[union-attr]
 
     def _captured(self, run: Callable[..., None], buffers: list[Tensor]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
-            # other threads may allocate and copy meanwhile
+            # thread_local: other threads may allocate and copy during the capture
             with torch.cuda.graph(graph, pool=self.pool, stream=self._stream, capture_error_mode="thread_local"):
                 run(*buffers)
         except RuntimeError as error:

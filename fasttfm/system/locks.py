@@ -1,6 +1,6 @@
-"""One writer a directory, whatever container or host it runs in.
+"""One writer per directory, across containers and hosts.
 
-A lock is a file that is locked while its process lives; it names the process, for whoever is refused.
+The lock is a file that is locked while its process lives; it contains the process name for error messages.
 """
 
 import os
@@ -13,7 +13,7 @@ from fasttfm.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: nothing to lock with
+except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"
@@ -21,7 +21,7 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def locked(model_dir: Path, doing: str = "training into it") -> Iterator[None]:
-    """Let only one process write into a directory at a time. The lock ends with the process, however it ends."""
+    """Lock a directory against other writers. The operating system releases the lock when the process ends."""
     model_dir.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield
@@ -33,17 +33,17 @@ def locked(model_dir: Path, doing: str = "training into it") -> Iterator[None]:
             file.seek(0)
             holder = f" ({name})" if (name := file.readline().strip()) else ""
             raise UserError(
-                f"{model_dir}: another process{holder} is {doing}; wait for it or give another --out"
+                f"{model_dir}: another process{holder} is {doing}; wait for it or use another --out"
             ) from error
         except OSError as error:
             raise UserError(
-                f"{model_dir}: its disk has no locks ({error.strerror}), so two runs could spoil each other: give "
-                "--out a directory on another disk"
+                f"{model_dir}: its file system has no locks ({error.strerror}), so concurrent runs could corrupt it: "
+                "use an --out on another disk"
             ) from error
         try:
             file.truncate(0)
             name = f"number {os.getpid()} on {socket.gethostname()}\n"
-            os.write(file.fileno(), name.encode())  # at once: nothing is left for the end to write
+            os.write(file.fileno(), name.encode())  # unbuffered: closing must not fail
         except OSError as error:
-            raise UserError(f"{file.name}: {error.strerror}: free some space, or give another --out") from error
+            raise UserError(f"{file.name}: {error.strerror}: free some space, or use another --out") from error
         yield

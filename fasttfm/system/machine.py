@@ -1,4 +1,4 @@
-"""Facts of where this process runs: versions of packages, the processor and the GPU."""
+"""The machine: package versions, CPU, cores and GPU."""
 
 import os
 import platform
@@ -19,8 +19,10 @@ _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
 
 def version(package: str) -> str | None:
-    """The version of a package, which is not imported; None where it is not installed. Ours is that of the source that
-    runs: an installation may have recorded another before it was updated."""
+    """The version of a package, without importing it; None if it is not installed.
+
+    For fasttfm, the version of the running source: an editable installation may have recorded an older one.
+    """
     if package == "fasttfm":
         return str(sys.modules[package].__version__)
     try:
@@ -30,7 +32,7 @@ def version(package: str) -> str | None:
 
 
 def cpuinfo(field: str) -> str:
-    """Return what Linux says of the first core; '' elsewhere."""
+    """A field of /proc/cpuinfo for the first core; '' on other systems."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
@@ -39,23 +41,23 @@ def cpuinfo(field: str) -> str:
 
 
 def processor() -> str:
-    """The CPU's name."""
+    """The CPU model name."""
     return cpuinfo("model name") or platform.processor()
 
 
 def processor_units() -> list[str]:
-    """Return the processor's units for vectors and matrices, by Linux's names; empty elsewhere."""
+    """Vector and matrix extensions of the CPU, by Linux's names; empty on other systems."""
     flags = cpuinfo("flags").split()
     return [unit for unit in _UNITS if unit in flags]
 
 
 def emulates_bfloat16(units: Collection[str]) -> bool:
-    """Return whether a processor with these units computes bfloat16 by way of float32; False where they are unknown."""
+    """Whether a CPU with these extensions emulates bfloat16 in float32; False if they are unknown."""
     return bool(units) and not _BFLOAT16 & set(units)
 
 
 def multiplies_bfloat16(device: "torch.device") -> bool:
-    """Return whether the device is known to have units for products in bfloat16: there they are the faster ones."""
+    """Whether the device is known to have bfloat16 matrix units."""
     import torch
 
     if device.type == "cuda":
@@ -65,7 +67,7 @@ def multiplies_bfloat16(device: "torch.device") -> bool:
 
 
 def allowed_cores() -> int:
-    """Cores that this process may run on, as far as its cgroup allows."""
+    """Cores that this process may use, by affinity and cgroup quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -75,7 +77,7 @@ def allowed_cores() -> int:
 
 
 def pick_device(device: "str | torch.device | None") -> "torch.device":
-    """The device named, or a GPU where there is one and the CPU elsewhere. UserError for one that is not there."""
+    """The named device; for None a GPU if available, else the CPU. UserError for an unavailable device."""
     import torch
 
     if device is None:
@@ -85,15 +87,15 @@ def pick_device(device: "str | torch.device | None") -> "torch.device":
             warnings.simplefilter("ignore")  # that mkldnn is deprecated
             chosen = torch.device(device)
     except Exception:  # RuntimeError for a name, ModuleNotFoundError for a backend that is not installed
-        raise UserError(f"device {device!r} is unknown: give cpu, cuda or cuda:1") from None
+        raise UserError(f"device {device!r} is unknown: use cpu, cuda or cuda:1") from None
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {device!s} is not there ({torch.cuda.device_count()} GPUs are visible): give cpu")
+        raise UserError(f"device {device!s} is not available ({torch.cuda.device_count()} GPUs are visible): use cpu")
     try:
         torch.zeros((), dtype=torch.float32, device=chosen).item()
-    except Exception as error:  # of many kinds: hpu is a missing module, ideep an internal assertion
+    except Exception as error:  # hpu raises ModuleNotFoundError, ideep an internal assertion
         reason = str(error).split("\n", 1)[0]
-        told = f" ({reason})" if chosen.type == "cuda" else ""
-        raise UserError(f"device {device!s} cannot be used here{told}: give cpu or cuda") from None
+        detail = f" ({reason})" if chosen.type == "cuda" else ""
+        raise UserError(f"device {device!s} cannot be used here{detail}: use cpu or cuda") from None
     return chosen
 
 
@@ -105,7 +107,7 @@ def gpu() -> "torch.device | None":
 
 
 def describe_gpu() -> dict[str, Any] | None:
-    """Name, chip, processors, memory in GiB and driver of gpu(); None without one."""
+    """Name, chip, multiprocessors, memory in GiB and driver of gpu(); None without one."""
     device = gpu()
     if device is None:
         return None

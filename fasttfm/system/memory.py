@@ -1,4 +1,4 @@
-"""Memory of the machine and of this process: what it can still get, has taken at most, keeps, and may take."""
+"""Memory limits and use of this process: available, peak, address space, malloc settings."""
 
 import ctypes
 import os
@@ -20,30 +20,30 @@ _CGROUPS = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of mallopt(), as glibc's malloc.h numbers them."""
+"""Parameters of mallopt() in glibc's malloc.h."""
 _NEEDED = 700 * _MIB
-"""Address space that importing PyTorch and numpy takes (600 MB with one thread); with less their libraries end the
-process on their own, without a word or with a page of them."""
+"""Address space for importing PyTorch and numpy (600 MB with one thread); with less, their libraries abort the process
+without a usable message."""
 
 
 def refuse_small_limit() -> None:
-    """Raise UserError when this process may not take the address space that PyTorch needs before it can do anything."""
+    """Raise UserError if the address space limit is too small to import PyTorch."""
     limit = _address_space()
     if limit is not None and limit < _NEEDED:
         raise UserError(
-            f"out of memory: only {limit // _MIB:,} MiB of address space are allowed (ulimit -v), PyTorch alone "
-            f"needs {_NEEDED // _MIB:,}: raise the limit"
+            f"out of memory: the address space is limited to {limit // _MIB:,} MiB (ulimit -v), PyTorch alone needs "
+            f"{_NEEDED // _MIB:,}: raise the limit"
         )
 
 
 def limit_remedy() -> str:
-    """Say what else can be done when memory has not sufficed: to raise the limit, where there is one; else ""."""
+    """Advice for out-of-memory messages: raise the address space limit; "" if there is none."""
     limit = _address_space()
     return "" if limit is None else f", or raise the limit of {limit // _MIB:,} MiB of address space (ulimit -v)"
 
 
 def available_bytes() -> int | None:
-    """Memory that this process can still get without swapping, limits of its container included; None if unknown."""
+    """Memory available to this process without swapping, container limits included; None if unknown."""
     return min(_limits(), default=None)
 
 
@@ -57,14 +57,14 @@ def _limits() -> Iterator[int]:
     for limit, used in _CGROUPS:
         try:
             yield max(0, int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # not in a container, or the limit is the word max
+        except (OSError, ValueError):  # no cgroup, or the limit is "max"
             continue
 
 
 def peak_memory() -> int:
-    """The most resident memory that this process has had so far, in bytes; 0 where nothing tells."""
+    """Peak resident memory of this process in bytes; 0 if unknown."""
     try:
-        # not getrusage, which counts what the parent had when it started this process
+        # not getrusage, which includes the parent's memory at the fork
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) << 10
     except (OSError, IndexError, ValueError):
@@ -76,10 +76,10 @@ def peak_memory() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed, for good, and take less than 32 MiB from what it keeps, if it is glibc.
+    """Make glibc keep freed memory, and allocate blocks below 32 MiB from it; other C libraries are unchanged.
 
-    A training step on a CPU frees what the next one takes; given back, its pages are mapped and cleared anew each time.
-    What a user's MALLOC_ variables say stands.
+    A training step on a CPU frees what the next one allocates; pages returned to the system would be mapped and zeroed
+    again every time. Does nothing if the user has set MALLOC_ or GLIBC_TUNABLES variables.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -88,7 +88,7 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError, TypeError):
         return
     mallopt(_TRIM_THRESHOLD, -1)
-    mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the most that it takes
+    mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the maximum
 
 
 def _address_space() -> int | None:

@@ -1,8 +1,8 @@
-"""JSON and YAML from outside: read here and nowhere else, so that every reader refuses the same things in a line.
+"""The only parser of external JSON and YAML, so that all readers reject the same input with one-line messages.
 
-What comes back is plain: objects, lists, texts that UTF-8 can write, numbers that 64 bits hold, true, false and null,
-nested at most DEEPEST deep. Everything else raises Malformed, which says what is wrong and where: broken syntax, bytes
-that are not UTF-8, half of a surrogate pair, NaN, a field that is given twice, a tag or an alias of YAML.
+Returns plain values: objects, lists, strings encodable as UTF-8, 64-bit numbers, true, false and null, nested at most
+DEEPEST levels. Everything else raises Malformed with its position: invalid syntax or UTF-8, lone surrogates, NaN,
+duplicate fields, YAML tags and aliases.
 """
 
 import json
@@ -17,12 +17,12 @@ import yaml
 from fasttfm.errors import UserError
 
 DEEPEST = 64
-"""Most lists and objects inside one another."""
+"""Maximum nesting of lists and objects."""
 NUMBER_BITS = 64
 WHOLE_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
 NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
 REQUIRED: Any = object()
-"""As a default: there is none."""
+"""Marks a field without a default."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
@@ -30,25 +30,25 @@ _SHORT.maxlevel = 1
 _KINDS: dict[type, str] = {
     dict: "an object",
     list: "a list",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     type(None): "null",
 }
 
 
 class Malformed(ValueError):
-    """Input that cannot be used. The message goes on a sentence that begins with the file's name: `is cut off`."""
+    """Invalid input. The message continues a sentence that starts with the file name, such as `is truncated`."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
-        """line: of the file, from 1, where it is known and problem does not say it."""
+        """line: in the file, from 1, if it is known and not part of `problem`."""
         super().__init__(problem)
         self.line = line
 
 
 def decoded(content: bytes) -> str:
-    """UTF-8 as text, without a byte order mark. Malformed names the line of what is not UTF-8."""
+    """Decode UTF-8 and drop a byte order mark. Raises Malformed with the line of an invalid byte."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -60,9 +60,9 @@ def decoded(content: bytes) -> str:
 
 
 def parse_json(content: str | bytes, kind: type | None = None, *, finite: bool = True) -> Any:
-    """The value that a JSON text holds; kind: dict or list where it must be one.
+    """Parse JSON. kind: required type, dict or list.
 
-    finite: whether NaN and Infinity, which JSON has not, are refused; Python writes them. Raises Malformed.
+    finite: reject NaN and Infinity, which are not JSON but which Python writes. Raises Malformed.
     """
     if isinstance(content, bytes):
         try:
@@ -78,99 +78,103 @@ def parse_json(content: str | bytes, kind: type | None = None, *, finite: bool =
         raise Malformed(_too_deep()) from None
     except Malformed:
         raise
-    except ValueError:  # more digits than Python reads
+    except ValueError:  # more digits than Python parses
         raise Malformed(f"has a number of more than {NUMBER_BITS} bits") from None
     _check(value, finite=finite)
-    if kind is not None and not isinstance(value, kind):
-        raise Malformed(f"is {told(value)}, it must be {_KINDS[kind]}")
+    _check_kind(value, kind)
     return value
 
 
 def shown(value: Any) -> str:
-    """A value for a message; of a long one a part."""
+    """A value for a message, abbreviated."""
     return _SHORT.repr(value)
 
 
 def shortened(text: str, most: int) -> str:
-    """A text for a message; of a long one the beginning and the end, so many characters in all."""
+    """A text for a message, with the middle cut out of more than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2 - 3]} ... {text[len(text) - most // 2 + 2 :]}"
 
 
-def told(value: Any) -> str:
-    """The type of a value as JSON calls it."""
+def type_name(value: Any) -> str:
+    """The type of a value in JSON's terms, with its article."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
+def _check_kind(value: Any, kind: type | None) -> None:
+    if kind is not None and not isinstance(value, kind):
+        raise Malformed(f"is {type_name(value)}, must be {_KINDS[kind]}")
+
+
 def characters(text: str) -> str:
-    """The text itself. Raises UserError for half of a surrogate pair, which UTF-8 cannot write."""
+    """The text itself. Raises UserError for lone surrogates, which UTF-8 cannot encode."""
     if not text.isascii():
         try:
             _check_text(text, None)
         except Malformed as error:
-            raise UserError(f"the text {shown(text)} {error}: leave it out") from None
+            raise UserError(f"the text {shown(text)} {error}: remove it") from None
     return text
 
 
-def field(given: Any, name: str, kind: type, where: str, default: Any = REQUIRED, remedy: str = "copy it again") -> Any:
-    """given[name], which must be of a kind: dict, list, str, bool, int or float, which a whole number is too.
+def field(value: Any, name: str, kind: type, where: str, default: Any = REQUIRED, remedy: str = "copy it again") -> Any:
+    """value[name], of type `kind`: dict, list, str, bool, int or float (which accepts integers).
 
-    default: what stands for a field that is not given, or null. Raises UserError, which begins with where.
+    default: replaces a missing field or null. Raises UserError with a message that starts with `where`.
     """
-    if not isinstance(given, Mapping):
-        raise UserError(f"{where}: is {told(given)}, it must be an object: {remedy}")
-    value = given.get(name)
-    if value is None and default is not REQUIRED:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where}: is {type_name(value)}, must be an object: {remedy}")
+    content = value.get(name)
+    if content is None and default is not REQUIRED:
         return default
-    if name not in given:
+    if name not in value:
         raise UserError(f"{where}: has no {name}: {remedy}")
     kinds = (int, float) if kind is float else kind
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where}: {name} is {told(value)}, it must be {_KINDS[kind]}: {remedy}")
-    return value
+    if not isinstance(content, kinds) or (isinstance(content, bool) and kind is not bool):
+        raise UserError(f"{where}: {name} is {type_name(content)}, must be {_KINDS[kind]}: {remedy}")
+    return content
 
 
-def texts(given: Any, name: str, where: str) -> list[str]:
-    """The texts of a list in a parsed document; errors as field() raises them."""
-    values = field(given, name, list, where)
-    if wrong := [value for value in values if not isinstance(value, str)]:
-        raise UserError(f"{where}: {name} holds {told(wrong[0])}, it must hold texts: copy it again")
-    return values
+def texts(value: Any, name: str, where: str) -> list[str]:
+    """value[name], a list of strings; raises the errors of field()."""
+    items = field(value, name, list, where)
+    if wrong := [item for item in items if not isinstance(item, str)]:
+        raise UserError(f"{where}: {name} contains {type_name(wrong[0])}, must contain strings: copy it again")
+    return items
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise Malformed(f"has the field {shown(twice)} twice in one object")
+        raise Malformed(f"has a duplicate field {shown(twice)}")
     return result
 
 
 def _refuse_constant(text: str) -> None:
-    raise Malformed(f"has {text}, which is not a number of JSON")
+    raise Malformed(f"has {text}, which is not a JSON number")
 
 
 def _syntax(error: json.JSONDecodeError) -> str:
-    cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+    truncated = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
     line = f"line {error.lineno:,}, " if "\n" in error.doc.strip() else ""
-    return f"is {'cut off' if cut else 'not JSON'} at {line}column {error.colno:,} ({error.msg})"
+    return f"is {'truncated' if truncated else 'not JSON'} at {line}column {error.colno:,} ({error.msg})"
 
 
 def _too_deep() -> str:
-    return f"is nested too deeply: more than {DEEPEST} lists and objects are inside one another"
+    return f"is nested too deeply: more than {DEEPEST} levels of lists and objects"
 
 
 _Place = tuple[Any, str | int] | None
-"""The place around a value, and its name or number there."""
+"""Path of a value: the path of its container, and its name or index there."""
 
 
 def _check(root: Any, *, finite: bool) -> None:
-    """Raise Malformed for what is nested too deeply, half surrogates, and whole numbers that 64 bits do not hold.
+    """Raise Malformed for deep nesting, lone surrogates and integers of more than 64 bits.
 
     finite: also for infinite numbers.
     """
-    waiting: list[tuple[Any, _Place, int]] = [([root], None, 0)]
-    while waiting:
-        container, place, depth = waiting.pop()
+    pending: list[tuple[Any, _Place, int]] = [([root], None, 0)]
+    while pending:
+        container, place, depth = pending.pop()
         if depth > DEEPEST:
             raise Malformed(_too_deep())
         if type(container) is dict:
@@ -182,7 +186,7 @@ def _check(root: Any, *, finite: bool) -> None:
                 if not value.isascii():
                     _check_text(value, (place, key))
             elif kind is dict or kind is list:
-                waiting.append((value, (place, key) if depth else None, depth + 1))
+                pending.append((value, (place, key) if depth else None, depth + 1))
             elif kind is float:
                 if finite and value - value != 0:
                     raise Malformed(f"{_at((place, key))}has a number that is too large")
@@ -194,12 +198,11 @@ def _check_text(text: str, place: _Place, line: int | None = None) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise Malformed(f"{_at(place)}holds {half}, half of a surrogate pair, which is not a character", line) from None
+        raise Malformed(f"{_at(place)}has a lone surrogate \\u{ord(text[error.start]):04x}", line) from None
 
 
 def _at(place: _Place) -> str:
-    """`data[3].text: `, or nothing for the whole."""
+    """A path such as `data[3].text `; empty for the root."""
     names: list[str] = []
     while place is not None:
         place, name = place
@@ -214,14 +217,14 @@ _YAML = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema, plain values alone.
+    """YAML 1.2's core schema, restricted to plain values.
 
-    PyYAML reads YAML 1.1: 010 is eight, 1:30 is ninety, `no` is false and 5e-4 a text. Here they are what they say: a
-    plain scalar that is neither null, true, false nor a number is a text. Tags are refused, and so are aliases of lists
-    and objects, of which a few lines can stand for millions.
+    PyYAML reads YAML 1.1, where 010 is eight, 1:30 is ninety, `no` is false and 5e-4 a string. Here a plain scalar that
+    is neither null, true, false nor a number is a string. Tags are rejected, and so are aliases of lists and objects,
+    because a few lines of them can expand to millions.
     """
 
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (not those that all safe loaders share)
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (not those shared by all safe loaders)
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -230,9 +233,9 @@ class _Loader(yaml.SafeLoader):
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             if not isinstance(self.anchors.get(event.anchor), yaml.ScalarNode | None):
-                raise Malformed("an alias must stand for a single value: write the list or section out", line)
+                raise Malformed("aliases of lists and sections are not supported: write the content out", line)
         elif event.tag is not None:
-            raise Malformed(f"the tag {event.tag.replace(_YAML, '!!')} is not taken", line)
+            raise Malformed(f"the tag {event.tag.replace(_YAML, '!!')} is not supported", line)
         self._depth += 1
         if self._depth > DEEPEST:
             raise Malformed(_too_deep().removeprefix("is "), line)
@@ -253,7 +256,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     f"{_YAML}float": float,
     f"{_YAML}str": str,
 }
-"""Tag of a scalar -> its value."""
+"""Tag of a scalar -> conversion of its text."""
 
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -261,16 +264,16 @@ for _tag, _pattern, _first in (
     ("int", WHOLE_NUMBER.pattern, [*"-+0123456789"]),
     ("float", NUMBER.pattern, [*"-+.0123456789"]),
 ):
-    for _class in (_Loader, _Dumper):  # what is written is quoted where either schema would read another type
+    for _class in (_Loader, _Dumper):  # the dumper quotes strings that either schema would read as another type
         _class.add_implicit_resolver(f"{_YAML}{_tag}", re.compile(rf"(?:{_pattern})\Z", re.ASCII), _first)
 
 
 Lines = dict[tuple[str | int, ...], int]
-"""Path of a field, names and numbers in lists -> its line; () is the whole."""
+"""Path of a field (names and list indices) -> its line; () is the root."""
 
 
 def parse_yaml_lines(content: bytes) -> tuple[Any, Lines]:
-    """The value of a YAML text, null for an empty one, and the lines of its fields. Raises Malformed with the line."""
+    """The value of a YAML text (None if empty), and the lines of its fields. Raises Malformed with the line."""
     text = decoded(content)
     try:
         node = yaml.compose(text, Loader=_Loader)  # noqa: TID251 (the one place)
@@ -285,7 +288,7 @@ def parse_yaml_lines(content: bytes) -> tuple[Any, Lines]:
 
 
 def _value(node: yaml.Node, path: tuple[str | int, ...], lines: Lines) -> Any:
-    """The value of a node; it, and the fields in it, get their lines."""
+    """The value of a node; records its line and those of its fields."""
     line = lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         return [_value(each, (*path, number), lines) for number, each in enumerate(node.value)]
@@ -295,16 +298,16 @@ def _value(node: yaml.Node, path: tuple[str | int, ...], lines: Lines) -> Any:
             name, line = key.value, key.start_mark.line + 1
             place = (*path, name)
             if not isinstance(key, yaml.ScalarNode):
-                raise Malformed("the name of a field must be a single word", line)
+                raise Malformed("a field name must be a scalar", line)
             if name in result:
-                raise Malformed(f"the field {name!r} is given twice (first in line {lines[place]})", line)
+                raise Malformed(f"duplicate field {name!r} (first in line {lines[place]})", line)
             _check_text(name, None, line)
             lines[place] = line
             result[name] = _value(value, place, lines)
         return result
     try:
         value = _SCALARS[node.tag](node.value)
-    except ValueError:  # more digits than Python reads
+    except ValueError:  # more digits than Python parses
         raise Malformed(f"{node.value[:40]!r} is not a number", line) from None
     if isinstance(value, str):
         _check_text(value, None, line)
@@ -312,17 +315,16 @@ def _value(node: yaml.Node, path: tuple[str | int, ...], lines: Lines) -> Any:
 
 
 def parse_yaml(content: bytes, kind: type | None = None) -> Any:
-    """The value of a YAML text, null for an empty one; kind: dict or list where it must be one. Raises Malformed."""
+    """The value of a YAML text (None if empty). kind: required type, dict or list. Raises Malformed."""
     try:
         value, _ = parse_yaml_lines(content)
     except Malformed as error:
         place = f" in line {error.line:,}" if error.line else ""
         raise Malformed(f"is not plain YAML{place}: {error}") from None
-    if kind is not None and not isinstance(value, kind):
-        raise Malformed(f"is {told(value)}, it must be {_KINDS[kind]}")
+    _check_kind(value, kind)
     return value
 
 
 def write_yaml(value: Any, **options: Any) -> str:
-    """Plain values as YAML that parse_yaml(), and any reader of YAML 1.1 or 1.2, reads back equal."""
+    """Write plain values as YAML that parse_yaml() and any YAML 1.1 or 1.2 reader read back unchanged."""
     return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **options)

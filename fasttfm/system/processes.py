@@ -1,11 +1,11 @@
-"""Worker processes, one a core, that share one copy of a model: for searches, servers and sampling.
+"""A pool of worker processes that share one copy of a model, for search, servers and subword sampling.
 
-Python threads compete for the interpreter; processes wait for one another once a batch. The first process is a fresh
-one (`python -c`, because a program with threads must not fork). It maps the weights, prepares them, and forks the
-workers, which read the same pages, and a new one for each that ends. WorkerPool is the pool for all uses; a server
-derives its own, with many calls per worker.
+Python threads compete for the interpreter; processes synchronize once per batch. The pool starts a fork server with
+`python -c`, because a multi-threaded program must not fork. It maps the weights, prepares them, and forks the workers,
+which share its pages, and replacements for workers that end. A server derives its own pool with several calls per
+worker.
 
-A worker watches the socket to its program and ends with it. Signals that end programs are left to the program.
+Workers watch the socket to their program and end with it. Stopping signals are left to the program.
 """
 
 import itertools
@@ -35,45 +35,44 @@ from fasttfm.errors import ENDING_SIGNALS, UserError
 from fasttfm.system.children import calling, signal_name
 
 Call = tuple[Any, ...]
-"""Arguments of a function, after the model."""
+"""Arguments of a function after the model."""
 _numbers = itertools.count()
 
 
 class Worker:
-    """A process, and what it has not answered."""
+    """A worker process and its pending calls."""
 
     def __init__(self, number: int, pid: int, connection: Connection) -> None:
         self.number, self.pid, self.connection = number, pid, connection
         self.asked: dict[int, Any] = {}
-        """Number of a call -> who waits for it."""
+        """Call number -> receiver of its result."""
         self._sending = threading.Lock()
 
-    def ask(self, waiting: Any, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have it compute function(model, *arguments); WorkerPool.answered() gives the answer to `waiting`."""
+    def ask(self, receiver: Any, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call function(model, *arguments) in the worker; WorkerPool.answered() passes the result to `receiver`."""
         number = next(_numbers)
         self._send(number, function, arguments)
-        self.asked[number] = waiting
+        self.asked[number] = receiver
 
     def tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have it call function(model, *arguments)."""
+        """Call function(model, *arguments) in the worker, without a result."""
         self._send(None, function, arguments)
 
     def _send(self, number: int | None, function: Callable[..., Any], arguments: Call) -> None:
         call = ForkingPickler.dumps((function, arguments))
-        with self._sending, suppress(OSError):  # the thread that listens hears of one that has ended
+        with self._sending, suppress(OSError):  # the listener thread handles workers that have ended
             self.connection.send(number)
             self.connection.send_bytes(call)
 
 
 class WorkerPool:
-    """So many processes that compute with one model, or another value. They start when they are first needed.
+    """Processes that compute with one model, or another value; started on first use.
 
-    close(), the end of a `with` block and the end of the program end them. After a failure they are ended as well, and
-    started anew when they are needed again. The model must not change in between: the workers go on with its weights as
-    they were.
+    They end with close(), the `with` block, the program, or a failure, and are restarted on the next use. The workers
+    keep the weights they started with, so the model must not change meanwhile.
 
-    A worker has one call at a time, and its end is a failure. A derived class may hand out and go on otherwise:
-    hand_out(), answered(), told() and lost() are called by one thread at a time, which holds `changed`.
+    A worker has one call at a time, and its end is a failure. Derived classes may override hand_out(), answered(),
+    told() and lost(), which are called by one thread at a time, holding `changed`.
     """
 
     def __init__(
@@ -86,28 +85,29 @@ class WorkerPool:
         begin: Callable[[Any, Callable[..., None]], Any] | None = None,
         least_work: float = 0,
     ) -> None:
-        """model: a module on a CPU, or what else pickle takes. remedy: what a user can do after a process was killed.
-        prepare(model): what the first process does before it forks, for all workers to keep; a function of a module.
-        begin(model, tell): what a worker's functions get in place of the model; tell() passes its arguments to told().
-        least_work: the work from which on starting them is worthwhile, in the caller's unit. ValueError for fewer than
-        one worker."""
+        """model: a module on a CPU, or another picklable value. remedy: advice after a process was killed.
+
+        prepare(model): called once in the fork server, shared by all workers; a module-level function. begin(model,
+        tell): called once in each worker; its result replaces the model, and tell() calls told() here. least_work: work
+        that justifies starting the workers, in the caller's unit. ValueError for fewer than one worker.
+        """
         if count < 1:
-            raise ValueError(f"{count} workers: give at least 1")
+            raise ValueError(f"{count} workers: must be at least 1")
         self.model = model
         self.count = count
         self.least_work = least_work
         self.remedy = remedy
         self.changed = threading.Condition()
-        """The lock of the pool; notified of every message."""
+        """The pool's lock; notified after every message."""
         self.workers: dict[Any, Worker] = {}
-        """Running workers by their connections."""
+        """Running workers by connection."""
         self.failure: BaseException | None = None
-        """Why the processes were ended, until somebody was told."""
+        """Reason why the processes were ended, until it is raised."""
         self._steps = prepare, begin
         self._calls: deque[tuple] = deque()
-        """Future, function and arguments of what no worker has been asked yet."""
+        """Future, function and arguments of calls without a worker."""
         self._control: Connection | None = None
-        """To the first process, while it runs."""
+        """Connection to the fork server while it runs."""
         self._end: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "WorkerPool":
@@ -118,12 +118,12 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers that run."""
+        """The process ids of the running workers."""
         with self.changed:
             return [each.pid for each in self.workers.values()]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the processes, whatever they are doing. error: what those who wait are told."""
+        """Kill the processes. error: raised in pending calls."""
         with self.changed:
             self._end()
             waiting = [each for worker in self.workers.values() for each in worker.asked.values()]
@@ -136,10 +136,10 @@ class WorkerPool:
             self.changed.notify_all()
 
     def each(self, function: Callable[..., Any], calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """(number of the call, function(model, *call)) for every call, as they are finished; begun in their order.
+        """Yields (index of the call, function(model, *call)) as calls complete; they start in order.
 
-        function: of a module, so that its name says which it is. What it raises is raised; UserError for a worker that
-        was killed. Threads may call at once.
+        function: a module-level function; its exceptions are raised here, and UserError if a worker was killed.
+        Thread-safe.
         """
         control = None
         try:
@@ -154,60 +154,60 @@ class WorkerPool:
                 yield futures[done], done.result()
         except BaseException:
             with self.changed:
-                if self._control in (None, control):  # else another thread has started them anew
-                    self.close()  # what is still being computed is nobody's any more
+                if self._control in (None, control):  # else another thread has restarted them
+                    self.close()  # abandon unfinished calls
                     self.failure = None
             raise
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """function(model, *arguments) by a worker that is free; as each()."""
+        """function(model, *arguments) in a free worker; raises the errors of each()."""
         ((_, result),) = self.each(function, [arguments])
         return result
 
     def hand_out(self) -> None:
-        """Ask workers for what waits."""
+        """Assign waiting calls to free workers."""
         for worker in self.workers.values():
             if self._calls and not worker.asked:
                 worker.ask(*self._calls.popleft())
 
-    def answered(self, waiting: Any, result: Any, error: BaseException | None) -> None:
-        """Give an answer to who waits for it."""
+    def answered(self, receiver: Any, result: Any, error: BaseException | None) -> None:
+        """Pass a result or an error to the receiver of a call."""
         if error is None:
-            waiting.set_result(result)
+            receiver.set_result(result)
             return
         if isinstance(error, UserError):
-            error.__cause__ = None  # the place in the worker is of no interest
-        waiting.set_exception(error)
+            error.__cause__ = None  # hide the worker's traceback
+        receiver.set_exception(error)
 
     def told(self, *values: Any) -> None:
-        """Take what a worker tells."""
+        """Handle the arguments of a worker's tell()."""
 
     def lost(self, worker: Worker, how: str) -> None:
-        """A worker has ended, as the words `how` say; another takes its place."""
+        """Handle the end of a worker, which is being replaced. how: such as `was ended by SIGKILL`."""
         error = UserError(f"worker {worker.number} {how}: {self.remedy}")
         for each in worker.asked.values():
             self.answered(each, None, error)
         self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the processes; who waits is told, or else who asks next."""
+        """End the processes; `error` is raised in pending calls, or else in the next one."""
         with self.changed:
             self.failure = error
             self.close(error)
 
     def started(self) -> Connection:
-        """The connection to the first process, which is started unless it runs; the lock is held."""
+        """The connection to the fork server, which is started unless it runs; the caller holds the lock."""
         if self._control is not None:
             return self._control
         ours, theirs = socket.socketpair()
         with theirs, _in_memory((self.model, *self._steps)) as file:
             descriptors = [file.fileno(), theirs.fileno()]
             process = subprocess.Popen(
-                calling(_first, *descriptors, self.count),
+                calling(_serve_forks, *descriptors, self.count),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=descriptors,
-                start_new_session=True,  # a group of their own: Ctrl-C is the program's, and they can be ended at once
+                start_new_session=True,  # own process group: no Ctrl-C from the terminal, and killed as a group
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._control = control = Connection(ours.detach())
@@ -217,9 +217,9 @@ class WorkerPool:
                 self._hear(control)
         except (EOFError, OSError):
             status = process.wait()
-            what = f"by {signal_name(-status)}" if status < 0 else f"with status {status}"
+            how = f"by {signal_name(-status)}" if status < 0 else f"with status {status}"
             self.close()
-            raise UserError(f"the workers ended {what} before they had begun: {self.remedy}") from None
+            raise UserError(f"the workers ended {how} before they had started: {self.remedy}") from None
         except BaseException:
             self.close()
             raise
@@ -227,7 +227,7 @@ class WorkerPool:
         return control
 
     def take(self, control: Connection, ready: Sequence[Any]) -> list[Any]:
-        """Take a message of each connection that is ready; return those to wait for then, none once all have ended."""
+        """Handle a message from each ready connection; returns the connections to wait for, none after the end."""
         with self.changed:
             for connection in ready:
                 if self._control is not control:
@@ -244,7 +244,7 @@ class WorkerPool:
         try:
             number, result, error = worker.connection.recv()
         except (EOFError, OSError):
-            self._hear(control)  # it has ended: the first process tells how
+            self._hear(control)  # the worker has ended; the fork server reports how
             return
         if number is None:
             self.told(*result)
@@ -252,7 +252,7 @@ class WorkerPool:
             self.answered(worker.asked.pop(number), result, error)
 
     def _hear(self, control: Connection) -> None:
-        """Take a message of the first process."""
+        """Handle a message from the fork server."""
         kind, number, value = control.recv()
         if kind == "failed":
             raise value
@@ -267,13 +267,13 @@ class WorkerPool:
 
 
 def _listen(pool: "weakref.ref[WorkerPool]", control: Connection) -> None:
-    """The thread of a pool that hears of answers, of workers that end, and of new ones; it keeps no pool alive."""
+    """The listener thread of a pool: results, ended workers, new workers. Does not keep the pool alive."""
     ready: list[Any] = []
     while (here := pool()) is not None:
         try:
             connections = here.take(control, ready)
         except (EOFError, OSError):
-            here.fail(UserError(f"the process that had started the workers was ended: {here.remedy}"))
+            here.fail(UserError(f"the fork server of the workers was killed: {here.remedy}"))
             return
         except BaseException as error:
             here.fail(error)
@@ -285,19 +285,19 @@ def _listen(pool: "weakref.ref[WorkerPool]", control: Connection) -> None:
 
 
 def can_fork(model: nn.Module) -> bool:
-    """Return whether this system has what workers need, and the model is on a CPU."""
+    """Whether the system supports workers and the model is on a CPU."""
     return hasattr(os, "fork") and all(each.device.type == "cpu" for each in model.parameters())
 
 
 def _end_group(process: subprocess.Popen) -> None:
-    """Ends a process that leads a session, with all that it has forked."""
+    """Kill a session leader and its forks."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _in_memory(value: Any) -> IO[bytes]:
-    """A file without a name that holds value as torch saves it."""
+    """An unnamed file with torch.save(value)."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("fasttfm-weights"), "w+b")
     else:
@@ -308,7 +308,7 @@ def _in_memory(value: Any) -> IO[bytes]:
 
 
 def _described(error: BaseException) -> ExceptionWithTraceback:
-    """Return what can be sent of an error: where it arrives its cause tells the place in the worker."""
+    """A picklable form of an error, whose cause shows the worker's traceback."""
     described = ExceptionWithTraceback(error, error.__traceback__)
     try:
         pickle.loads(pickle.dumps(error))
@@ -317,21 +317,21 @@ def _described(error: BaseException) -> ExceptionWithTraceback:
     return described
 
 
-# In the processes
+# In the worker processes
 
 
-def _first(shared: int, control_descriptor: int, count: int) -> None:
-    """The first process. shared: descriptor of a file with the value, what prepares it, and what workers make of it.
+def _serve_forks(shared: int, control_descriptor: int, count: int) -> None:
+    """The fork server. shared: descriptor of a file with (value, prepare, begin).
 
-    It tells ("begun", number, pid), followed by the descriptor of the connection to that worker; ("ended", number,
-    status of os.wait); ("failed", 0, what _described() returns) where it cannot begin. It ends when nobody listens.
+    Sends ("begun", number, pid), followed by the descriptor of the connection to that worker; ("ended", number, status
+    of os.wait); ("failed", 0, error) if it cannot start. Ends when the connection is closed.
     """
     control = Connection(control_descriptor)
     try:
         for signal_number in (signal.SIGINT, *ENDING_SIGNALS):
             signal.signal(signal_number, signal.SIG_IGN)
         torch.set_num_threads(1)
-        # mapped, not read: pages that no worker writes exist once. The program wrote the file a moment ago
+        # mmap: unmodified pages are shared. weights_only=False is safe, because the program has just written the file
         value, prepare, begin = torch.load(f"/dev/fd/{shared}", mmap=True, weights_only=False)
         if prepare is not None:
             prepare(value)
@@ -340,7 +340,7 @@ def _first(shared: int, control_descriptor: int, count: int) -> None:
         with suppress(OSError):
             control.send(("failed", 0, _described(error)))
         return
-    with suppress(OSError):  # the program has ended, and the workers with it
+    with suppress(OSError):  # the program and the workers have ended
         while True:
             pid, status = os.wait()
             number = numbers.pop(pid)
@@ -349,7 +349,7 @@ def _first(shared: int, control_descriptor: int, count: int) -> None:
 
 
 def _fork(value: Any, begin: Callable[..., Any] | None, control: Connection, number: int) -> int:
-    """The process id of a new worker, of which the program has been told."""
+    """Fork a worker and report it to the program; returns its process id."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
@@ -369,9 +369,9 @@ def _fork(value: Any, begin: Callable[..., Any] | None, control: Connection, num
 
 
 def _work(value: Any, begin: Callable[..., Any] | None, program: Connection) -> NoReturn:
-    """A worker: computes what it is asked until its program ends.
+    """The main loop of a worker, until its program ends.
 
-    A function may return a Future: its result is the answer, and the next call is computed meanwhile.
+    A function may return a Future, whose result is sent when it is done; the next call runs meanwhile.
     """
     threading.Thread(target=_end_with, args=(program.fileno(),), daemon=True).start()
     sending = threading.Lock()
@@ -408,8 +408,8 @@ def _work(value: Any, begin: Callable[..., Any] | None, program: Connection) -> 
 
 
 def _end_with(connection: int) -> None:
-    """Ends this process as soon as the other end of a connection is closed."""
+    """End this process as soon as the other end of a connection is closed."""
     poll = select.poll()
-    poll.register(connection, 0)  # hanging up is always told
+    poll.register(connection, 0)  # POLLHUP is always reported
     poll.poll()
     os._exit(0)

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP: noticed at any moment of a command, and never swallowed.
+"""Ctrl-C, SIGTERM and SIGHUP stop a command at any point and are never swallowed.
 
 Python drops exceptions that a signal raises in `__del__`, some packages drop them during imports, and llvmlite frees a
-module twice when one strikes it (SIGSEGV). A signal in such code is raised again a moment later, and a command that
-would end as if nothing had happened is reported as stopped.
+module twice if interrupted (SIGSEGV). A signal in such code is raised again a moment later, and a command that would
+end normally despite a signal is reported as stopped.
 """
 
 import os
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -20,18 +20,18 @@ from fasttfm.errors import ENDING_SIGNALS, Stopped
 _RETRY = 0.02  # seconds
 _LLVM = f"{os.sep}llvmlite{os.sep}binding{os.sep}"
 _REPEAT = 20.0
-"""Seconds after a SIGTERM or SIGHUP that stops a command in which another one means no more than the first: GNU timeout
-sends two, a launcher one to each process beside that of the terminal. It must not cut the command's last words."""
+"""Seconds after a stopping SIGTERM or SIGHUP in which further ones are ignored, so that the final output is complete:
+GNU timeout sends two, and a launcher signals each process in addition to the terminal."""
 
 
 class _Request:
-    """The signal that has asked this process to end, until somebody acts on it."""
+    """A pending signal that asks this process to end."""
 
     number: int | None = None
     stopped = -_REPEAT
-    """Time of the last signal that ends the command, by time.monotonic()."""
+    """time.monotonic() of the last signal that stopped the command."""
     command: FrameType | None = None
-    """The frame that runs the command: what is being imported further out is not its business."""
+    """The frame that runs the command; imports in outer frames are ignored."""
 
 
 _request = _Request()
@@ -39,61 +39,61 @@ _request = _Request()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise Stopped in the block, behind every `finally`; a signal ignored so far stays so.
+    """Ctrl-C, SIGTERM and SIGHUP raise Stopped in the block; ignored signals stay ignored.
 
-    Outside the main thread Python delivers no signals and everything stays as it is.
+    Has no effect outside the main thread, where Python delivers no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     ours = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL)}
-    previous: dict[int, Any] = {n: handler for n, handler in ours.items() if signal.getsignal(n) == handler}
-    if hasattr(signal, "SIGALRM"):
-        previous[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
+    numbers = [number for number, handler in ours.items() if signal.getsignal(number) == handler]
+    numbers += [signal.SIGALRM] if hasattr(signal, "SIGALRM") else []
     _request.number = None
     _request.stopped = -_REPEAT
     _request.command = sys._getframe(2)  # 0 is this generator, 1 is contextlib
-    for number in previous:
-        signal.signal(number, _handle)
+    with _handled(numbers, _handle):
+        try:
+            yield
+        finally:
+            taken_over()
+            _request.command = None
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Handle signals by `handler` in the block."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        taken_over()
-        _request.command = None
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def raise_dropped() -> None:
-    """Raise Stopped where a signal has come that nobody has acted on, so that no command ends as if it had not."""
+    """Raise Stopped if a signal is pending, so that no command ends as if there were none."""
     if _request.number is not None:
         raise Stopped(number=_request.number)
 
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the process in the block, silently; a signal ignored so far stays so.
+    """Ctrl-C, SIGTERM and SIGHUP end the process silently in the block; ignored signals stay ignored.
 
-    For a block that waits in C++ for other processes: Python acts on a signal only when such a call returns, which it
-    may never do.
+    For blocks that wait in C++ for other processes: Python handles a signal only when such a call returns, if ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING_SIGNALS)}
-    previous = {number: handler for number, handler in handlers.items() if callable(handler)}
-    try:
-        for number in previous:
-            signal.signal(number, signal.SIG_DFL)
-        raise_dropped()  # one that came before, which a timer would raise again too late
+    numbers = [number for number in (signal.SIGINT, *ENDING_SIGNALS) if callable(signal.getsignal(number))]
+    with _handled(numbers, signal.SIG_DFL):
+        raise_dropped()  # the timer would raise an earlier one too late
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def taken_over() -> int | None:
-    """The number of a signal that has come and was not raised yet, which is the caller's business from now on."""
+    """Clear and return the pending signal, which the caller then handles; None without one."""
     number, _request.number = _request.number, None
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -101,14 +101,14 @@ def taken_over() -> int | None:
 
 
 def raise_stopped(number: int, frame: FrameType | None) -> None:
-    """Raise Stopped for a signal that struck in frame; under stoppable() a moment later where nothing may be raised."""
-    if _request.command is None:  # nobody would raise it later
+    """Raise Stopped for a signal received in `frame`; inside stoppable(), later if it is not safe to raise now."""
+    if _request.command is None:  # nothing would raise it later
         raise Stopped(number=number)
     _handle(number, frame)
 
 
 def ignore_repeats() -> None:
-    """The command ends because of a signal or a lost peer: SIGTERM and SIGHUP that follow soon are not raised."""
+    """Ignore SIGTERM and SIGHUP for a while, because the command is already ending."""
     _request.stopped = time.monotonic()
 
 
@@ -130,12 +130,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _must_not_raise(frame: FrameType | None) -> bool:
-    """Return whether the command is in an import, in a `__del__` or in llvmlite."""
+    """Whether the command is in an import, in a `__del__` or in llvmlite."""
     while frame is not None and frame is not _request.command:
         code = frame.f_code
-        if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":
-            return True
-        if _LLVM in code.co_filename:
+        if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__" or _LLVM in code.co_filename:
             return True
         frame = frame.f_back
     return False

@@ -1,7 +1,7 @@
-"""Device times of providers that take turns, with a cold L2 cache.
+"""Device times of alternating providers, with a cold L2 cache.
 
-Every round runs each provider of a case once, so that changes of clocks or temperature hit all alike. Before each run
-the L2 cache is overwritten and the device kept busy, so that the host's launches are queued when the clock starts.
+Every round runs each provider once, so that changes of clock rate or temperature affect all equally. Before each run
+the L2 cache is overwritten and the device is kept busy, so that launches are already queued when the clock starts.
 """
 
 import statistics
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 _BUSY_CYCLES = (1_000_000, 16_000_000)
-"""Least and most of the device before a run: from half a millisecond to eight on today's clocks."""
+"""Minimum and maximum busy time before a run: 0.5 to 8 ms at current clock rates."""
 _CYCLES_A_SECOND = 2e9
 
 
 class DeviceClock:
-    """CUDA's (and ROCm's) events."""
+    """Measures time with CUDA (or ROCm) events, and peak memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._flush = torch.empty(max(2 * l2_bytes(device), 64 << 20), dtype=torch.int8, device=device)
@@ -34,7 +34,7 @@ class DeviceClock:
         taken = time.perf_counter() - started
         end.record()
         end.synchronize()
-        # Half as long again as the slowest host of late needed: a backward pass takes a slow host a millisecond.
+        # 1.5 times the recent host time, which is a millisecond for a backward pass on a slow host
         least, most = _BUSY_CYCLES
         self._busy = min(most, max(least, int(0.9 * self._busy), int(1.5 * taken * _CYCLES_A_SECOND)))
         return 1e3 * begin.elapsed_time(end)
@@ -49,7 +49,7 @@ class DeviceClock:
 
 
 def l2_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's last cache; 0 where torch does not tell."""
+    """Size of a GPU's L2 cache in bytes; 0 if torch does not know it."""
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
 
 
@@ -61,19 +61,18 @@ def measure(
     least_runs: int = 10,
     now: Callable[[], float] = time.monotonic,
 ) -> dict[str, float | str]:
-    """Median times of the providers, which take turns for about `seconds` altogether, at least least_runs rounds.
+    """Median times in microseconds of alternating providers over about `seconds`, at least least_runs rounds.
 
-    clock: how many microseconds a run takes.
-    A provider that raises is given its error as text in place of a time, and the others go on.
+    clock: measures a run in microseconds. The result of a provider that raises is its error message.
     """
     results: dict[str, float | str] = {}
     times: dict[str, list[float]] = {}
     for name, run in providers.items():
         try:
-            for _ in range(2):  # compiles, then fills the allocator's pools
+            for _ in range(2):  # compile, then fill the allocator's pools
                 run()
             times[name] = []
-        except Exception as error:  # a backend that refuses these inputs is a result
+        except Exception as error:  # not supporting these inputs is a result
             results[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:200]
     end = now() + seconds
     rounds = 0

@@ -1,15 +1,15 @@
-"""Numbers and their nouns in what a user reads."""
+"""Counts in messages: plurals and tallies of lines."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Tally:
-    """Lines that something is told of."""
+    """A count of lines and the first of them."""
 
     count: int = 0
     first: int | None = None
-    """The number of the first one, from 1."""
+    """Line number, from 1."""
 
     def add(self, line: int) -> None:
         """Count a line."""

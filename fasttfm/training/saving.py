@@ -11,7 +11,7 @@ from fasttfm.store.background import Background
 from fasttfm.store.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
 from fasttfm.store.model_dir import CONFIG_FILE
 from fasttfm.store.ownership import recover
-from fasttfm.store.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
+from fasttfm.store.steps import checkpoints_folder, prune, resume_advice, saved_steps, step_folder
 from fasttfm.store.vocabulary import check_vocabulary, vocabulary_digest
 from fasttfm.store.weights import is_finite, load_weights, model_weights
 from fasttfm.system.locks import LOCK_FILE
@@ -141,7 +141,7 @@ class Saving:
             if workers.is_first:
                 weights, state = read_weights(checkpoint), read_state(checkpoint)
         except DamagedCheckpoint as error:
-            raise UserError(f"{error.problem}; {way_on(self.model_dir)}") from error
+            raise UserError(f"{error.problem}; {resume_advice(self.model_dir)}") from error
         weights = workers.broadcast_tensors(weights)
         if self.updates.is_sharded:
             load_parts(module, weights)

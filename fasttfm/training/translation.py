@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
-from fasttfm.data.case import CaseAugment
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.data.scoring import AUTO, bleu, tokenizer_of
@@ -143,15 +142,15 @@ class Translation(Task):
         batching, together = config.data, config.training.update_freq
         args = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
         try:
-            if not (batching.subword_sampling or batching.case_augment):
+            if not batching.subword_sampling:
                 return TokenBatches(*args, together=together)
-            tokenizers, share = (data.source_tokenizer, data.target_tokenizer), batching.case_augment
-            case = CaseAugment(share, tokenizers, data.source_tags) if share else None
-            processes = min(together, max(1, cores_of_rank() - 1))
             return SampledBatches(
-                *args, amount=batching.subword_sampling, tokenizers=tokenizers, case=case, together=together,
-                processes=processes,
-            )  # fmt: skip
+                *args,
+                amount=batching.subword_sampling,
+                tokenizers=(data.source_tokenizer, data.target_tokenizer),
+                together=together,
+                processes=min(together, max(1, cores_of_rank() - 1)),
+            )
         except ValueError as error:
             raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
 
@@ -169,9 +168,8 @@ def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
     """Raise UserError if sentences with their marker may exceed the learned positions."""
     most, batching = config.model.max_length, config.data
     limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
-    amounts = {"--subword-sampling": batching.subword_sampling, "--case-augment": batching.case_augment}
-    for flag in (flag for flag, amount in amounts.items() if amount):  # up to one token per character
-        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"
+    if batching.subword_sampling:  # a segmentation may be as long as its characters
+        limit, name = batching.max_tokens, "--subword-sampling, whose draws have up to --max-tokens"
     longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
     if most < limit:
         raise UserError(f"--max-length {most:,}: {name} needs {limit:,} learned positions: raise --max-length to it")

@@ -161,7 +161,7 @@ def test_what_does_not_fit_ends_in_one_line(teacher, tmp_path, refusal_of):
     command += ["--out", str(tmp_path / "out"), "--row-length", "32"]
     for more, message in (
         (["--d-model", "16"], "directions are compared at the teacher's width 32"),
-        (["--layers", "3"], "3 layers cannot be spread evenly over the teacher's 2"),
+        (["--layers", "3"], "the teacher's 2 layers are not a multiple of the student's 3"),
         (["--preset", "tinybert", "--heads", "4"], "the teacher has 2"),
         (["--objective", "mlm+nsp"], "a student learns from hidden tokens alone"),
     ):

@@ -76,7 +76,7 @@ def test_layers_are_mapped_evenly_and_the_last_to_the_last():
     assert layer_map(12, 4) == [2, 5, 8, 11]
     assert layer_map(6, 3) == [1, 3, 5]
     assert layer_map(4, 4) == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="5 layers cannot be spread evenly over the teacher's 12"):
+    with pytest.raises(ValueError, match="the teacher's 12 layers are not a multiple of the student's 5"):
         layer_map(12, 5)
 
 

@@ -131,7 +131,7 @@ def test_bytes_are_what_they_say():
         (b"\x89PNG\r\n\x1a\n\0\0", "not valid UTF-8"),
         (b"text\nmore\nthen a \0 byte\n" * 9, "not text"),
         (b"one line alone", "too few lines"),
-        (b"\x1f\x8b\x08broken", "cut off or damaged"),
+        (b"\x1f\x8b\x08broken", "truncated or damaged"),
     ],
 )
 def test_a_file_that_is_no_text_ends_in_one_line(tmp_path, content, said):

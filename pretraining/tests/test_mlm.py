@@ -77,7 +77,7 @@ def test_a_wordpiece_vocabulary_comes_along(tmp_path, capsys):
         (["train"], "--preset is missing: there are albert-base"),
         (["train", "--preset", "bert-tin"], "preset 'bert-tin' is unknown"),
         (["train", "--preset", "bert-tiny", "--generator-size", "0.5"], "--generator-size belongs to a model of kind"),
-        (["train", "--preset", "bert-tiny", "--objective", "mmm"], "--objective: 'mmm' was given, allowed are mlm,"),
+        (["train", "--preset", "bert-tiny", "--objective", "mmm"], "--objective: 'mmm' must be one of mlm,"),
         (["train", "--preset", "bert-tiny", "--out", "M"], "--data is missing: fasttfm mlm train"),
         (["evaluate", "M", "--data", "D"], "M: is not a model directory"),
         (["import", "H", "--out", "M"], "H/config.json: is missing"),

@@ -74,10 +74,10 @@ def test_the_beginning_of_a_long_prompt_is_left_out():
     [
         ("[]", "no example"),
         ("{}", "list"),
-        ("[3]", "example 1 is a whole number"),
+        ("[3]", "example 1 is an integer"),
         ('[{"text": "a", "answer": "b"}]', "at least two options"),
         ('[{"text": "a", "options": ["c", "d"], "answer": "b"}]', "not among"),
-        ("[", "cut off"),
+        ("[", "truncated"),
     ],
 )
 def test_wrong_examples_end_in_one_line(tmp_path, content, said):

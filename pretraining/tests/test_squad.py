@@ -96,11 +96,11 @@ SPOT = "article 2, paragraph 1"
         ([], "holds no object with a list named data"),
         ({"version": "1.1"}, "has no data"),
         ({"data": []}, "has no question"),
-        (changed("data", 1, value=7), "article 2: is a whole number, it must be an object"),
+        (changed("data", 1, value=7), "article 2: is an integer, must be an object"),
         (changed("data", 1, "paragraphs", value=None), "article 2: has no paragraphs"),
         (changed(*PARAGRAPH, "context", value=None), f"{SPOT}: has no context"),
-        (changed(*PARAGRAPH, "qas", value="q"), f"{SPOT}: qas is a text, it must be a list"),
-        (changed(*PARAGRAPH, "qas", 1, "id", value=3), f"{SPOT}, question 2: id is a whole number, it must be a text"),
+        (changed(*PARAGRAPH, "qas", value="q"), f"{SPOT}: qas is a string, must be a list"),
+        (changed(*PARAGRAPH, "qas", 1, "id", value=3), f"{SPOT}, question 2: id is an integer, must be a string"),
         (changed(*PARAGRAPH, "qas", 1, "id", value="q1"), "two questions have the id 'q1'"),
         (changed(*PARAGRAPH, "qas", 0, "is_impossible", value="no"), f"{SPOT}, question 1 (q1): is_impossible is 'no'"),
         (changed(*PARAGRAPH, "qas", 0, "is_impossible", value=True), "is impossible and yet has 2 answers"),
@@ -125,7 +125,7 @@ def test_a_wrong_file_says_where(tmp_path, content, message):
 def test_cut_off_json_says_line_and_column(tmp_path):
     text = json.dumps(FILE, indent=1)
     lines = text[:200].count("\n") + 1
-    with pytest.raises(UserError, match=rf"is cut off at line {lines}, column \d+"):
+    with pytest.raises(UserError, match=rf"is truncated at line {lines}, column \d+"):
         read_squad(write(tmp_path, text[:200]))
     with pytest.raises(UserError, match=r"is not JSON at line 2, column 3"):
         read_squad(write(tmp_path, '{"data":\n  x}'))

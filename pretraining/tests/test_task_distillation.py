@@ -283,14 +283,14 @@ def test_what_does_not_fit_ends_in_one_line(world, tmp_path, refusal_of):
     small, out = world / "small", tmp_path / "out"
     for teacher, student, stage, more, message in (
         ("body", small, "layers", files(world, "classify"), "is a model of kind bert, which has no task"),
-        ("classify", tmp_path / "other", "layers", (), "is of another vocabulary than"),
+        ("classify", tmp_path / "other", "layers", (), "has another vocabulary than"),
         ("classify", small, "task", [f"--train={labels}"], "row 1 has the label 'good', the model knows False, True"),
         ("classify", small, "task", [f"--train={columns}"], "has the columns a, b, c"),
         ("classify", small, "task", files(world, "squad"), "squad.train.json"),
         ("squad", small, "task", files(world, "classify"), "classify.train.tsv"),
         ("choices", small, "task", files(world, "classify"), "classify.train.tsv"),
         ("squad", small, "task", [f"--train={impossible}"], "is of SQuAD 2.0, where a question may have none"),
-        ("classify", tmp_path / "three", "layers", (), "3 layers cannot be spread evenly over the teacher's 2"),
+        ("classify", tmp_path / "three", "layers", (), "the teacher's 2 layers are not a multiple of the student's 3"),
         ("classify", tmp_path / "heads", "layers", (), "has 4 attention heads"),
         ("classify", small, "layers", ["--row-length", "80"], "--row-length 80"),
         ("classify", small, "layers", ["--checkpoint-activations"], "a student needs what its layers say"),

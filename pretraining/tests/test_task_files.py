@@ -73,8 +73,8 @@ def test_single_texts_and_chosen_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is cut off at column 13"),
-        ("[1]\n", "line 1: is a list, it must be an object"),
+        ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is truncated at column 13"),
+        ("[1]\n", "line 1: is a list, must be an object"),
         ('{"text": ["a"], "label": 1}\n', "line 1: text is a list"),
         ("", "has no rows"),
     ],
@@ -167,7 +167,7 @@ def test_a_packed_file_that_is_cut_off_says_where(tmp_path, name, read):
     }
     packed = gzip.compress(rows[name].encode())
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(UserError, match=r"cut off or damaged after .*[\d,]+") as error:
+    with pytest.raises(UserError, match=r"truncated or damaged after .*[\d,]+") as error:
         read(tmp_path / name)
     assert str(error.value).startswith(str(tmp_path / name))
     assert "\n" not in str(error.value)

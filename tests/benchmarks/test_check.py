@@ -71,7 +71,7 @@ def test_what_is_no_file_of_records_is_refused_or_left_out_by_its_ending(tmp_pat
 @pytest.mark.parametrize(
     ("replace", "by", "why"),
     [
-        ('"p50": 100.0', '"p50": NaN', "has NaN, which is not a number of JSON"),
+        ('"p50": 100.0', '"p50": NaN', "has NaN, which is not a JSON number"),
         ('"p80": 102.0', '"p80": 1e999', "time_us.p80 has a number that is too large"),
         ('"p50": 100.0', '"p50": -100.0', "equal to the minimum of 0"),
         ('"p50": 100.0, ', "", "record.time_us: 'p50' is a required property"),

@@ -104,12 +104,12 @@ def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
     assert main(["env", "--check", str(whole), str(run), "--json"]) == 1
     faults = [each["fault"] for each in json.loads(capsys.readouterr().out)["findings"]]
     assert faults == [
-        f"{whole / 'a'}: is damaged or changed, its SHA-256 is not the one in sha256sums",
+        f"{whole / 'a'}: is damaged or was changed, its SHA-256 differs from sha256sums",
         f"{whole / 'b'}: is missing",
-        f"{step_folder(run, 2) / 'model.safetensors'}: is damaged or changed, its SHA-256 is not the one in sha256sums",
+        f"{step_folder(run, 2) / 'model.safetensors'}: is damaged or was changed, its SHA-256 differs from sha256sums",
     ]
     listed = step_folder(run, 1) / "sha256sums"
-    for content, told in (("", "is empty"), (listed.read_text()[:-5], "is cut off or damaged")):
+    for content, told in (("", "is empty"), (listed.read_text()[:-5], "is truncated or damaged")):
         listed.write_text(content)
         assert main(["env", "--check", str(run)]) == 1
         assert f"{listed}: {told}" in capsys.readouterr().out
@@ -119,7 +119,7 @@ def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
     save_checkpoint(whole / "below", {"w": torch.ones(3)}, {"step": 1})  # with digests of its own
     for folder, manifest in ((run, listed), (whole, whole / "sha256sums")):
         assert main(["env", "--check", str(folder)]) == 1
-        assert f"{manifest}: is missing, so that damage could go unnoticed" in capsys.readouterr().out
+        assert f"{manifest}: is missing, so damage would go unnoticed" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     for path, told in ((tmp_path / "empty", "holds no sha256sums"), (tmp_path / "none", "is not a directory")):
         assert main(["env", "--check", str(path)]) == 2

@@ -251,7 +251,7 @@ def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
 
     with folders.replacing(Path("MODEL"), "writing", "files") as fresh:
         (fresh.path / "config.yaml").write_text("kind: gpt\n")
-    with pytest.raises(UserError, match="is a model that another command made, which training would overwrite"):
+    with pytest.raises(UserError, match="is a model written by another command, which training would overwrite"):
         refuse_strangers(Path("MODEL"))
 
 
@@ -276,7 +276,7 @@ def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
         capfd.readouterr()
         if second != first:
             assert main([*words.split(), "out"]) == 2
-            assert "out: holds other files (" in capfd.readouterr().err
+            assert "out: contains other files (" in capfd.readouterr().err
     assert contents("out") == before
     assert main([*WRITERS[first].split(), "out"]) == 0
 
@@ -311,7 +311,7 @@ def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capf
     path = Path("P/config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "heads": 4}))
     assert main(words.split()) == 2
-    assert "P/config.json: is damaged or changed, its SHA-256 is not the one in sha256sums" in capfd.readouterr().err
+    assert "P/config.json: is damaged or was changed, its SHA-256 differs from sha256sums" in capfd.readouterr().err
 
 
 def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):

@@ -79,11 +79,11 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         ),
         (["--valid-src", os.devnull], f"{os.devnull} has 0 lines but "),
         (["--character-coverage", "0.97"], "--character-coverage 0.97 must be a finite number of at least 0.98"),
-        (["--vocab-pairs", "0"], "--vocab-pairs 0 must be a whole number of at least 1"),
-        (["--tgt", "."], ".: this is a directory"),
+        (["--vocab-pairs", "0"], "--vocab-pairs 0 must be an integer of at least 1"),
+        (["--tgt", "."], ".: is a directory"),
         (["--threads", "0"], "argument --threads: '0' was given, it must be from 1 to 1,024"),
         (["--src", "nowhere.en"], "nowhere.en: no such file"),
-        (["--valid-src", "."], ".: this is a directory"),
+        (["--valid-src", "."], ".: is a directory"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(text, tmp_path: Path, capsys, change: list[str], message: str):
@@ -102,8 +102,8 @@ def test_a_split_without_a_usable_pair_says_which_rule_left_them_out(text, tmp_p
     out = tmp_path / "DATA"
     assert main(["prepare", *text, "--vocab-size", "450", "--out", str(out), "--max-length", "1"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "no usable pair is left for valid" in error
-    assert "a side that is too long (more than 1 subwords, see --max-length), left out" in error
+    assert "no usable pairs left for valid" in error
+    assert "a side that is too long (more than 1 subwords, see --max-length); first" in error
     assert not out.exists()
 
 
@@ -130,9 +130,9 @@ def test_letters_spelt_apart_and_invisible_characters_are_told(text: list[str], 
     assert main([*command, "--out", str(tmp_path / "A")]) == 0
     told = capsys.readouterr()
     told = told.out + told.err
-    assert f"{valid.name}: not in Unicode's normal form C: 1 line (first: line 2): give --normalization nfc" in told
+    assert f"{valid.name}: not in Unicode's normal form C: 1 line (first: line 2): use --normalization nfc" in told
     assert f"{valid.name}: invisible characters, such as U+200B or U+FEFF: 1 line (first: line 3)" in told
-    assert "1 pair has a side that is empty" in told
+    assert "skipped 1 pair with an empty side" in told
     assert main([*command, "--normalization", "nfc", "--out", str(tmp_path / "B")]) == 0
     assert "normal form" not in capsys.readouterr().out
 
@@ -151,11 +151,11 @@ def test_bytes_that_are_not_utf8_are_replaced_where_that_is_asked_for_and_counte
     command = ["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]
     assert main(command) == 2
     assert capsys.readouterr().err == (
-        f"fasttfm prepare: {path}: line 4 is not valid UTF-8 at column 4 (byte 0xf6): correct it, or give "
+        f"fasttfm prepare: {path}: line 4 is not valid UTF-8 at column 4 (byte 0xf6): correct it, or use "
         "--replace-invalid to read such bytes as U+FFFD\n"
     )
     assert main([*command, "--replace-invalid"]) == 0
-    warning = f"warning: {path}: 1 line held bytes that are not UTF-8, read as U+FFFD; the first is line 4"
+    warning = f"warning: {path}: 1 line with invalid UTF-8, read as U+FFFD; the first is line 4"
     assert warning in capsys.readouterr().out
     assert PreparedData.open(tmp_path / "DATA").valid_source_text[3] == "sch\ufffdn"
 

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_one_line(folder, tmp_path, refusal_of):
     other = write_model_dir(tmp_path / "other", trained=False)
     (other / "spm.model").write_bytes((other / "spm.model").read_bytes() + b"\n")
     for model, more, message in (
-        (other, [], "is of another vocabulary than"),
+        (other, [], "has another vocabulary than"),
         (folder / "data", [], "not a model directory"),
         (folder / "model", ["--best", 0], "--best: '0' was given"),
     ):

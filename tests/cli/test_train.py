@@ -125,12 +125,12 @@ def test_what_is_missing_or_wrong_is_said_in_one_line(data, tmp_path, capsys):
 
 def test_a_model_in_the_place_of_the_data_is_called_so(data, model, tmp_path, capsys):
     message = refused(capsys, train(model, tmp_path / "M"))
-    assert f"{model}: this is a model directory: give --data the directory that fasttfm prepare made" in message
+    assert f"{model}: is a model directory: --data takes the output directory of fasttfm prepare" in message
 
 
 def test_a_directory_that_is_no_model_is_left_alone(data, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("mine")
-    assert "not empty and no model directory" in refused(capsys, train(data / "DATA", tmp_path))
+    assert "neither empty nor a model directory" in refused(capsys, train(data / "DATA", tmp_path))
     assert os.listdir(tmp_path) == ["thesis.txt"]
     assert "is a file" in refused(capsys, train(data / "DATA", tmp_path / "thesis.txt"))
 
@@ -139,7 +139,7 @@ def test_a_directory_that_is_no_model_is_left_alone(data, tmp_path, capsys):
     ("flags", "named"),
     [
         (["--d-ff", "64"], "model.d_ff 32, now it is 64"),
-        (["--lr", "0.1"], "training.lr 0.005, now it is 0.1: change it by --resume-with lr=0.1, go on with the old"),
+        (["--lr", "0.1"], "training.lr 0.005, now it is 0.1: change it with --resume-with lr=0.1, resume with the old"),
         (["--max-tokens", "128"], "data.max_tokens 256, now it is 128"),
         (["--seed", "9"], "training.seed 1, now it is 9"),
         (["--adam-betas", "0.9,0.999"], "training.adam_betas 0.9,0.98, now it is 0.9,0.999"),
@@ -149,7 +149,7 @@ def test_going_on_with_another_model_or_recipe_is_refused_and_changes_nothing(da
     before = (model / "config.yaml").read_bytes()
     message = refused(capsys, train(data / "DATA", model, "--no-valid-bleu", *flags))
     assert named in message
-    assert "or give another --out" in message
+    assert "or use another --out" in message
     assert (model / "config.yaml").read_bytes() == before
     assert saved_steps(model) == [2, 4, 6]
 
@@ -179,14 +179,14 @@ def test_what_a_run_cannot_be_resumed_with_is_one_line(data, model, tmp_path, ca
     for given in ("d_ff=64", "lr", "lr=fast"):
         assert "--resume-with" in refused(capsys, go_on(data / "DATA", model, "--resume-with", given))
     message = refused(capsys, train(data / "DATA", tmp_path / "M", "--resume-with", "lr=0.1"))
-    assert "has no checkpoint to go on from: give it as a flag" in message
+    assert "has no checkpoint to resume: use the plain option" in message
 
 
 def test_validations_of_one_run_translate_alike(data, tmp_path, capsys):
     assert train(data / "DATA", tmp_path / "M", "--max-len-b", "3") == 0
     capsys.readouterr()
     message = refused(capsys, train(data / "DATA", tmp_path / "M", "--max-update", "8", "--max-len-b", "5"))
-    assert "decoding.max_len_b 3, now it is 5: validations would not compare: go on with --max-len-b 3" in message
+    assert "max_len_b 3, now it is 5: validation scores would not be comparable: resume with --max-len-b 3" in message
 
 
 def test_a_longer_cosine_is_another_recipe(data, tmp_path, capsys):
@@ -200,7 +200,7 @@ def test_going_on_with_another_vocabulary_or_text_is_refused(data, model, capsys
     message = refused(capsys, go_on(data / "LARGER", model))
     assert "vocab" in message
     assert "--vocab-size" not in message
-    assert "give the --data it was begun with" in message
+    assert "use the original --data" in message
     description = (model / "data.yaml").read_text()
     (model / "data.yaml").write_text(re.sub(r"max_length: \d+", "max_length: 7", description))
     assert "other text" in refused(capsys, go_on(data / "DATA", model))
@@ -227,8 +227,8 @@ def test_a_cut_off_checkpoint_names_the_way_back_which_works(data, model, capsys
     path = step_folder(model, 6) / file
     path.write_bytes(path.read_bytes()[:-100])
     message = refused_after_start(capsys, go_on(data / "DATA", model))
-    assert f"{path}: is cut off" in message
-    assert f"move {path.parent.name} out of {path.parent.parent} to go on from update 4" in message
+    assert f"{path}: is truncated" in message
+    assert f"move {path.parent.name} out of {path.parent.parent} to resume from update 4" in message
     path.parent.rename(model / "away")
     assert go_on(data / "DATA", model) == 0
     assert "going on from update 4" in capsys.readouterr().err
@@ -368,7 +368,7 @@ def test_the_configuration_of_another_models_vocabulary_cannot_be_set_against_th
     capsys.readouterr()
     old = str(tmp_path / "OLD" / "config.yaml")
     message = refused(capsys, train(data / "LARGER", tmp_path / "M", "--config", old, "--no-valid-bleu"))
-    assert "the data decide it" in message
+    assert "in the data: omit it" in message
     assert not (tmp_path / "M").exists()
     assert train(data / "DATA", tmp_path / "M", "--config", old, "--no-valid-bleu") == 0
     Translator.from_directory(tmp_path / "M")  # of the same size, and joint now

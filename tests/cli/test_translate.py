@@ -318,7 +318,7 @@ def test_lines_before_a_bad_one_are_translated(translate, model_dir):
 def test_a_device_that_torch_knows_and_this_machine_lacks_is_refused_in_a_short_line(translate, model_dir, device):
     told = failure(translate(model_dir, "--device", device))
     assert device in told
-    assert told.endswith(("give cpu or cuda", "give cpu, cuda or cuda:1"))
+    assert told.endswith(("use cpu or cuda", "use cpu, cuda or cuda:1"))
     assert len(told) < 120
 
 
@@ -360,12 +360,12 @@ def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
     weights = step_folder(broken, 1) / MODEL_FILE
     content = weights.read_bytes()
     weights.write_bytes(content[: len(content) // 2])
-    assert "cut off" in failure(translate(broken))
+    assert "truncated" in failure(translate(broken))
     weights.write_bytes(content)
     (broken / "config.yaml").write_text(
         (broken / "config.yaml").read_text().replace("d_model: 16", "d_model: 32"), encoding="utf-8"
     )
-    assert "is of another model" in failure(translate(broken))
+    assert "is for another model" in failure(translate(broken))
     config = (broken / "config.yaml").read_bytes()
     (broken / "config.yaml").write_bytes(b"")
     assert "is cut off: it has no model.vocab_size" in failure(translate(broken))
@@ -537,9 +537,9 @@ def test_only_what_is_this_model_and_not_in_int8_is_quantized(model_dir, tmp_pat
     save_file({**weights, name: weights[name].short()}, tmp_path / "whole.safetensors")
     assert main(["quantize", str(model_dir), "--out", str(tmp_path / "int8")]) == 0
     for words, message in (
-        ([model_dir, "--checkpoint", tmp_path / "short.safetensors"], f"is of another model: {name} is"),
-        ([model_dir, "--checkpoint", tmp_path / "whole.safetensors"], f"{name} is of int16, which"),
-        ([tmp_path / "int8"], "is in int8 already"),
+        ([model_dir, "--checkpoint", tmp_path / "short.safetensors"], f"is for another model: {name} has shape"),
+        ([model_dir, "--checkpoint", tmp_path / "whole.safetensors"], f"{name} is int16 without a scale"),
+        ([tmp_path / "int8"], "is already int8"),
     ):
         assert message in refusal_of(["quantize", *words, "--out", tmp_path / "x"])
         assert not (tmp_path / "x").exists()
@@ -549,7 +549,7 @@ def test_quantizing_replaces_nothing(model_dir, tmp_path, refusal_of):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").touch()
     for words, message in (
-        ([model_dir, "--out", tmp_path / "full"], "holds other files (notes), which are not replaced"),
+        ([model_dir, "--out", tmp_path / "full"], "contains other files (notes), which are not replaced"),
         ([tmp_path, "--out", tmp_path / "x"], "is not a model directory"),
         ([model_dir, "--out", tmp_path / "x", "--checkpoint", "9"], "checkpoint '9' was not found"),
     ):
@@ -563,12 +563,12 @@ def test_a_damaged_quantized_model_is_one_line(translate, model_dir, tmp_path):
     stored = step_folder(out, 1) / MODEL_FILE
     whole = stored.read_bytes()
     stored.write_bytes(whole[:-7])
-    assert "model.safetensors: is cut off" in failure(translate(out))
+    assert "model.safetensors: is truncated" in failure(translate(out))
     stored.write_bytes(whole[:-7] + b"\x55" * 7)
-    assert "its SHA-256 is not the one" in failure(translate(out))
+    assert "its SHA-256 differs" in failure(translate(out))
     stored.write_bytes(whole)
     weights = load_file(stored)
     del weights[next(name for name in weights if name.endswith(".scale"))]
     save_file(weights, tmp_path / "x.safetensors")
     told = failure(translate(out, "--checkpoint", tmp_path / "x.safetensors"))
-    assert "is in int8 without a float32 scale" in told
+    assert "is int8 but has no float32 scale" in told

@@ -68,7 +68,7 @@ def test_a_model_whose_sources_have_no_end_translates_goes_out_again_and_is_not_
     (tmp_path / "t").write_text("a dog\n" * 9)
     words = ["prepare", *(f"--{each}={tmp_path / 't'}" for each in ("src", "tgt", "valid-src", "valid-tgt"))]
     assert main([*words, "--spm", str(model / "spm.src.model"), "--out", str(tmp_path / "data")]) == 2
-    assert "whose sources have no end" in capsys.readouterr().err
+    assert "its sources have no end-of-sentence token" in capsys.readouterr().err
 
 
 def compare(folder, close: float = 1e-4) -> None:

@@ -334,7 +334,7 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
         ),
         ({"decoder/start_from_zero_embedding": np.int8(0)}, {"decoder_start_token": "x"}, "has no token x"),
         ({"decoder/num_heads": np.int16(5), "encoder/num_heads": np.int16(5)}, {}, "32 is not a multiple of heads 5"),
-        ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* it must be a number"),
+        ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* must be a number"),
         ({"encoder/activation": np.int8(4), "decoder/activation": np.int8(4)}, {}, "activation 4 is not supported"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
         ({}, {"add_source_bos": True}, "config.json says add_source_bos True"),

@@ -1,16 +1,15 @@
-"""Published corpora become plain text: archives of every kind, from a server or from a folder."""
+"""Published corpora become plain text: archive formats, digests, damaged files, the command line."""
 
 import gzip
 import hashlib
 import io
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fasttfm.cli.main import main
-from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, fetch_dataset, read_member, read_pairs
+from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, Texts, fetch_dataset, read_member, read_pairs
 from fasttfm.data.download import RemoteFile
 from fasttfm.errors import UserError
 
@@ -44,12 +43,12 @@ def test_members_of_an_archive_are_read_by_name(tmp_path: Path):
     assert list(read_member(path, "dev/b.sgm")) == ['Tom & Anna sagen: "Ja".', "Zwei Zeilen"]
     assert list(read_member(path, "de-en/train.tags.de-en.de")) == ["Gut .", "So"]
     assert list(read_member(path, "c.de.gz")) == ["vier"]
-    with pytest.raises(UserError, match=r"holds no file training/b\.de"):
+    with pytest.raises(UserError, match=r"contains no file training/b\.de"):
         list(read_member(path, "training/b.de"))
 
 
 @pytest.mark.parametrize("name", ["x.tgz", "x.tar", "t.gz"])
-def test_a_cut_file_is_told_in_a_line(tmp_path: Path, name: str):
+def test_a_truncated_file_is_reported_in_one_line(tmp_path: Path, name: str):
     lines = "".join(f"line {n * n}\n" for n in range(40_000))
     path = tmp_path / name
     if name.startswith("x"):
@@ -57,7 +56,7 @@ def test_a_cut_file_is_told_in_a_line(tmp_path: Path, name: str):
     else:
         path.write_bytes(gzip.compress(lines.encode()))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UserError, match=r"is cut off or damaged .* download it again"):
+    with pytest.raises(UserError, match=r"is truncated or damaged .* download it again"):
         list(read_pairs((path, path), ("a", "a") if name.startswith("x") else ("", "")))
 
 
@@ -67,7 +66,7 @@ def test_sides_of_unequal_length_are_refused(tmp_path: Path):
         list(read_pairs((path, path), ("a.en", "a.de")))
 
 
-def test_every_known_file_has_an_address_and_a_place_for_both_languages():
+def test_every_dataset_has_urls_and_members_for_both_languages():
     for name, dataset in DATASETS.items():
         for part in (*dataset.train, dataset.valid, *dataset.tests.values()):
             assert len(part.files) == 2 or "{language}" in part.member or part.other, name
@@ -86,71 +85,67 @@ def test_the_text_of_multi30k_is_pinned(corpora: Path):
         assert file.digest == f"text-sha256:{hashlib.sha256(text).hexdigest()}"
 
 
-def without_digests(part: CorpusPart) -> CorpusPart:
-    return replace(part, files=tuple(replace(file, digest=None) for file in part.files))
+FILE = (RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),)
+TRAIN, VALID = CorpusPart(FILE, "t.{language}"), CorpusPart(FILE, "v.{language}")
+SMALL = Dataset(("en", "de"), (TRAIN,), VALID, {"held-out": VALID})
+"""Its archive must already be in the folder of downloads."""
 
 
-def test_a_damaged_file_of_no_known_digest_loses_its_name(tmp_path: Path):
-    downloads = tmp_path / "downloads"
-    downloads.mkdir()
-    (downloads / "x.tgz").write_bytes(b"<html>Not today</html>")
-    part = CorpusPart((RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),), "t.{language}")
+def fetch(data_dir: Path, dataset: Dataset = SMALL) -> Texts:
+    return fetch_dataset("small", data_dir, known={"small": dataset}, say=lambda line: None)
+
+
+def write_archive(data_dir: Path) -> Path:
+    (data_dir / "downloads").mkdir(parents=True, exist_ok=True)
+    members = {
+        f"{split}.{side}": "".join(f"{side} sentence number {n} {split}\n" for n in range(count))
+        for split, count in (("t", 300), ("v", 20))
+        for side in SMALL.languages
+    }
+    return archive(data_dir / "downloads" / "x.tgz", members)
+
+
+def test_a_damaged_file_without_a_digest_is_renamed(tmp_path: Path):
+    write_archive(tmp_path).write_bytes(b"<html>Not today</html>")
     with pytest.raises(UserError, match=r"moved to .*x\.tgz\.damaged: run the same command again"):
-        fetch_dataset("x", tmp_path, known={"x": Dataset(("en", "de"), (part,), part, {})}, say=lambda _: None)
-    assert [path.name for path in downloads.glob("x*")] == ["x.tgz.damaged"]
+        fetch(tmp_path)
+    assert [path.name for path in (tmp_path / "downloads").glob("x*")] == ["x.tgz.damaged"]
 
 
 def test_a_dataset_is_prepared_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch):
-    known = DATASETS["multi30k"]
-    tests = {name: without_digests(part) for name, part in known.tests.items()}
-    other = replace(
-        known, train=tuple(map(without_digests, known.train)), valid=without_digests(known.valid), tests=tests
-    )
-    monkeypatch.setitem(DATASETS, "multi30k", other)
-    downloads = tmp_path / "data" / "downloads"
-    downloads.mkdir(parents=True)
-    for split, count in (("train", 300), ("val", 20), ("test_2016_flickr", 5)):
-        for language in ("en", "de"):
-            lines = "".join(f"{language} sentence number {n} {split}\n" for n in range(count))
-            (downloads / f"multi30k-{split}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
-    command = ["prepare", "--dataset", "multi30k", "--data-dir", str(tmp_path / "data")]
+    monkeypatch.setitem(DATASETS, "small", SMALL)
+    write_archive(tmp_path / "data")
+    command = ["prepare", "--dataset", "small", "--data-dir", str(tmp_path / "data")]
     command += ["--vocab-size", "300", "--out", str(tmp_path / "DATA")]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "train.1.en, train.1.de: 300 pairs" in said
-    test_set = tmp_path / "data" / "multi30k" / "test.flickr2016.de"
-    assert f"test set flickr2016: {test_set.with_suffix('.en')} and {test_set}" in said
-    assert test_set.read_text().splitlines()[4] == "de sentence number 4 test_2016_flickr"
+    test_set = tmp_path / "data" / "small" / "test.held-out.de"
+    assert f"test set held-out: {test_set.with_suffix('.en')} and {test_set}" in said
+    assert test_set.read_text().splitlines()[4] == "de sentence number 4 v"
     assert (tmp_path / "DATA" / "train.src.npy").exists()
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "holds the text of multi30k" in said
+    assert "already contains small" in said
     assert "nothing to do" in said
 
 
-def test_files_that_lie_in_the_folder_are_taken_when_they_are_whole(tmp_path: Path):
-    downloads = tmp_path / "downloads"
-    downloads.mkdir()
-    members = {f"{split}.{side}": f"{split} {side} 1\n{split} {side} 2\n" for split in "tv" for side in ("en", "de")}
-    archive(downloads / "x.tgz", members)
-    file = (RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),)
-    valid = CorpusPart(file, "v.{language}")
-    known = {"small": Dataset(("en", "de"), (CorpusPart(file, "t.{language}"),), valid, {"same": valid})}
-    texts = fetch_dataset("small", tmp_path, known=known, say=lambda line: None)
-    assert texts.train[1][0].read_text() == "t de 1\nt de 2\n"
-    (downloads / "x.tgz").unlink()
-    assert fetch_dataset("small", tmp_path, known=known, say=lambda line: None) == texts
-    for sides in texts.train:  # half a corpus, with sides of one length
+def test_existing_files_are_used_if_they_are_intact(tmp_path: Path):
+    write_archive(tmp_path)
+    texts = fetch(tmp_path)
+    assert texts.train[1][0].read_text().startswith("de sentence number 0 t\n")
+    (tmp_path / "downloads" / "x.tgz").unlink()
+    assert fetch(tmp_path) == texts
+    for sides in texts.train:  # half a corpus, with sides of equal length
         whole = sides[0].read_bytes()
         sides[0].write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(UserError, match=rf"{sides[0].name}: is damaged or changed, its SHA-256"):
-            fetch_dataset("small", tmp_path, known=known, say=lambda line: None)
+        with pytest.raises(UserError, match=rf"{sides[0].name}: is damaged or was changed, its SHA-256"):
+            fetch(tmp_path)
         sides[0].write_bytes(whole)
-    broken = {"small": Dataset(("en", "fr"), (CorpusPart(file, "t.{language}"),), valid, {})}
-    archive(downloads / "x.tgz", members)
-    with pytest.raises(UserError, match=r"holds no file t\.fr"):
-        fetch_dataset("small", tmp_path, known=broken, say=lambda line: None)
-    assert texts.train[1][0].exists()  # what was there stays
+    write_archive(tmp_path)
+    with pytest.raises(UserError, match=r"contains no file t\.fr"):
+        fetch(tmp_path, Dataset(("en", "fr"), (TRAIN,), VALID, {}))
+    assert texts.train[1][0].exists()
 
 
 @pytest.mark.parametrize(

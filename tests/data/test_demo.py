@@ -1,4 +1,4 @@
-"""The demo corpus: the same everywhere, learnable, correct German, nothing tested that was trained on."""
+"""The demo corpus: reproducible, disjoint splits, one German sentence per English sentence."""
 
 import hashlib
 import itertools
@@ -12,9 +12,9 @@ from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 
 
-def test_files_of_somebody_else_are_not_overwritten(tmp_path):
+def test_other_files_are_not_overwritten(tmp_path):
     (tmp_path / "train.de").write_text("years of work\n")
-    with pytest.raises(UserError, match=r"holds other files \(train\.de\), which are not replaced"):
+    with pytest.raises(UserError, match=r"contains other files \(train\.de\), which are not replaced"):
         write_demo_corpus(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["train.de"]
     (tmp_path / "train.de").unlink()
@@ -25,7 +25,7 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} - {path.name for path in files} == {".lock", "sha256sums"}
 
 
-def test_prepare_takes_the_corpus_as_a_dataset(tmp_path, monkeypatch, capsys):
+def test_the_corpus_is_a_dataset_of_prepare(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SPLITS, "train", 1_000)
     words = ["--dataset", "demo", "--data-dir", str(tmp_path), "--vocab-size", "400", "--threads", "1"]
     assert main(["prepare", *words, "--out", str(tmp_path / "data")]) == 0
@@ -48,9 +48,8 @@ def test_no_sentence_occurs_twice_on_either_side_of_any_split(corpus):
 
 def test_the_corpus_is_the_same_on_every_machine(corpus):
     text = "\n".join("\t".join(pair) for pairs in corpus.values() for pair in pairs)
-    assert (
-        hashlib.sha256(text.encode()).hexdigest() == "d5d3292548d0a9c0d600e0d6ba1c44ec66e0d4842f9f47785bab1e3f1add2686"
-    )
+    digest = "d5d3292548d0a9c0d600e0d6ba1c44ec66e0d4842f9f47785bab1e3f1add2686"
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
     assert list(itertools.islice(demo_pairs(1), 5)) != list(itertools.islice(demo_pairs(2), 5))
 
 

@@ -1,4 +1,4 @@
-"""Updates: batches of all lengths and sources, against pairs that are drawn at random."""
+"""Updates mix batches of all lengths and sources nearly as evenly as random pairs."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fasttfm.data.prepared import ParallelTokens
 
 
 def two_sources(count: int = 12_000) -> tuple[ParallelTokens, np.ndarray]:
-    """Short pairs of one source, and a tenth as many long ones of another."""
+    """Short pairs from one source, and a tenth as many long ones from another."""
     random = np.random.default_rng(2)
     sources = (np.arange(count) % 11 == 10).astype(int)
     lengths = np.clip(random.gamma(4, np.where(sources, 7.0, 2.0)).astype(int), 1, 100)
@@ -47,7 +47,7 @@ def test_every_update_has_each_part_also_across_epochs():
     assert all(sorted(stream[50 * e : 50 * e + 50]) == list(range(50)) for e in range(4))
 
 
-def test_halves_and_quarters_of_an_update_sum_alike():
+def test_halves_and_quarters_of_an_update_have_equal_sums():
     order = side_by_side(8)
     assert order.reshape(2, 4).sum(axis=1).tolist() == [14, 14]
     assert order.reshape(4, 2).sum(axis=1).tolist() == [7] * 4

@@ -1,4 +1,4 @@
-"""Pairs that are left out: by which rule, how many, and where the first one stands."""
+"""Filters: which pairs each rule skips, and the report."""
 
 from pathlib import Path
 
@@ -27,55 +27,49 @@ def kept(**rules) -> tuple[list[int], Filter]:
     return [p.line for p in PAIRS if chosen.keeps(p, [5] * len(p.source.split()), [5] * len(p.target.split()))], chosen
 
 
-def test_rules_are_off_unless_asked_for():
+def test_rules_are_off_by_default():
     lines, rules = kept()
     assert lines == [1, 4, 5, 6, 7, 8]
-    assert {rule: actual.count for rule, actual in rules.dropped.items()} == {"empty": 1, "too long": 1}
+    assert rules.counts == {"empty": 1, "too long": 1}
 
 
-def test_every_rule_leaves_out_its_pair(tmp_path: Path):
+def test_every_rule_skips_its_pair():
     repeated = repeated_pairs(PAIRS, len(PAIRS))
     lines, rules = kept(max_ratio=3.0, drop_identical=True, scripts=("latin", "latin"), repeated=repeated)
-    assert lines == [1, 8]  # digits are of no script
-    assert {rule: (actual.count, actual.first) for rule, actual in rules.dropped.items()} == {
-        rule: (1, f"t.en:{line}") for rule, line in zip(RULES, (2, 3, 4, 5, 6, 7))
-    }
+    assert lines == [1, 8]  # digits have no script
+    assert rules.counts == dict.fromkeys(RULES, 1)
+    assert rules.first == {rule: f"t.en:{line}" for line, rule in enumerate(RULES, start=2)}
     said = list(rules.report())
-    assert said[0] == "1 pair has a side that is empty, left out; the first is t.en:2"
+    assert said[0] == "skipped 1 pair with an empty side; first: t.en:2"
     assert [line.rpartition(" ")[2] for line in said] == [f"t.en:{line}" for line in range(2, 8)]
 
 
-def test_a_pair_at_the_greatest_ratio_stays():
+def test_a_pair_at_the_maximum_ratio_is_kept():
     assert Filter(99, max_ratio=3.0).keeps(PAIRS[0], [5] * 2, [5] * 6)
     assert not Filter(99, max_ratio=3.0).keeps(PAIRS[0], [5] * 2, [5] * 7)
 
 
-def test_japanese_takes_three_scripts_and_chinese_one():
+def test_japanese_has_three_scripts_and_chinese_one():
     pair = Pair("これは本です。", "这是书", Path("t"), 1)
     assert Filter(99, scripts=("japanese", "chinese")).keeps(pair, [1], [1])
     assert not Filter(99, scripts=("chinese", "chinese")).keeps(pair, [1], [1])
     assert not Filter(99, scripts=("latin", None)).keeps(pair, [1], [1])
 
 
-def test_repeated_pairs_are_those_that_came_before():
-    rng = np.random.default_rng(0)
-    pairs = [Pair(f"s{n}", f"t{n % 7}", Path("t"), 1) for n in rng.integers(0, 300, 2000)]
-    seen: set[tuple[str, str]] = set()
-    expected = []
-    for pair in pairs:
-        expected.append((pair.source, pair.target) in seen)
-        seen.add((pair.source, pair.target))
-    assert repeated_pairs(pairs, len(pairs)).tolist() == expected
+def test_all_but_the_first_occurrence_of_a_pair_are_repeated():
+    numbers = np.random.default_rng(0).integers(0, 300, 2000).tolist()
+    pairs = [Pair(f"s{n}", f"t{n % 7}", Path("t"), 1) for n in numbers]
+    assert repeated_pairs(pairs, len(pairs)).tolist() == [n in numbers[:i] for i, n in enumerate(numbers)]
 
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         ("--max-ratio 0.5", "--max-ratio 0.5 must be a finite number of at least 1"),
-        ("--src-script klingon", "--src-script klingon: one of latin, greek"),
+        ("--src-script klingon", "--src-script klingon: must be one of latin, greek"),
     ],
 )
-def test_wrong_values(tmp_path: Path, flags: str, complaint: str, capsys: pytest.CaptureFixture):
+def test_invalid_options_are_refused(tmp_path: Path, flags: str, complaint: str, capsys: pytest.CaptureFixture):
     texts = ["--src", "a", "--tgt", "b", "--valid-src", "c", "--valid-tgt", "d", "--out", str(tmp_path / "o")]
     assert main(["prepare", *texts, *flags.split()]) == 2
     assert complaint in capsys.readouterr().err

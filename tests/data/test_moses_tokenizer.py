@@ -1,4 +1,4 @@
-"""Codes of fastBPE and subword-nmt cut Moses' tokens as a plain byte-pair encoding does, and text comes back."""
+"""Moses tokens with BPE codes of fastBPE and subword-nmt, against a plain byte-pair encoding."""
 
 import itertools
 import pickle
@@ -52,7 +52,7 @@ def vocabulary(codes, lines, **changes):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("written", [subword_nmt_file, fastbpe_file])
-def test_pieces_are_those_of_a_plain_encoding_and_text_comes_back(text, codes, written):
+def test_pieces_match_a_plain_encoding_and_text_round_trips(text, codes, written):
     tokenizer = MosesTokenizer(written(codes).encode(), vocabulary(codes, text + HARD))
     for line, prepared in zip(text + HARD, moses(text + HARD)):
         expected = [piece for word in prepared.split() for piece in apply(codes, word)]
@@ -64,7 +64,7 @@ def test_pieces_are_those_of_a_plain_encoding_and_text_comes_back(text, codes, w
     assert pickle.loads(pickle.dumps(tokenizer)).encode(text[0]) == tokenizer.encode(text[0])
 
 
-def test_a_stream_sends_nothing_that_changes(text, codes):
+def test_streamed_text_never_changes(text, codes):
     tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text + HARD))
     assert "&apos;@@" in tokenizer.vocabulary.pieces
     for line in ["It's the dog's \"bowl\" (or the cat's), isn't it?", *text[:20]]:
@@ -74,7 +74,7 @@ def test_a_stream_sends_nothing_that_changes(text, codes):
         assert len(parts) > 3
 
 
-def test_codes_without_a_version_have_the_end_of_a_word_as_a_part(text):
+def test_codes_without_a_version_have_a_separate_end_of_word():
     codes = [("b", "a"), ("n", "a"), ("ba", "na"), ("na", "</w>"), ("a", "</w>")]
     tokenizer = MosesTokenizer(
         "".join(f"{left} {right}\n" for left, right in codes).encode(),
@@ -95,12 +95,12 @@ def test_codes_without_a_version_have_the_end_of_a_word_as_a_part(text):
         (["<Lua>", "hund"], (True, False, False, True)),
     ],
 )
-def test_a_dictionary_shows_how_its_text_was_prepared(pieces, expected):
+def test_preprocessing_is_inferred_from_the_pieces(pieces, expected):
     made = MosesVocabulary.inferred("de", [*SPECIAL, *pieces], prefix=[])
     assert (made.normalized, made.split_dashes, made.escaped, made.lowercase) == expected
 
 
-def test_text_is_prepared_as_the_vocabulary_says(codes):
+def test_text_is_preprocessed_as_in_the_vocabulary(codes):
     plain = {"normalized": False, "split_dashes": False, "escaped": False, "lowercase": True}
     tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, HARD, **plain))
     tokens = sacremoses.MosesTokenizer("en").tokenize(HARD[1], escape=False)
@@ -123,11 +123,11 @@ def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
         assert (loaded.vocabulary, loaded.model) == (before.vocabulary, before.model)
         assert loaded.encode(text[0]) == before.encode(text[0])
     (tmp_path / "bpe.src.vocabulary.json").unlink()
-    with pytest.raises(UserError, match="codes need the vocabulary that lay beside them"):
+    with pytest.raises(UserError, match="its vocabulary file is missing"):
         load_tokenizers(tmp_path)
 
 
-def test_what_is_not_known_is_the_unknown_piece(text, codes):
+def test_unknown_characters_are_the_unknown_piece(text, codes):
     tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
     assert UNK in tokenizer.encode("日")
     assert tokenizer.piece_id("日") is None
@@ -147,17 +147,17 @@ def test_damaged_codes_are_named(content, words):
         MosesTokenizer(content, MosesVocabulary.inferred("en", SPECIAL, prefix=[]))
 
 
-def test_what_takes_pieces_of_sentencepiece_refuses(text, codes):
+def test_features_that_need_sentencepiece_refuse(text, codes):
     tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
-    with pytest.raises(UserError, match="an imported vocabulary has no other segmentations"):
+    with pytest.raises(UserError, match="an imported vocabulary has a single segmentation"):
         SubwordSampler(tokenizer, 0.1)
     with pytest.raises(UserError, match="terms need a vocabulary of SentencePiece"):
         Terminology([("dog", ["the"])], tokenizer)
-    with pytest.raises(UserError, match="cannot be aligned with an imported model"):
+    with pytest.raises(UserError, match="is not supported for imported models"):
         tokenizer.spans("the dog")
 
 
-def test_without_sacremoses_a_line_says_what_to_install(monkeypatch, codes):
+def test_a_missing_sacremoses_is_reported_with_the_extra(monkeypatch, codes):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r'pip install "./fasttfm\[moses\]"'):
         MosesTokenizer(subword_nmt_file(codes).encode(), MosesVocabulary.inferred("en", SPECIAL, prefix=[]))

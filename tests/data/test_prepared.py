@@ -1,7 +1,9 @@
-"""The prepared directory: what is in it, what is refused, and that no kill leaves half of one."""
+"""The prepared directory: content, skipped pairs, damaged files, repeated runs."""
 
 import itertools
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,7 @@ def text(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def undigested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No digest is compared before the files are looked into."""
+    """Disables the comparison of digests, so that files are opened."""
     monkeypatch.setattr(folders, "_fault", lambda path, digest: "" if path.exists() else f"{path}: is missing")
 
 
@@ -64,7 +66,7 @@ def test_ids_are_the_text_and_validation_text_is_raw(text, tmp_path: Path, separ
     assert int(data.train.target_lengths.sum()) == data.description["train"]["target_tokens"]
 
 
-def test_unusable_pairs_are_left_out_of_both_sides_with_a_counted_warning(text, tmp_path: Path):
+def test_unusable_pairs_are_skipped_on_both_sides_with_a_warning(text, tmp_path: Path):
     source = text["train.en"].read_text().split("\n")[:-1]
     source[6] = ""
     source[8] = " \u2028 "
@@ -75,24 +77,24 @@ def test_unusable_pairs_are_left_out_of_both_sides_with_a_counted_warning(text, 
     text["valid.de"].write_text("".join(f"{line}\n" for line in valid))
     said = run(text, tmp_path / "DATA")
     position = text["train.en"]
-    assert f"warning: train: 2 pairs have a side that is empty, left out; the first is {position}:7" in said
-    long = f"is too long (more than 256 subwords, see --max-length), left out; the first is {position}:11"
-    assert f"warning: train: 1 pair has a side that {long}" in said
-    assert any(line.startswith("warning: valid: 1 pair has a side that is empty") for line in said)
+    assert f"warning: train: skipped 2 pairs with an empty side; first: {position}:7" in said
+    long = f"a side that is too long (more than 256 subwords, see --max-length); first: {position}:11"
+    assert f"warning: train: skipped 1 pair with {long}" in said
+    assert any(line.startswith("warning: valid: skipped 1 pair with an empty side") for line in said)
     data = PreparedData.open(tmp_path / "DATA")
     assert len(data.train) == 297
     assert len(data.valid) == len(data.valid_source_text) == len(data.valid_target_text) == 19
     assert data.target_tokenizer.decode(data.valid.target(3)) == data.valid_target_text[3] == valid[4]
 
 
-def test_pairs_that_are_also_in_training_are_pointed_out(text, tmp_path: Path):
+def test_validation_pairs_in_the_training_data_are_reported(text, tmp_path: Path):
     for language in ("en", "de"):
         text[f"valid.{language}"].write_text("".join(text[f"train.{language}"].read_text().splitlines(True)[:4]))
     said = run(text, tmp_path / "DATA")
-    assert "warning: valid: 4 of 4 different pairs are in train too; its scores flatter" in said
+    assert "warning: valid: 4 of 4 distinct pairs also in train; validation scores will be too high" in said
 
 
-def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_options(text, tmp_path: Path):
+def test_the_same_data_are_not_prepared_twice_and_are_the_same_bytes_elsewhere(text, tmp_path: Path):
     run(text, tmp_path / "A")
     before = contents(tmp_path / "A")
     stamp = (tmp_path / "A" / "data.yaml").stat().st_mtime_ns
@@ -105,6 +107,12 @@ def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_op
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def resaved(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    """Damage to a prepared directory: changes the offsets of the validation sources."""
+    file = "valid.src.offsets.npy"
+    return lambda folder: np.save(folder / file, change(np.load(folder / file)))
+
+
 @pytest.mark.usefixtures("undigested")
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -112,24 +120,25 @@ def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_op
         (lambda d: (d / "sha256sums").unlink(), "sha256sums: is missing"),
         (lambda d: (d / "sha256sums").write_bytes(b""), "sha256sums: is empty"),
         (lambda d: (d / "sha256sums").write_bytes((d / "sha256sums").read_bytes()[:200]), "sha256sums: is damaged"),
+        (shutil.rmtree, "DATA: not a prepared data directory .*: run fasttfm prepare"),
         (lambda d: (d / "data.yaml").unlink(), "data.yaml: is missing: prepare the data again"),
         (lambda d: (d / "data.yaml").write_text("a: [1"), "not a prepared data directory"),
+        (lambda d: (d / "valid.tgt.txt").write_bytes(b"one line\n"), "valid.tgt.txt: has 1 line for 20 pairs"),
+        (lambda d: (d / "valid.tgt.txt").write_bytes(b"\xff\n" * 20), "valid.tgt.txt: damaged"),
+        (resaved(lambda a: np.concatenate([a[:1], a[-1:], a[2:]])), "does not match its offsets"),
+        (resaved(lambda a: a.astype(np.float64)), "truncated or damaged .1 dimensions of float64"),
+        (resaved(lambda a: a.reshape(1, -1)), "truncated or damaged .2 dimensions of int64"),
         (lambda d: (d / "spm.model").write_bytes(b"x"), "spm.model: not a SentencePiece model"),
-        (lambda d: (d / "train.src.npy").write_bytes((d / "train.src.npy").read_bytes()[:500]), "cut off or damaged"),
+        (lambda d: (d / "train.src.npy").write_bytes((d / "train.src.npy").read_bytes()[:500]), "truncated or damaged"),
         (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "offsets.npy: is missing: prepare the data"),
         (lambda d: (d / "train.tgt.npy").write_bytes((d / "train.src.npy").read_bytes()), "does not match its offsets"),
     ],
 )
-def test_a_damaged_directory_is_refused_by_the_file_that_is_damaged(text, tmp_path: Path, damage, message: str):
+def test_a_damaged_file_is_named(text, tmp_path: Path, damage, message: str):
     run(text, tmp_path / "DATA")
     damage(tmp_path / "DATA")
     with pytest.raises(UserError, match=message):
-        PreparedData.open(tmp_path / "DATA")
-
-
-def test_a_missing_directory_says_what_makes_one(tmp_path: Path):
-    with pytest.raises(UserError, match=r"nowhere: not a prepared data directory .*: run fasttfm prepare"):
-        PreparedData.open(tmp_path / "nowhere")
+        _ = PreparedData.open(tmp_path / "DATA").valid_target_text
 
 
 def test_pairs_in_memory_must_align():
@@ -138,7 +147,7 @@ def test_pairs_in_memory_must_align():
 
 
 @pytest.mark.parametrize("file", ["train.src.npy", "valid.tgt.txt", "spm.model"])
-def test_preparing_again_repairs_a_directory_that_is_not_whole(text, tmp_path: Path, file: str):
+def test_preparing_again_repairs_an_incomplete_directory(text, tmp_path: Path, file: str):
     run(text, tmp_path / "DATA")
     before = contents(tmp_path / "DATA")
     (tmp_path / "DATA" / file).unlink()
@@ -146,7 +155,7 @@ def test_preparing_again_repairs_a_directory_that_is_not_whole(text, tmp_path: P
     assert contents(tmp_path / "DATA") == before
 
 
-def test_a_reader_of_the_progress_that_leaves_is_no_failed_disk(text, tmp_path: Path):
+def test_a_broken_pipe_of_the_output_is_not_a_disk_error(text, tmp_path: Path):
     def say(line: str) -> None:
         if "vocabulary" in line:
             raise BrokenPipeError(32, "Broken pipe")
@@ -157,7 +166,7 @@ def test_a_reader_of_the_progress_that_leaves_is_no_failed_disk(text, tmp_path: 
 
 @pytest.mark.usefixtures("undigested")
 @pytest.mark.parametrize("token", [499, 500, 65535])
-def test_a_token_outside_of_the_vocabulary_is_named_before_training(text, tmp_path: Path, token: int):
+def test_a_token_outside_the_vocabulary_is_reported_before_training(text, tmp_path: Path, token: int):
     run(text, tmp_path / "DATA")
     ids = np.load(tmp_path / "DATA" / "train.tgt.npy")
     ids[7] = token
@@ -165,45 +174,21 @@ def test_a_token_outside_of_the_vocabulary_is_named_before_training(text, tmp_pa
     if token < SMALL.vocab_size:
         assert PreparedData.open(tmp_path / "DATA").train.target(0)[7] == token
         return
-    with pytest.raises(UserError, match=rf"train\.tgt\.npy: holds the token {token}, but the vocabulary has 500"):
+    with pytest.raises(UserError, match=rf"train\.tgt\.npy: contains token {token}, but the vocabulary has 500"):
         PreparedData.open(tmp_path / "DATA")
 
 
-def test_a_file_that_is_cut_off_under_training_is_one_line_and_no_crash(text, tmp_path: Path):
+def test_a_file_truncated_during_training_is_an_error_and_not_a_crash(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
     data = PreparedData.open(tmp_path / "DATA")
     first = data.train.source(0).tolist()
     os.truncate(tmp_path / "DATA" / "train.src.npy", 400)
     assert data.train.source(0).tolist() == first
-    with pytest.raises(UserError, match=r"train\.src\.npy: was cut off while it was read"):
+    with pytest.raises(UserError, match=r"train\.src\.npy: was truncated while it was read"):
         data.train.source(len(data.train) - 1)
 
 
-@pytest.mark.usefixtures("undigested")
-def test_offsets_that_go_back_and_arrays_of_another_kind_are_refused(text, tmp_path: Path):
-    run(text, tmp_path / "DATA")
-    file = tmp_path / "DATA" / "valid.src.offsets.npy"
-    offsets = np.load(file)
-    for broken, complaint in (
-        (np.concatenate([offsets[:1], offsets[-1:], offsets[2:]]), "does not match its offsets"),
-        (offsets.astype(np.float64), "cut off or damaged .1 dimensions of float64"),
-        (offsets.reshape(1, -1), "cut off or damaged .2 dimensions of int64"),
-    ):
-        np.save(file, broken)
-        with pytest.raises(UserError, match=complaint):
-            PreparedData.open(tmp_path / "DATA")
-
-
-@pytest.mark.usefixtures("undigested")
-@pytest.mark.parametrize("broken", [b"one line\n", b"\xff\n" * 20])
-def test_damaged_validation_text_is_named(text, tmp_path: Path, broken: bytes):
-    run(text, tmp_path / "DATA")
-    (tmp_path / "DATA" / "valid.tgt.txt").write_bytes(broken)
-    with pytest.raises(UserError, match=r"valid\.tgt\.txt: (has 1 line for 20 pairs|damaged)"):
-        _ = PreparedData.open(tmp_path / "DATA").valid_target_text
-
-
-def test_the_vocabulary_is_of_a_sample_taken_evenly_from_all_pairs(tmp_path, monkeypatch):
+def test_the_vocabulary_is_trained_on_an_even_sample_of_all_pairs(tmp_path, monkeypatch):
     for side in ("a", "b"):
         (tmp_path / side).write_text("".join(f"{side}{n}\n" for n in range(100)))
     given: list[str] = []

@@ -1,4 +1,4 @@
-"""Batches whose text is segmented anew: the budget, what they depend on, whose pairs a rank draws for."""
+"""Batches for subword sampling: token budget, reproducibility, the share of each rank, worker processes."""
 
 import gc
 import os
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from waiting import is_alive, wait_for_end
 
-from fasttfm.data.case import CaseAugment
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampled_batches import SampledBatches
@@ -43,7 +42,7 @@ def small_windows(monkeypatch):
     monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 3)
 
 
-def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
+def test_each_epoch_samples_anew_and_keeps_the_text_and_the_budget(spoken):
     tokenizer, lines, pairs = spoken
 
     def visit(epoch: int, backwards: bool = False) -> list[list[int]]:
@@ -59,20 +58,20 @@ def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
         return rows
 
     assert visit(0) == visit(0)
-    assert sorted(visit(0)) == sorted(visit(0, backwards=True)), "what was drawn before does not matter"
+    assert sorted(visit(0)) == sorted(visit(0, backwards=True)), "a sample depends on earlier ones"
     plain = sorted((*pairs.source(i), EOS) for i in range(len(pairs)))
     assert sorted(map(tuple, visit(0))) != plain
     assert sorted(map(tuple, visit(0))) != sorted(map(tuple, visit(1)))
 
 
 @pytest.mark.parametrize(("amount", "window", "budget"), [(0.1, 128, 60), (0.1, 3, 60), (0.9, 128, 60), (0.9, 4, 30)])
-def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amount, window, budget):
+def test_sampling_skips_no_pair_and_most_segmentations_fit(spoken, monkeypatch, amount, window, budget):
     monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", window)
     monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 1)
     tokenizer, _, pairs = spoken
     batches = sampled(spoken, budget, amount)
     assert batches.skipped == 0
-    drawn = SubwordSampler(tokenizer, amount).sample(
+    sampled_ids = SubwordSampler(tokenizer, amount).sample(
         [pairs.target(i) for i in range(len(pairs))], sentence_keys(5, 1, np.arange(len(pairs)), 1)
     )
     seen, taken = [], 0
@@ -82,24 +81,21 @@ def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amo
         assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= budget
         for i, row, length in zip(indices, batch.target_out.tolist(), batch.target_lengths.tolist(), strict=True):
             ids = row[: length - 1]
-            assert ids in (drawn[i].tolist(), pairs.target(i).tolist())
-            taken += ids == drawn[i].tolist()
+            assert ids in (sampled_ids[i].tolist(), pairs.target(i).tolist())
+            taken += ids == sampled_ids[i].tolist()
             seen.append(int(i))
     assert sorted(seen) == list(range(len(pairs)))
     assert taken > 0.75 * len(pairs)
 
 
-def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, small_windows):
-    """What a run that goes on from a checkpoint sees."""
-
-    def anew() -> SampledBatches:
-        return sampled(spoken, case=CaseAugment(0.5, (spoken[0], spoken[0])))
-
-    alone = [all_rows(anew(), 2, [place])[0] for place in (*range(12), -1)]
-    assert alone == all_rows(anew(), 2, [*range(12), len(anew()) - 1])
+def test_a_batch_does_not_depend_on_the_batches_before_it(spoken, small_windows):
+    """As in a run that resumes from a checkpoint."""
+    alone = [all_rows(sampled(spoken), 2, [place])[0] for place in (*range(12), -1)]
+    batches = sampled(spoken)
+    assert alone == all_rows(batches, 2, [*range(12), len(batches) - 1])
 
 
-def test_sampled_batches_are_of_like_length_and_full():
+def test_sampled_batches_are_full_and_of_similar_length():
     pairs = demo_pairs()
     lines = [next(pairs) for _ in range(3000)]
     tokenizer = train_tokenizer([line for pair in lines for line in pair], vocab_size=1000)
@@ -117,45 +113,42 @@ def test_sampled_batches_are_of_like_length_and_full():
     assert len(shapes) < 0.6 * len(batches)
 
 
-def test_a_rank_draws_for_its_own_batches_alone(spoken, small_windows, monkeypatch):
-    """And what it draws is what one process alone would have drawn there."""
-    drawn: list[int] = []
+def test_a_rank_samples_only_its_own_batches_and_gets_what_one_process_gets(spoken, small_windows, monkeypatch):
+    counts: list[int] = []
     sample = SubwordSampler.sample
     monkeypatch.setattr(
-        SubwordSampler, "sample", lambda self, ids, keys: (drawn.append(len(ids)), sample(self, ids, keys))[1]
+        SubwordSampler, "sample", lambda self, ids, keys: (counts.append(len(ids)), sample(self, ids, keys))[1]
     )
     alone = sampled(spoken, together=4)
     count = len(alone) // 4 * 4
-    drawn.clear()
+    counts.clear()
     whole = all_rows(alone, 0, range(count))
-    in_all = sum(drawn)
+    total = sum(counts)
     for rank in range(2):
         mine = [place for place in range(count) if place % 4 // 2 == rank]
         batches = sampled(spoken, together=4)
-        drawn.clear()
+        counts.clear()
         assert all_rows(batches, 0, mine) == [whole[place] for place in mine]
-        assert 0.3 * in_all < sum(drawn) < 0.7 * in_all
+        assert 0.3 * total < sum(counts) < 0.7 * total
 
 
-def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_windows):
-    case = CaseAugment(0.5, (spoken[0], spoken[0]))
-    here, elsewhere = (sampled(spoken, case=case, together=2, processes=count) for count in (0, 2))
+def test_workers_sample_what_this_process_samples_and_end_with_it(spoken, small_windows):
+    here, pooled = (sampled(spoken, together=2, processes=count) for count in (0, 2))
     places = range(len(here))
     for epoch in (0, 1):
-        assert all_rows(elsewhere, epoch, places) == all_rows(here, epoch, places)
-    assert all_rows(sampled(spoken, case=case, together=2, processes=1), 1, [7]) == all_rows(here, 1, [7])
-    running = list(elsewhere._pool.pids)
-    assert len(running) == 2
-    assert all(is_alive(pid) for pid in running)
-    del elsewhere
+        assert all_rows(pooled, epoch, places) == all_rows(here, epoch, places)
+    pids = list(pooled._pool.pids)
+    assert len(pids) == 2
+    assert all(is_alive(pid) for pid in pids)
+    del pooled
     gc.collect()
-    wait_for_end(running)
+    wait_for_end(pids)
 
 
-def test_a_process_that_is_killed_is_one_line(spoken):
+def test_a_killed_worker_is_reported_in_one_line(spoken):
     batches = sampled(spoken, processes=1)
     order = batches.epoch(0)
     order[0]
     os.kill(batches._pool.pids[0], signal.SIGKILL)
-    with pytest.raises(UserError, match="worker 0 was ended by SIGKILL: run the same command again, which goes on"):
+    with pytest.raises(UserError, match="worker 0 was ended by SIGKILL: run the same command again to resume"):
         batches.epoch(3)[0]

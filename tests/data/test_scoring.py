@@ -1,4 +1,4 @@
-"""Scores agree with sacreBLEU itself and say how they were computed."""
+"""Scores match sacreBLEU's, with signatures."""
 
 import pytest
 import sacrebleu
@@ -29,7 +29,7 @@ def test_scores_are_sacrebleus(score, theirs):
         assert score(lines, REFERENCES).value == pytest.approx(theirs(lines, [REFERENCES]).score)
 
 
-def test_lower_case_forgives_case_alone():
+def test_lowercase_ignores_case_only():
     lower = bleu(HYPOTHESES, REFERENCES, lowercase=True)
     assert lower.value > bleu(HYPOTHESES, REFERENCES).value
     assert "case:lc" in lower.signature
@@ -51,19 +51,19 @@ def test_lower_case_forgives_case_alone():
     ],
 )
 def test_compound_tokens_are_those_of_get_ende_bleu(line: str, tokens: str):
-    """Worked out by hand: Moses' rules for punctuation and numbers, then the script's one substitution."""
+    """Derived by hand from Moses' rules for punctuation and numbers, and the script's substitution."""
     assert compound_tokens([line]) == [tokens]
 
 
-def test_compound_split_bleu_of_given_output_is_what_multi_bleu_gives():
-    """4 of 5 tokens, 3 of 4 pairs, 2 of 3 triples, 1 of 2 fours; without any four it is 0, as nothing is smoothed."""
+def test_compound_split_bleu_is_multi_bleu():
+    """4 of 5 unigrams, 3 of 4 bigrams, 2 of 3 trigrams, 1 of 2 4-grams; 0 without 4-grams, as there is no smoothing."""
     assert compound_split_bleu(["der SPD-Mann kam"], ["die SPD-Mann kam"]).value == pytest.approx(
         100 * ((4 / 5) * (3 / 4) * (2 / 3) * (1 / 2)) ** 0.25
     )
     assert compound_split_bleu(["der SPD-Mann ging"], ["die SPD-Mann kam"]).value == 0
 
 
-def test_a_tokenizer_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_tokenizer_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "MeCab", None)
     monkeypatch.delitem(__import__("sys").modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
     with pytest.raises(UserError, match=r"ja-mecab is not installed: install it with pip install sacrebleu\[ja\]"):
@@ -81,12 +81,12 @@ def test_a_tokenizer_that_is_not_installed_is_named_with_its_remedy(monkeypatch:
         (["123", ""], "13a"),
     ],
 )
-def test_the_tokenizer_follows_the_script(lines, tokenizer):
+def test_the_tokenizer_depends_on_the_script(lines, tokenizer):
     assert tokenizer_of(lines, packages=False) == tokenizer
     assert (script_without_words(lines) is None) == (tokenizer == "13a")
 
 
-def test_several_references_are_sacrebleus():
+def test_several_references_match_sacrebleu():
     hypotheses, first, second = ["a dog runs over the grass"], ["a dog walks on the grass"], ["one dog runs over grass"]
     ours = bleu(hypotheses, [first, second])
     assert ours.value == sacrebleu.corpus_bleu(hypotheses, [first, second]).score > bleu(hypotheses, first).value
@@ -103,7 +103,7 @@ def test_unequal_counts_are_refused():
 
 
 @pytest.mark.parametrize("test", PAIRED_TESTS)
-def test_a_clear_difference_is_told_from_none(test):
+def test_a_clear_difference_is_significant_and_a_swapped_line_is_not(test):
     references = [f"Satz {n} ist ein Beispiel für {n * 7} Wörter hier" for n in range(60)]
     worse = [line.replace("ein Beispiel", "kein Fall") for line in references]
     clear = compare(references, worse, references, test=test, with_ter=True)

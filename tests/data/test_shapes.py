@@ -1,4 +1,4 @@
-"""Sizes that a corpus is padded to, the batches of each, and batches by length alone."""
+"""Padded sizes for a corpus, their batches, and batches by length alone."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ PAIRS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, 
 
 @given(PAIRS, st.integers(60, 300), st.integers(1, 9))
 @settings(max_examples=60)
-def test_every_pair_is_in_one_batch_whose_size_holds_it(pairs, max_tokens, most):
+def test_every_pair_is_in_one_batch_and_fits_its_size(pairs, max_tokens, most):
     lengths = np.array(pairs)
     sizes = choose_sizes(*lengths.T, max_tokens, most)
     assert len(sizes) <= most
@@ -25,7 +25,7 @@ def test_every_pair_is_in_one_batch_whose_size_holds_it(pairs, max_tokens, most)
     assert plan.shapes <= 2 * most
 
 
-def test_only_sizes_that_no_other_holds_end_in_a_batch_with_fewer_rows():
+def test_only_a_size_without_a_larger_one_ends_in_a_smaller_batch():
     random = np.random.default_rng(3)
     lengths = random.integers(5, 40, (5000, 2))
     sizes = choose_sizes(*lengths.T, 800, 12)
@@ -34,7 +34,7 @@ def test_only_sizes_that_no_other_holds_end_in_a_batch_with_fewer_rows():
     less = plan.sizes[rows < 800 // plan.sizes.max(axis=1)]
     for size in less:
         larger = sizes[sizes.sum(axis=1) > size.sum()]
-        # its rest would have moved, had there been a larger size for it
+        # otherwise the leftover pairs would have moved to the larger size
         assert not (larger >= size).all(axis=1).any()
 
 
@@ -49,7 +49,7 @@ def test_more_sizes_pad_less():
     assert cells[0] > 1.08 * cells[1] > 1.08 * cells[2]
 
 
-def test_a_large_corpus_of_long_sentences_takes_a_coarser_grid():
+def test_a_large_corpus_of_long_sentences_uses_a_coarser_grid():
     random = np.random.default_rng(6)
     source, target = random.integers(1, 257, (2, 50_000))
     sizes = choose_sizes(source, target, 4096)
@@ -58,14 +58,14 @@ def test_a_large_corpus_of_long_sentences_takes_a_coarser_grid():
     assert 1 - (source + target).sum() / plan.cells.sum() < 0.2
 
 
-def test_lengths_on_the_grid_are_few_and_little_longer():
+def test_grid_lengths_are_few_and_at_most_an_eighth_longer():
     assert [round_length(n) for n in (1, 7, 16, 17, 18, 19, 32, 33, 64, 65)] == [1, 7, 16, 18, 18, 20, 32, 36, 64, 72]
     grid = {round_length(n) for n in range(1, 1025)}
     assert len(grid) == 16 + 8 * 6
     assert all(n <= round_length(n) < 1.125 * n for n in range(1, 5000))
 
 
-def test_short_sequences_count_as_the_shortest_and_padding_is_little():
+def test_short_sequences_count_as_the_shortest_length_and_padding_is_small():
     lengths = [7 * number % 50 + 1 for number in range(200)]
     batches = length_batches(lengths, 300, shortest=16)
     longest = [max(lengths[position] for position in batch) for batch in batches]
@@ -83,10 +83,10 @@ def test_batches_by_length_cover_every_sentence_longest_first(lengths, max_token
     for batch in batches:
         assert len(batch) == 1 or len(batch) * round_length(max(lengths[position] for position in batch)) <= max_tokens
     full = [(len(batch), round_length(lengths[batch[0]])) for batch in batches[:-1]]
-    assert len(set(full)) == len({width for _, width in full}), "the number of rows follows from the length"
+    assert len(set(full)) == len({width for _, width in full}), "the number of rows depends on the length alone"
 
 
-def test_a_sequence_beyond_the_budget_is_a_batch_of_its_own():
+def test_a_sequence_beyond_the_budget_is_its_own_batch():
     assert length_batches([3, 1000, 5], 100) == [[1], [2, 0]]
     assert length_batches([], 100) == []
 

@@ -1,4 +1,4 @@
-"""Several sources: weights, tags of languages, a vocabulary that is given; and the tokenizer by commands."""
+"""prepare with several files: weights, language tags, existing models; and the tokenize command."""
 
 import io
 import sys
@@ -18,7 +18,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 
 @pytest.fixture
 def files(tmp_path):
-    """Two training files with 12 and 8 pairs and two validation files with 2 pairs a side."""
+    """Training files with 12 and 8 pairs, and two validation files with 2 pairs each."""
     for name, lines in (("a", 12), ("b", 8), ("valid-a", 2), ("valid-b", 2)):
         for side in ("src", "tgt"):
             text = "".join(f"{name} {WORDS[i % 10]} {WORDS[i // 10]}\n" for i in range(lines))
@@ -40,7 +40,7 @@ def lines_of(data, pairs):
 
 
 @pytest.mark.parametrize(("weights", "a", "b"), [((1, 3), 1, 3), ((0.5, 1.5), 0.5, 1.5), ((1, 0.25), 1, 0.25)])
-def test_pairs_of_a_file_are_as_frequent_as_its_weight_says(files, weights, a, b):
+def test_weights_set_the_copies_of_each_files_pairs(files, weights, a, b):
     data = run(files, weights=weights)
     results = Counter(line.split()[0] for line in lines_of(data, data.train))
     assert results == {"a": 12 * a, "b": 8 * b}
@@ -50,7 +50,7 @@ def test_pairs_of_a_file_are_as_frequent_as_its_weight_says(files, weights, a, b
     assert len(data.valid) == 4
 
 
-def test_a_tag_stands_before_every_source_line_as_one_piece(files):
+def test_a_tag_precedes_every_source_line_as_one_piece(files):
     data = run(files, source_tags=("<2de>", "<2fr>"), valid_source_tags=("<2de>", "<2fr>"))
     for pairs, total in ((data.train, 12), (data.valid, 2)):
         lines = lines_of(data, pairs)
@@ -59,19 +59,18 @@ def test_a_tag_stands_before_every_source_line_as_one_piece(files):
     pieces = data.source_tokenizer.pieces(data.train.source(0))
     assert pieces[0] == "\u2581<2de>"
     assert pieces[1].startswith("\u2581")
-    sampled = data.source_tokenizer.encode("<2de> " + "one two ten")
-    assert data.source_tokenizer.decode(sampled) == "<2de> one two ten"
+    assert data.source_tokenizer.decode(data.source_tokenizer.encode("<2de> one two ten")) == "<2de> one two ten"
     assert not any("<2" in data.target_tokenizer.decode(data.train.target(i)) for i in range(20))
 
 
-def test_a_vocabulary_that_is_given_is_taken(files):
+def test_an_existing_model_is_used(files):
     first = run(files)
     model = files / "DATA" / "spm.model"
     said = []
     repeated = run(files, "AGAIN", [model], said, vocab_size=50)
     assert (files / "AGAIN" / "spm.model").read_bytes() == model.read_bytes()
     assert [list(repeated.train.source(i)) for i in range(20)] == [list(first.train.source(i)) for i in range(20)]
-    assert any("given pieces" in line for line in said)
+    assert any("existing pieces" in line for line in said)
     two = run(files, "TWO", [model, model])
     assert not two.joint
     for folder, joint in ((files / "DATA", True), (files / "TWO", False)):
@@ -82,14 +81,14 @@ def test_a_vocabulary_that_is_given_is_taken(files):
     run(files, "AGAIN", [model], said, vocab_size=50)
     assert any("nothing to do" in line for line in said)
     run(files, "TAGGED", [model], said, source_tags=("<2de>", "<2fr>"), valid_source_tags=("<2de>", "<2fr>"))
-    assert any("is not one piece" in line for line in said)
+    assert any("is several pieces" in line for line in said)
 
 
-def test_what_does_not_fit_the_files_is_told(files):
+def test_options_that_do_not_match_the_files_are_refused(files):
     for options, words in (
-        ({"weights": (1,)}, "--weight: 1 were given for 2 source files"),
-        ({"source_tags": ("<a>",)}, "--source-tag: 1 were given"),
-        ({"source_tags": ("<a>", "<b>")}, "go together"),
+        ({"weights": (1,)}, "--weight: 1 given for 2 source files"),
+        ({"source_tags": ("<a>",)}, "--source-tag: 1 given"),
+        ({"source_tags": ("<a>", "<b>")}, "needs --valid-source-tag"),
         ({"weights": (1, 0)}, "above 0"),
         ({"source_tags": ("a b", "c")}, "give one word"),
         ({"models": [files / "none"]}, "no such SentencePiece model"),
@@ -100,7 +99,7 @@ def test_what_does_not_fit_the_files_is_told(files):
 
 
 @pytest.mark.parametrize("more", [[], ["--ids"]])
-def test_tokenize_is_the_tokenizer(files, monkeypatch, capsys, more):
+def test_the_tokenize_command_encodes_and_decodes(files, monkeypatch, capsys, more):
     run(files)
     tokenizer = Tokenizer.load(files / "DATA" / "spm.model")
     for model in (files / "DATA", files / "DATA" / "spm.model"):

@@ -1,4 +1,4 @@
-"""Ids, round trips, determinism and the limits of the vocabulary."""
+"""Tokenizers: ids, round trips, reproducible training, limits of the vocabulary size, imported vocabularies."""
 
 import re
 from pathlib import Path
@@ -23,29 +23,20 @@ def tokenizer(request, lines: list[str]) -> Tokenizer:
     return train_tokenizer(lines, vocab_size=800, model_type=request.param)
 
 
-def test_the_special_ids_are_0_to_3_and_never_come_out_of_text(tokenizer: Tokenizer, lines: list[str]):
+def test_the_special_ids_are_0_to_3_and_text_never_has_them(tokenizer: Tokenizer, lines: list[str]):
     assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
     assert len(tokenizer) == 800
     ids = {i for sentence in tokenizer.encode_lines([*lines, "<s> </s> <pad>"]) for i in sentence}
     assert min(ids) > EOS
 
 
-def test_any_text_comes_back_as_it_was(tokenizer: Tokenizer, lines: list[str]):
-    strange = [
-        "Ｆｕｌｌ width？",
-        "𝔊 … „Zitat“ ﬁ ½",
-        "日本語の文。",
-        "a\u2028b\tc",
-        "e\u0301 und é",
-        "🙂🙂",
-        "\u2581a \u2581 b\u2581",
-        "\u2581",
-    ]
-    for line in [*lines[:200], *strange]:
+def test_any_text_round_trips(tokenizer: Tokenizer, lines: list[str]):
+    strange = ["Ｆｕｌｌ width？", "𝔊 … „Zitat“ ﬁ ½", "日本語の文。", "a\u2028b\tc", "e\u0301 und é", "🙂🙂"]
+    for line in [*lines[:200], *strange, "\u2581a \u2581 b\u2581", "\u2581"]:
         assert tokenizer.decode(tokenizer.encode(line)) == line
 
 
-def test_a_translation_is_one_line_whatever_the_model_writes(tokenizer: Tokenizer):
+def test_decoded_text_is_always_one_line(tokenizer: Tokenizer):
     ids = [i for text in ("a\nb", "c\rd") for i in tokenizer.encode(text)]
     assert tokenizer.decode(ids).splitlines() == [tokenizer.decode(ids)]
     assert tokenizer.decode([BOS, *tokenizer.encode("gut"), EOS, PAD, PAD]) == "gut"
@@ -54,24 +45,20 @@ def test_a_translation_is_one_line_whatever_the_model_writes(tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_training_again_gives_the_same_bytes(lines: list[str], model_type):
+def test_training_is_reproducible(lines: list[str], model_type):
     first, second = (train_tokenizer(lines, vocab_size=700, model_type=model_type).model for _ in range(2))
     assert first == second
 
 
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_a_vocabulary_that_is_too_large_names_the_largest_and_that_one_works(lines: list[str], model_type):
-    with pytest.raises(UserError, match=r"--vocab-size 50,000: .* at most [\d,]+ are possible") as error:
-        train_tokenizer(lines[:300], vocab_size=50_000, model_type=model_type)
-    largest = int(re.search(r"at most ([\d,]+)", str(error.value)).group(1).replace(",", ""))
-    assert len(train_tokenizer(lines[:300], vocab_size=largest, model_type=model_type)) == largest
-
-
-def test_a_vocabulary_that_is_too_small_names_the_smallest_and_that_one_works(lines: list[str]):
-    with pytest.raises(UserError, match=r"--vocab-size 100: .* alone need [\d,]+") as error:
-        train_tokenizer(lines, vocab_size=100)
-    smallest = int(re.search(r"alone need ([\d,]+)", str(error.value)).group(1).replace(",", ""))
-    assert len(train_tokenizer(lines, vocab_size=smallest)) == smallest
+@pytest.mark.parametrize(
+    ("size", "model_type", "limit"),
+    [(50_000, "bpe", "at most"), (50_000, "unigram", "at most"), (100, "bpe", "alone need")],
+)
+def test_an_impossible_vocabulary_size_is_reported_with_the_limit_which_works(lines, size, model_type, limit):
+    with pytest.raises(UserError, match=rf"--vocab-size {size:,}: .* {limit} [\d,]+") as error:
+        train_tokenizer(lines[:300], vocab_size=size, model_type=model_type)
+    possible = int(re.search(rf"{limit} ([\d,]+)", str(error.value)).group(1).replace(",", ""))
+    assert len(train_tokenizer(lines[:300], vocab_size=possible, model_type=model_type)) == possible
 
 
 def test_without_byte_fallback_unseen_characters_are_unknown(lines: list[str]):
@@ -79,29 +66,27 @@ def test_without_byte_fallback_unseen_characters_are_unknown(lines: list[str]):
     assert UNK in tokenizer.encode("日本")
 
 
-def test_sentencepieces_own_complaints_are_one_line_without_its_source_code(lines: list[str]):
+def test_other_errors_of_sentencepiece_are_one_line_without_source_locations(lines: list[str]):
     with pytest.raises(UserError) as error:
         train_tokenizer(lines, vocab_size=800, character_coverage=0.5)
     assert not re.search(r"\.cc|\n|INTERNAL|\[", str(error.value))
     assert "coverage" in str(error.value)
-    with pytest.raises(UserError, match="no line of the training text has anything"):
+    with pytest.raises(UserError, match="the training text has no line that"):
         train_tokenizer([], vocab_size=800)
 
 
-def test_long_lines_are_learned_from_in_parts(lines: list[str]):
+def test_long_lines_are_split_for_training(lines: list[str]):
     words = " ".join(lines)
     assert len(words) > 50_000
-    parts = list(tokenizer_module._shortened(words))
-    assert "".join(parts) == words
-    assert all(len(part.encode()) <= 4192 for part in parts)
-    whole = [part for line in ("ö" * 9999, "日本" * 3000) for part in tokenizer_module._shortened(line)]
-    assert "".join(whole) == "ö" * 9999 + "日本" * 3000
-    assert max(len(part.encode()) for part in whole) <= 4192
+    for line in (words, "ö" * 9999, "日本" * 3000):
+        parts = list(tokenizer_module._split_long(line))
+        assert "".join(parts) == line
+        assert max(len(part.encode()) for part in parts) <= 4192
     for model_type in ("bpe", "unigram"):
         assert len(train_tokenizer([words], vocab_size=800, model_type=model_type)) == 800
 
 
-def test_the_vocabulary_that_is_missing_is_named(tmp_path: Path, tokenizer: Tokenizer):
+def test_a_missing_model_is_named(tmp_path: Path, tokenizer: Tokenizer):
     with pytest.raises(UserError, match=r"spm\.model: no such"):
         load_tokenizers(tmp_path)
     tokenizer.save(tmp_path / "spm.src.model")
@@ -117,13 +102,13 @@ def test_the_vocabulary_that_is_missing_is_named(tmp_path: Path, tokenizer: Toke
     assert source is target
 
 
-def test_large_scripts_give_up_rare_characters():
+def test_rare_characters_of_large_scripts_are_not_covered():
     assert coverage_for(100, 8000) == 1.0
     assert coverage_for(3000, 8000) == 0.9995
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), Stopped("stop", 15), UserError("cut off")])
-def test_what_is_raised_while_sentencepiece_reads_comes_out_as_it_was(lines: list[str], error):
+def test_exceptions_while_reading_lines_pass_through_sentencepiece(lines: list[str], error):
     def interrupted():
         yield from lines[:50]
         raise error
@@ -133,7 +118,7 @@ def test_what_is_raised_while_sentencepiece_reads_comes_out_as_it_was(lines: lis
     assert raised.value is error
 
 
-def test_an_imported_vocabulary_numbers_the_pieces_and_is_kept_beside_the_model(tmp_path):
+def test_an_imported_vocabulary_numbers_the_pieces_and_is_saved_next_to_the_model(tmp_path):
     plain = train_tokenizer(["a dog runs", "two dogs run"], vocab_size=274)
     pieces = plain.pieces(range(len(plain)))
     turned = [*pieces[:4], "__de__", *pieces[:3:-1]]

@@ -1,4 +1,4 @@
-"""Letters that are spelt in two ways, and characters that nobody sees."""
+"""NFC and NFD spellings of letters, and invisible characters."""
 
 import random
 import unicodedata
@@ -22,7 +22,7 @@ def tokenizer():
     return train_tokenizer(LINES, vocab_size=400, normalization="nfc")
 
 
-def test_a_vocabulary_of_form_c_reads_both_spellings_alike(tokenizer):
+def test_an_nfc_vocabulary_encodes_both_spellings_the_same(tokenizer):
     for line in LINES[:5]:
         apart = unicodedata.normalize("NFD", line)
         assert apart != line
@@ -32,7 +32,7 @@ def test_a_vocabulary_of_form_c_reads_both_spellings_alike(tokenizer):
     assert plain.encode(unicodedata.normalize("NFD", LINES[0])) != plain.encode(LINES[0])
 
 
-def test_all_letters_with_marks_and_all_syllables_are_composed(tokenizer):
+def test_letters_with_marks_and_hangul_syllables_are_composed(tokenizer):
     draw = random.Random(1)
     blocks = [*range(0xC0, 0x250), *range(0x370, 0x400), *range(0x1E00, 0x2000), *range(0xAC00, 0xD7A4, 11)]
     letters = [chr(code) for code in blocks if chr(code).isalpha()]
@@ -41,12 +41,12 @@ def test_all_letters_with_marks_and_all_syllables_are_composed(tokenizer):
         assert tokenizer.encode(unicodedata.normalize("NFD", line)) == tokenizer.encode(composed(line))
 
 
-def test_spans_are_those_of_the_text_as_it_was_given(tokenizer):
+def test_spans_refer_to_the_original_text(tokenizer):
     apart = unicodedata.normalize("NFD", "über café")
     assert tokenizer.spans(apart)[-1][1] == len(apart)
 
 
-def test_text_is_what_somebody_can_see():
+def test_invisible_characters_are_no_text():
     assert has_text("a\u200b")
     assert not has_text(" \u200b\ufeff\t")
     assert has_invisible("a\ufeffb")

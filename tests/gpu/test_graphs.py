@@ -132,6 +132,6 @@ def test_updates_from_graphs_equal_eager_ones(device, changes):
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
         assert updates.skipped == []
         if cuda_graph:
-            assert all(held.graph is not None for held in updates._graphs._held.values())
+            assert all(held.graph is not None for held in updates._graphs._entries.values())
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

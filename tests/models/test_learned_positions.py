@@ -60,7 +60,7 @@ def test_padding_may_be_longer_than_the_table_and_a_sentence_may_not(packed):
 
 
 def test_first_position_is_of_sinusoids():
-    with pytest.raises(ValueError, match="first_position 2 is of sinusoids"):
+    with pytest.raises(ValueError, match="first_position 2 needs sinusoids"):
         tiny(first_position=2)
 
 

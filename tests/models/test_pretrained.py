@@ -84,11 +84,11 @@ def test_the_pipeline_answers_as_hugging_faces_did(pretrained):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("config.json", "{", "is cut off at column 2"),
+        ("config.json", "{", "is truncated at column 2"),
         ("config.json", '{"model_type": "bert"}', "fasttfm import"),
         ("config.json", '{"model_type": "fasttfm"}', "no vocab_size"),
         ("config.json", '{"model_type": "fasttfm", "vocab_size": 340, "heads": "x"}', "heads"),
-        ("model.safetensors", "x" * 100, "is cut off"),
+        ("model.safetensors", "x" * 100, "is truncated"),
         ("spm.model", "x" * 100, "not a SentencePiece model"),
     ],
 )

@@ -9,14 +9,14 @@ from fasttfm.search.hypotheses import length_penalty
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"beam": 0}, "beam 0 must be a whole number of at least 1"),
+        ({"beam": 0}, "beam 0 must be an integer of at least 1"),
         ({"nbest": 5}, "nbest 5 is more than beam 4"),
         ({"length_penalty": "gnmt"}, "length_penalty 'gnmt' is unknown: choose wu, power, avg or none"),
         ({"alpha": float("nan")}, "alpha nan"),
         ({"coverage_penalty": -1.0}, "coverage_penalty -1.0 must be a finite number of at least 0"),
         ({"diverse_beam_groups": 3}, "beam 4 must be a multiple of diverse_beam_groups 3"),
         ({"temperature": 0.0}, "temperature 0.0"),
-        ({"no_repeat_ngram": -1}, "no_repeat_ngram -1 must be a whole number of at least 0"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram -1 must be an integer of at least 0"),
         ({"max_len_a": 1e20}, r"max_len_a 1e\+20 must be at most 1,000"),
         ({"beam": 4_097}, "beam 4097 must be at most 4,096"),
         ({"max_len_b": 10**30}, "max_len_b 10+ must be at most 1,000,000"),

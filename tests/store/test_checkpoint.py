@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there, told apart, found by name, and never at the cost of an earlier one."""
+"""Checkpoints: atomic saves, names, pruning, damaged and unreadable files, averages."""
 
 import errno
 import hashlib
@@ -23,7 +23,7 @@ from fasttfm.store.checkpoint import (
     save_checkpoint,
 )
 from fasttfm.store.ownership import recover
-from fasttfm.store.steps import prune, resolve_checkpoint, saved_steps, step_folder, way_on
+from fasttfm.store.steps import prune, resolve_checkpoint, resume_advice, saved_steps, step_folder
 from fasttfm.store.vocabulary import check_vocabulary
 from fasttfm.store.weights import load_weights, model_weights, with_weights
 from fasttfm.training.average import average_last
@@ -36,7 +36,12 @@ def save(model_dir, step, value=0.0, best_step=None, state=STATE):
     save_checkpoint(step_folder(model_dir, step), {"weight": torch.full((2, 3), value)}, meta, state)
 
 
-def test_what_is_saved_is_what_is_read(tmp_path):
+def save_steps(model_dir, *steps):
+    for step in steps:
+        save(model_dir, step, float(step))
+
+
+def test_a_checkpoint_is_read_back(tmp_path):
     save(tmp_path, 7, 1.25)
     folder = step_folder(tmp_path, 7)
     assert torch.equal(read_weights(folder)["weight"], torch.full((2, 3), 1.25))
@@ -45,11 +50,11 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     assert state.values == STATE.values
 
 
-def test_weights_are_looked_at_before_a_model_of_their_size_is_built(tmp_path):
+def test_shapes_are_checked_before_a_model_is_allocated(tmp_path):
     weights = {"weight": torch.ones(2, 3)}
     model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)
     assert torch.equal(model.weight, weights["weight"])
-    with pytest.raises(UserError, match=r"weight is \(2, 3\), this model needs \(2, 1000000000000000\)"):
+    with pytest.raises(UserError, match=r"weight has shape \(2, 3\), this model needs \(2, 1000000000000000\)"):
         with_weights(lambda: nn.Linear(10**15, 2, bias=False), weights, tmp_path)
 
 
@@ -80,7 +85,7 @@ def test_names_of_checkpoints(tmp_path):
         resolve_checkpoint(tmp_path / "empty", "last")
 
 
-def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
+def test_other_names_are_no_checkpoints(tmp_path):
     save(tmp_path, 1)
     folder = tmp_path / "checkpoints"
     for name in ("step-9", "step-00000000009", "step-\u0661\u0662", "step-copy"):
@@ -89,15 +94,13 @@ def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
     assert saved_steps(tmp_path) == [1]
 
 
-def test_best_of_a_run_that_never_validated_is_the_last(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
+def test_the_best_checkpoint_of_a_run_without_validation_is_the_last(tmp_path):
+    save_steps(tmp_path, 1, 2)
     assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)
 
 
 def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(tmp_path):
-    for step in range(1, 7):
-        save(tmp_path, step)
+    save_steps(tmp_path, *range(1, 7))
     prune(tmp_path, keep_last=3, keep={2})
     assert saved_steps(tmp_path) == [2, 4, 5, 6]
     with_state = [s for s in saved_steps(tmp_path) if (step_folder(tmp_path, s) / "state.safetensors").exists()]
@@ -106,29 +109,24 @@ def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(t
     assert saved_steps(tmp_path) == [2, 4, 5, 6]
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors", "meta.json"])
+READERS = {"model.safetensors": read_weights, "state.safetensors": read_state, "meta.json": read_meta}
+
+
+@pytest.mark.parametrize("file", READERS)
 @pytest.mark.parametrize("left", [0, 1, 4, -1])
-def test_a_cut_off_file_is_named_with_the_remedy(tmp_path, file, left):
+def test_a_truncated_file_is_reported_with_the_remedy(tmp_path, file, left):
     save(tmp_path, 5, best_step=5)
     path = step_folder(tmp_path, 5) / file
     content = path.read_bytes()
     path.write_bytes(content[:left] if file != "meta.json" or left >= 0 else content[:-3])
-    readers = {
-        "model.safetensors": lambda: read_weights(path.parent),
-        "state.safetensors": lambda: read_state(path.parent),
-        "meta.json": lambda: resolve_checkpoint(tmp_path, "best"),
-    }
-    with pytest.raises(UserError) as error:
-        readers[file]()
-    assert str(path) in str(error.value)
-    assert "cut off" in str(error.value)
-    assert "copy the file back" in str(error.value)
+    with pytest.raises(UserError, match=rf"{path}: is truncated .*copy the file back") as error:
+        READERS[file](path.parent)
     assert "delete" not in str(error.value)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors", "sha256sums", "meta.json"])
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, file, number):
+@pytest.mark.parametrize("file", [*READERS, "sha256sums"])
+def test_an_unreadable_file_is_not_called_damaged(tmp_path, monkeypatch, file, number):
     save(tmp_path, 5)
     folder, opened = step_folder(tmp_path, 5), io.open
 
@@ -138,10 +136,9 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch,
         return opened(path, *arguments, **settings)
 
     monkeypatch.setattr(io, "open", refusing)
-    read = {"state.safetensors": read_state, "meta.json": read_meta}.get(file, read_weights)
-    with pytest.raises(UserError, match=rf"cannot be read: {os.strerror(number)}; it may be whole") as error:
-        read(folder)
-    assert not any(word in str(error.value) for word in ("delete", "cut off", "damaged"))
+    with pytest.raises(UserError, match=rf"cannot be read: {os.strerror(number)}; it may be intact") as error:
+        READERS.get(file, read_weights)(folder)
+    assert not any(word in str(error.value) for word in ("delete", "truncated", "damaged"))
     assert not isinstance(error.value, DamagedCheckpoint)
 
 
@@ -168,71 +165,71 @@ def test_a_shared_weight_is_saved_once_and_stays_shared(tmp_path):
     assert other.output.weight is other.embedding.weight
 
 
-def test_weights_of_another_model_or_vocabulary_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"embedding": (5, 3)}, r"another vocabulary: embedding\.weight has shape \(5, 3\), .* \(4, 3\)"),
+        ({"embedding": (4, 2)}, r"another model: embedding\.weight has shape"),
+        ({"other": (4, 3)}, r"has no embedding\.weight"),
+        ({"embedding": (4, 3), "more": (1,)}, r"it has more\.weight"),
+    ],
+)
+def test_weights_of_another_model_or_vocabulary_are_refused(shapes, message):
     model = Tied()
-    weight = model.embedding.weight.detach().clone()
-    with pytest.raises(UserError, match=r"x: is of another vocabulary: embedding\.weight is \(5, 3\), .* \(4, 3\)"):
-        load_weights(model, {"embedding.weight": torch.zeros(5, 3)}, "x")
-    with pytest.raises(UserError, match=r"another model: embedding\.weight is"):
-        load_weights(model, {"embedding.weight": torch.zeros(4, 2)}, "x")
-    with pytest.raises(UserError, match=r"has no embedding\.weight"):
-        load_weights(model, {"other": torch.zeros(4, 3)}, "x")
-    with pytest.raises(UserError, match=r"it has more\.weight"):
-        load_weights(model, {"embedding.weight": torch.zeros(4, 3), "more.weight": torch.zeros(1)}, "x")
-    assert torch.equal(model.embedding.weight, weight)
+    before = model.embedding.weight.detach().clone()
+    with pytest.raises(UserError, match=message):
+        load_weights(model, {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}, "x")
+    assert torch.equal(model.embedding.weight, before)
 
 
-def test_an_emptied_list_of_digests_does_not_switch_the_check_off(tmp_path):
+def test_truncated_digests_do_not_disable_the_check(tmp_path):
     save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(8)}, {"step": 3})
     for content in ("", "00  other.safetensors\n"):
         (step_folder(tmp_path, 3) / "sha256sums").write_text(content)
-        with pytest.raises(DamagedCheckpoint, match="sha256sums beside it was cut off"):
+        with pytest.raises(DamagedCheckpoint, match="it is missing from sha256sums"):
             read_weights(step_folder(tmp_path, 3))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_weights_that_are_no_numbers_are_refused_where_they_are_read(tmp_path, dtype, value):
+def test_nonfinite_weights_are_refused(tmp_path, dtype, value):
     weight = torch.zeros(3, 4, dtype=dtype)
     weight[1, 2] = value
     save_checkpoint(step_folder(tmp_path, 3), {"weight": weight}, {"step": 3})
-    with pytest.raises(UserError, match=r"model\.safetensors: weight holds NaN or infinity"):
+    with pytest.raises(UserError, match=r"model\.safetensors: weight contains NaN or infinity"):
         read_weights(step_folder(tmp_path, 3))
 
 
-def test_complex_weights_are_refused_in_one_line(tmp_path):
+def test_complex_weights_are_refused(tmp_path):
     save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(3, dtype=torch.complex64)}, {"step": 3})
-    with pytest.raises(UserError, match=r"weight holds complex numbers \(complex64\)"):
+    with pytest.raises(UserError, match=r"weight is complex \(complex64\)"):
         average_last(tmp_path, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.bool])
-def test_whole_numbers_are_not_taken_for_weights(dtype):
+def test_integer_weights_are_refused(dtype):
     model = torch.nn.Linear(2, 3)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    kind = str(dtype).removeprefix("torch.")
-    with pytest.raises(UserError, match=rf"model\.safetensors: weight is of {kind}, which"):
-        load_weights(model, {**before, "weight": torch.ones(3, 2, dtype=dtype)}, Path("model.safetensors"))
+    with pytest.raises(UserError, match=rf"x: weight is {str(dtype).removeprefix('torch.')} without a scale"):
+        load_weights(model, {**before, "weight": torch.ones(3, 2, dtype=dtype)}, Path("x"))
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-def test_a_weight_that_float32_is_too_small_for_is_refused():
+def test_weights_that_overflow_float32_are_refused():
     model = torch.nn.Linear(2, 3)
     weights = {name: each.double() for name, each in model.state_dict().items()}
-    load_weights(model, weights, Path("model.safetensors"))
-    with pytest.raises(UserError, match=r"model\.safetensors: bias holds NaN or infinity"):
-        load_weights(
-            model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("model.safetensors")
-        )
+    load_weights(model, weights, Path("x"))
+    with pytest.raises(UserError, match="x: bias contains NaN or infinity"):
+        load_weights(model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("x"))
 
 
-def test_whole_numbers_and_empty_tensors_are_numbers(tmp_path):
+def test_integer_and_empty_tensors_are_finite(tmp_path):
     weights = {"count": torch.arange(3), "mask": torch.ones(2, dtype=torch.bool), "empty": torch.zeros(0)}
     save_checkpoint(step_folder(tmp_path, 3), weights, {"step": 3})
     assert read_weights(step_folder(tmp_path, 3)).keys() == weights.keys()
 
 
-def test_the_file_of_another_models_checkpoint_is_checked_as_its_directory_is(tmp_path):
+def test_a_checkpoint_of_another_vocabulary_is_refused_as_a_directory_and_as_a_file(tmp_path):
     (tmp_path / "spm.model").write_bytes(b"these words")
     other = step_folder(tmp_path / "other", 20)
     save_checkpoint(other, {"weight": torch.zeros(2)}, {"step": 20, "vocabulary": "digest of those words"})
@@ -244,20 +241,19 @@ def test_the_file_of_another_models_checkpoint_is_checked_as_its_directory_is(tm
     check_vocabulary(bare, tmp_path)
 
 
-def test_a_checkpoint_that_training_deletes_while_it_is_looked_up_is_looked_up_again(tmp_path, monkeypatch):
-    for step in (10, 20):
-        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.full((2,), float(step))}, {"step": step})
+def test_a_checkpoint_deleted_by_training_during_the_lookup_is_looked_up_again(tmp_path, monkeypatch):
+    save_steps(tmp_path, 10, 20)
     resolve = vocabulary.resolve_checkpoint
 
     def slow(model_dir, which):
-        found = resolve(model_dir, which)
-        if found == step_folder(tmp_path, 20):
-            shutil.rmtree(found)
-        return found
+        path = resolve(model_dir, which)
+        if path == step_folder(tmp_path, 20):
+            shutil.rmtree(path)
+        return path
 
     monkeypatch.setattr(vocabulary, "resolve_checkpoint", slow)
     weights, saved = vocabulary.read_checkpoint(tmp_path, "last")
-    assert (weights["weight"].tolist(), saved) == ([10.0, 10.0], step_folder(tmp_path, 10))
+    assert (weights["weight"].unique().item(), saved) == (10.0, step_folder(tmp_path, 10))
     (saved / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"model\.safetensors: is missing"):
         vocabulary.read_checkpoint(tmp_path, "last")
@@ -273,7 +269,7 @@ def test_average_does_not_mix_vocabularies(tmp_path):
     assert average_last(tmp_path, 2)[1] == [2, 3]
 
 
-def test_average_takes_no_old_checkpoint_that_was_kept_for_its_score(tmp_path):
+def test_average_excludes_an_old_checkpoint_kept_for_its_score(tmp_path):
     previous = None
     for step in (10, 20, 30, 40):
         save_checkpoint(step_folder(tmp_path, step), {"weight": torch.zeros(2)}, {"previous_step": previous})
@@ -286,41 +282,31 @@ def test_average_takes_no_old_checkpoint_that_was_kept_for_its_score(tmp_path):
 
 
 def test_average_is_the_mean_of_the_newest(tmp_path):
-    for step in (1, 2, 3):
-        save(tmp_path, step, value=float(step))
+    save_steps(tmp_path, 1, 2, 3)
     target, steps = average_last(tmp_path, 2)
     assert steps == [2, 3]
     assert torch.equal(read_weights(target)["weight"], torch.full((2, 3), 2.5))
     assert resolve_checkpoint(tmp_path, "average") == target
 
 
-def test_average_of_more_than_there_are_is_refused_with_the_number(tmp_path):
+def test_the_average_is_of_five_checkpoints_by_default_and_never_of_more_than_exist(tmp_path):
+    with pytest.raises(UserError, match="has no checkpoints"):
+        average_last(tmp_path, None)
     save(tmp_path, 1)
     with pytest.raises(UserError, match="has 1 checkpoint, fewer than --last 5: give --last 1"):
         average_last(tmp_path, 5)
     with pytest.raises(UserError, match="at least 1"):
         average_last(tmp_path, 0)
-
-
-def test_without_a_number_the_average_is_of_five_or_of_all_that_there_are(tmp_path):
-    with pytest.raises(UserError, match="has no checkpoints"):
-        average_last(tmp_path, None)
-    for step in (1, 2):
-        save(tmp_path, step, value=float(step))
+    save_steps(tmp_path, 2)
     assert average_last(tmp_path, None)[1] == [1, 2]
-    for step in (3, 4, 5, 6):
-        save(tmp_path, step, value=float(step))
+    save_steps(tmp_path, 3, 4, 5, 6)
     assert average_last(tmp_path, None)[1] == [2, 3, 4, 5, 6]
-
-
-def test_average_over_two_models_is_refused(tmp_path):
-    save(tmp_path, 1)
-    save_checkpoint(step_folder(tmp_path, 2), {"weight": torch.zeros(3, 3)}, {})
+    save_checkpoint(step_folder(tmp_path, 7), {"weight": torch.zeros(3, 3)}, {})
     with pytest.raises(UserError, match="another model"):
         average_last(tmp_path, 2)
 
 
-def test_deleting_is_advised_for_nothing_but_a_checkpoint_of_the_run(tmp_path):
+def test_no_message_advises_deleting_a_users_file(tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match="is missing; give a checkpoint directory") as error:
         read_weights(tmp_path / "mine")
@@ -328,20 +314,20 @@ def test_deleting_is_advised_for_nothing_but_a_checkpoint_of_the_run(tmp_path):
     save(tmp_path, 1)
     average_last(tmp_path, 1)
     (tmp_path / "checkpoints" / "average" / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match="make it anew with fasttfm average"):
+    with pytest.raises(UserError, match="recreate it with fasttfm average"):
         read_weights(tmp_path / "checkpoints" / "average")
 
 
-def test_weights_in_the_place_of_the_training_state_are_refused(tmp_path):
+def test_weights_are_refused_as_training_state(tmp_path):
     save(tmp_path, 1)
     folder = step_folder(tmp_path, 1)
     (folder / "state.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(UserError, match="holds no training state"):
+    with pytest.raises(UserError, match="has no training state"):
         read_state(folder)
 
 
-@pytest.mark.parametrize(("file", "read"), [("model.safetensors", read_weights), ("state.safetensors", read_state)])
-def test_a_single_flipped_bit_is_noticed(tmp_path, file, read):
+@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors"])
+def test_a_single_flipped_bit_is_noticed(tmp_path, file):
     save(tmp_path, 3, 1.0)
     path = step_folder(tmp_path, 3) / file
     whole = path.read_bytes()
@@ -349,13 +335,13 @@ def test_a_single_flipped_bit_is_noticed(tmp_path, file, read):
         broken = bytearray(whole)
         broken[position] ^= 1
         path.write_bytes(broken)
-        with pytest.raises(UserError, match=rf"{file}: is cut off or not what its name says .*copy the file back"):
-            read(path.parent)
+        with pytest.raises(UserError, match=rf"{file}: is truncated or damaged .*copy the file back"):
+            READERS[file](path.parent)
     path.write_bytes(whole)
-    read(path.parent)
+    READERS[file](path.parent)
 
 
-def test_the_digests_are_what_sha256sum_checks(tmp_path):
+def test_the_digests_are_in_sha256sums_format(tmp_path):
     save(tmp_path, 3)
     folder = step_folder(tmp_path, 3)
     lines = (folder / "sha256sums").read_text().splitlines()
@@ -369,40 +355,41 @@ def test_weights_of_another_program_need_no_digest(tmp_path):
     assert read_weights(step_folder(tmp_path, 3))["weight"][0, 0] == 2.0
 
 
-def test_the_way_on_names_the_newest_step_that_holds_state_and_following_it_works(tmp_path):
-    for step in (4, 8, 12, 16):
-        save(tmp_path, step)
+def move_away(model_dir, *steps):
+    for step in steps:
+        os.rename(step_folder(model_dir, step), model_dir / f"away-{step}")
+
+
+def test_the_advice_for_resuming_names_the_newest_intact_state_and_works(tmp_path):
+    save_steps(tmp_path, 4, 8, 12, 16)
     for step, file in ((16, "model.safetensors"), (12, "state.safetensors")):
         (step_folder(tmp_path, step) / file).write_bytes(b"cut")
-    said = way_on(tmp_path)
-    assert "move step-000000012 and step-000000016 out of" in said
-    assert "to go on from update 8, the newest that can be gone on from" in said
-    assert "delete" not in said
-    for step in (12, 16):
-        os.rename(step_folder(tmp_path, step), tmp_path / f"away-{step}")
+    advice = resume_advice(tmp_path)
+    assert "move step-000000012 and step-000000016 out of" in advice
+    assert "to resume from update 8, the newest that can be resumed" in advice
+    assert "delete" not in advice
+    move_away(tmp_path, 12, 16)
     read_state(step_folder(tmp_path, saved_steps(tmp_path)[-1]))
 
 
-def test_without_any_state_the_way_on_is_to_start_from_the_weights(tmp_path):
-    for step in (4, 8, 12, 16):
-        save(tmp_path, step)
+def test_without_any_state_the_advice_is_to_start_from_the_weights(tmp_path):
+    save_steps(tmp_path, 4, 8, 12, 16)
     prune(tmp_path, keep_last=-1, keep=set())
-    for step in (12, 16):
-        os.rename(step_folder(tmp_path, step), tmp_path / f"away-{step}")
-    said = way_on(tmp_path)
-    assert "no checkpoint in" in said
-    assert said.endswith(f"with another --out and --init-from {step_folder(tmp_path, 8)}")
+    move_away(tmp_path, 12, 16)
+    advice = resume_advice(tmp_path)
+    assert "no checkpoint in" in advice
+    assert advice.endswith(f"with another --out and --init-from {step_folder(tmp_path, 8)}")
     for step in (4, 8):
         (step_folder(tmp_path, step) / "model.safetensors").write_bytes(b"cut")
-    assert "none has whole weights" in way_on(tmp_path)
+    assert "none has intact weights" in resume_advice(tmp_path)
 
 
-def test_checkpoints_that_cannot_be_seen_are_not_taken_for_none(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_not_an_empty_one(tmp_path, monkeypatch):
     folder = tmp_path / "M" / "checkpoints"
     assert saved_steps(tmp_path / "M") == []
     folder.parent.mkdir()
     folder.symlink_to(tmp_path / "unmounted")
-    with pytest.raises(UserError, match=r"is a link to .*unmounted, which is not there: mount that disk"):
+    with pytest.raises(UserError, match=r"is a link to .*unmounted, which does not exist: mount that disk"):
         saved_steps(tmp_path / "M")
     folder.unlink()
     folder.write_text("a file")
@@ -418,5 +405,5 @@ def test_checkpoints_that_cannot_be_seen_are_not_taken_for_none(tmp_path, monkey
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "listdir", refusing)
-    with pytest.raises(UserError, match="checkpoints: cannot be read: Permission denied; it may be whole"):
+    with pytest.raises(UserError, match="checkpoints: cannot be read: Permission denied; it may be intact"):
         saved_steps(tmp_path / "M")

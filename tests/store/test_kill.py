@@ -1,4 +1,4 @@
-"""kill -9 before each call of the operating system in a save, and the order of calls that a power cut needs."""
+"""kill -9 before each system call of a save, and the order of system calls that survives a power cut."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ def save(folder, step, value):
     prune(folder, 2, set())
 
 BEFORE = [(1, 1.0), (2, 2.0), (3, 3.0)]  # of which the first is pruned
-SCENARIOS = {  # what is killed -> weights that each step may have then
+SCENARIOS = {  # name -> checkpoints before, the killed action, possible weights of each step afterwards
     "first": ([], lambda folder: save(folder, 4, 4.0), {4: [4.0]}),
     "next": (BEFORE, lambda folder: save(folder, 4, 4.0), {2: [2.0], 3: [3.0], 4: [4.0]}),
     "beside": (BEFORE, lambda folder: save_beside_training(folder, 4, 4.0), {2: [2.0], 3: [3.0], 4: [4.0]}),
@@ -79,7 +79,7 @@ print(number - 1)
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("scenario", ["first", "next", "beside", "again", "average"])
-def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, scenario):
+def test_kill_9_before_each_call_of_a_save_leaves_complete_checkpoints(tmp_path, scenario):
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]
     done = run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -87,8 +87,8 @@ def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, sc
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside training"])
-def test_files_are_on_the_disk_before_they_get_their_names(tmp_path, monkeypatch, beside):
-    """A power cut keeps any of the writes that were not synced: so the order of the calls is what protects."""
+def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch, beside):
+    """After a power cut any subset of the unsynced writes may be on disk, so the order of the calls matters."""
     paths, calls = {}, []
 
     def recorded(name, original):

@@ -1,4 +1,4 @@
-"""One process at a time writes checkpoints into a directory; what a dead one left goes."""
+"""One process at a time writes checkpoints into a directory; leftovers of a killed one are removed."""
 
 import os
 import signal
@@ -30,9 +30,9 @@ with publishing(Path(sys.argv[1]) / "step-000000007"):
 @pytest.mark.parametrize(
     "namespace", [[], ["unshare", "--pid", "--fork", "--kill-child"]], ids=["process", "container"]
 )
-def test_who_writes_is_waited_for_and_what_it_leaves_when_it_is_killed_goes(tmp_path, namespace):
+def test_a_writer_is_waited_for_and_its_leftovers_are_removed_after_a_kill(tmp_path, namespace):
     if namespace and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no process namespace may be made here")
+        pytest.skip("process namespaces are not allowed here")
     command = [*namespace, sys.executable, "-c", WRITE, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout.readline() == "begun\n"
@@ -48,20 +48,20 @@ def test_who_writes_is_waited_for_and_what_it_leaves_when_it_is_killed_goes(tmp_
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_written_vanishes_unless_the_block_ends_well(tmp_path):
+def test_an_interrupted_block_leaves_nothing(tmp_path):
     with suppress(KeyboardInterrupt), publishing(tmp_path / "one") as path:
         (path / "file").touch()
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == []
 
 
-def test_half_a_deletion_is_finished_at_once(tmp_path):
+def test_an_interrupted_deletion_is_completed(tmp_path):
     (tmp_path / ".deleting-step-000000003-1").mkdir()
     recover(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_who_trains_into_a_directory_is_named(tmp_path):
+def test_the_process_that_holds_a_lock_is_named(tmp_path):
     with (
         locked(tmp_path),
         pytest.raises(UserError, match=rf"another process \(number {os.getpid()} on "),
@@ -72,13 +72,13 @@ def test_who_trains_into_a_directory_is_named(tmp_path):
         pass
 
 
-def test_a_disk_without_locks_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
     import fcntl
 
     def missing(*arguments):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", missing)
-    with pytest.raises(UserError, match=r"its disk has no locks \(No locks available\)"), locked(tmp_path):
+    with pytest.raises(UserError, match=r"its file system has no locks \(No locks available\)"), locked(tmp_path):
         pass
     save_checkpoint(step_folder(tmp_path, 1), {"weight": torch.zeros(2)}, {})

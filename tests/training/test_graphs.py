@@ -54,7 +54,7 @@ def test_every_update_has_the_bits_of_an_ordinary_one(tiny_data, tiny_config, re
         assert fixed.perform()
         assert_same(state(ordinary), state(fixed))
     assert fixed.position.epoch >= 1
-    assert 1 < len(fixed._graphs._held) < 2 * len(ordinary.batches)
+    assert 1 < len(fixed._graphs._entries) < 2 * len(ordinary.batches)
 
 
 def of_two_shapes(updates):

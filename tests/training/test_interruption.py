@@ -277,15 +277,15 @@ def test_a_configuration_that_was_cut_off_is_named(tiny_data, tiny_values, tmp_p
     train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
     path = tmp_path / "MODEL" / "config.yaml"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    with pytest.raises(UserError, match=r"is cut off or of another version: it has no \w+\.\w+; copy"):
+    with pytest.raises(UserError, match=r"is truncated or from another version: it has no \w+\.\w+; copy"):
         train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
 
 
 @pytest.mark.parametrize(
     ("file", "flips", "said"),
     [
-        ("train.src.npy", True, r"train\.src\.npy: is damaged or changed, its SHA-256"),
-        ("valid.tgt.txt", False, r"valid\.tgt\.txt: is damaged or changed"),
+        ("train.src.npy", True, r"train\.src\.npy: is damaged or was changed, its SHA-256"),
+        ("valid.tgt.txt", False, r"valid\.tgt\.txt: is damaged or was changed"),
         ("sha256sums", False, "sha256sums: is empty"),
     ],
 )

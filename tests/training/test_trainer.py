@@ -60,7 +60,6 @@ def test_learned_positions_are_trained_and_must_be_enough(tiny_data, tiny_values
         ({"max_length": 63, "max_sentence_tokens": 63}, "--max-sentence-tokens needs 64 learned positions"),
         ({"max_length": 4, "max_sentence_tokens": 3}, "a validation sentence needs"),
         ({"max_length": 64, "subword_sampling": 0.1}, "--subword-sampling, whose draws have up to --max-tokens"),
-        ({"max_length": 64, "case_augment": 0.1}, "--case-augment, whose draws have up to --max-tokens"),
     ):
         with pytest.raises(UserError, match=message):
             train(tiny_values(positional_encoding="learned", **changes), tiny_data, tmp_path / "N", CPU)

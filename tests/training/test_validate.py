@@ -85,5 +85,5 @@ def test_a_hopeless_perplexity_fits_on_the_line():
 
 
 def test_an_unknown_bleu_tokenizer_is_refused_before_training(tiny_data, tiny_values, tmp_path):
-    with pytest.raises(UserError, match="'13b' is unknown: one of 13a, intl"):
+    with pytest.raises(UserError, match="'13b' is unknown: choose from 13a, intl"):
         train(tiny_values(valid_bleu_tokenizer="13b"), tiny_data, tmp_path / "MODEL")

@@ -1,9 +1,9 @@
-"""The built-in demo corpus: English and German sentences drawn from a grammar, the same on every machine.
+"""The built-in demo corpus: English and German sentences sampled from a grammar, the same on every machine.
 
-It has what makes translation more than word by word: gender, case and adjective agreement, verb-second and verb-final
-order, separable and modal verbs, numbers said unit first, relative clauses. The German is a function of the English, so
-a model can reach the reference exactly. Every sentence occurs once in all three splits together, on either side:
-nothing that is tested was seen in training.
+It needs more than word-by-word translation: gender, case and adjective agreement, verb-second and verb-final order,
+separable and modal verbs, numbers with the unit first, relative clauses. The German is a function of the English, so a
+model can reach the reference exactly. No sentence of either side occurs twice in the three splits together, so no test
+sentence was seen in training.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ SEED = 2017
 
 
 def demo_pairs(seed: int = SEED) -> Iterator[tuple[str, str]]:
-    """Different sentence pairs (English, German) without end, of 4 to 18 English words; neither side ever repeats."""
+    """An infinite iterator of (English, German) pairs of 4 to 18 English words; neither side ever repeats."""
     sentences = Sentences(seed)
     seen: set[str] = set()
     while True:
         english, german = sentences.next()
-        # The marks keep a sentence of one language from hiding the same letters in the other.
+        # prefixes keep the two languages apart
         if 4 <= len(english.split()) <= 18 and not {"en " + english, "de " + german} & seen:
             seen |= {"en " + english, "de " + german}
             yield english, german
@@ -37,9 +37,9 @@ def demo_corpus() -> dict[str, list[tuple[str, str]]]:
 
 
 def write_demo_corpus(directory: Path) -> list[Path]:
-    """Write train, valid and test as .en and .de into directory, all or nothing. Returns the files.
+    """Write train, valid and test as .en and .de into `directory`, atomically; returns the files.
 
-    Raises UserError for a directory that holds other files.
+    Raises UserError for a directory with other files.
     """
     names = []
     with replacing(directory, "writing the demo corpus into it", "demo corpus") as fresh:

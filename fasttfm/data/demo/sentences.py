@@ -1,8 +1,8 @@
-"""Sentences of the demo corpus: a clause is drawn once and said in English and in German.
+"""Sentences of the demo corpus: samples a clause and renders it in English and German.
 
-German order follows from the structure alone: the finite verb second in a main clause, first in a question, last in a
-subordinate clause; before the end of the clause stand, in this order, pronouns, time, dative, accusative, "nicht" and
-place. Where the subject follows the verb and is not a pronoun, object pronouns go first.
+German word order follows from the structure: finite verb second in a main clause, first in a question, last in a
+subordinate clause; then pronouns, time, dative, accusative, "nicht" and place, in this order. Object pronouns precede a
+subject that follows the verb, unless it is a pronoun too.
 """
 
 import random
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Phrase(NamedTuple):
-    """The same words in both languages, not inflected further."""
+    """A fixed phrase in both languages."""
 
     en: str
     de: str
@@ -32,12 +32,12 @@ class NounPhrase:
     person: str = "3s"
     gender: str = "m"
     en_object: str = ""
-    """The English object form of a pronoun; empty for what is none."""
+    """English object form of a pronoun; empty for nouns."""
 
 
 @dataclass(frozen=True)
 class Clause:
-    """The parts of a clause; modal: of tense "modal", the modal verb's row; predicate: what follows "be"."""
+    """The parts of a clause. modal: row of the modal verb, for tense "modal". predicate: complement of "be"."""
 
     subject: NounPhrase
     verb: Verb
@@ -52,7 +52,7 @@ class Clause:
 
 
 def assemble(determiner: Phrase, adjectives: Sequence[Sequence[str]], noun: Noun, plural: bool) -> NounPhrase:
-    """determiner: the article or numeral in English, its German stem as declined() takes it."""
+    """A noun phrase. determiner: English article or numeral, and the German stem for declined()."""
     described = [*(each[0] for each in adjectives), noun.en_plural if plural else noun.en]
     article = "an" if determiner.en == "a" and described[0][0] in "aeiou" else determiner.en
     stems = [each[-1] for each in adjectives]
@@ -61,7 +61,7 @@ def assemble(determiner: Phrase, adjectives: Sequence[Sequence[str]], noun: Noun
 
 
 def number(n: int) -> Phrase:
-    """2 to 99 in words; German says the unit first: einundzwanzig."""
+    """2 to 99 in words; German puts the unit first: einundzwanzig."""
     if n < 20:
         return Phrase(*PAIRS["units"][n])
     (tens_en, tens_de), (unit_en, unit_de) = PAIRS["tens"][n // 10], PAIRS["units"][n % 10]
@@ -69,7 +69,7 @@ def number(n: int) -> Phrase:
 
 
 def english(clause: Clause, order: str = "statement") -> str:
-    """statement: the man does not buy the book; rest: the same without its subject; question."""
+    """The clause in English. order: statement, question, or rest (statement without its subject)."""
     verb, tense, person, particle = clause.verb, clause.tense, clause.subject.person, ""
     others = person != "3s"
     auxiliary, main = "", (verb.en_third, verb.en)[others] if tense == "present" else verb.en_past
@@ -93,9 +93,9 @@ def english(clause: Clause, order: str = "statement") -> str:
 
 
 def german(clause: Clause, order: str = "statement", front: str = "") -> str:
-    """The clause in German; order as for english(), where rest has the verb last, as has final, which has all.
+    """The clause in German. order: as in english() but rest with the verb last, or final (all, with the verb last).
 
-    front: what stands before the verb of a statement in place of the subject.
+    front: first constituent of a statement instead of the subject.
     """
     subject, verb, person = clause.subject.de["nom"], clause.verb, clause.subject.person
     objects = [(part, case) for part, case in ((clause.accusative, "acc"), (clause.dative, "dat")) if part]
@@ -121,7 +121,7 @@ def german(clause: Clause, order: str = "statement", front: str = "") -> str:
 
 
 def with_relative(clause: Clause) -> NounPhrase:
-    """The clause's subject, described by the rest of it: the man who sleeps, der Mann, der schläft."""
+    """The clause as a relative clause of its subject: the man who sleeps, der Mann, der schläft."""
     head = clause.subject
     tail = f", {words.ending('d', head.gender, 'nom')} {german(clause, 'rest')} ,"
     cases = {case: f"{text} {tail}" for case, text in head.de.items()}
@@ -129,7 +129,7 @@ def with_relative(clause: Clause) -> NounPhrase:
 
 
 def finish(text: str, mark: str = ".") -> str:
-    """One written sentence: commas closed up, German's contractions, first letter large, the mark at its end."""
+    """Orthography: contractions, spaces around commas, capital letter, final punctuation mark."""
     sentence = words.contracted(text).replace(" ,", ",").rstrip(",")
     return sentence[0].upper() + sentence[1:] + mark
 
@@ -139,13 +139,13 @@ def _join(*parts: str) -> str:
 
 
 class Sentences:
-    """An endless source of sentence pairs. Only random.random() is used, whose sequence Python keeps."""
+    """A generator of sentence pairs; uses only random.random(), whose sequence is the same in all Python versions."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def next(self) -> Phrase:
-        """One sentence in English and in German."""
+        """The next sentence in English and German."""
         kind = self.pick([self.statement] * 4 + [self.joined] * 2 + [self.relative, self.question, self.description])
         mark = "?" if kind == self.question else "."
         return Phrase(*(finish(text, mark) for text in kind()))
@@ -170,7 +170,7 @@ class Sentences:
         return assemble(determiner, adjectives, noun, plural)
 
     def person(self, role: str = "object", other_than: NounPhrase | None = None) -> NounPhrase:
-        """A pronoun, a name or a noun phrase; a pronoun does not overlap with other_than: never "we ask me"."""
+        """A pronoun, a name or a noun phrase; pronouns never overlap with other_than ("we ask me")."""
         if self.chance(0.25):
             en, en_object, *cases, person = self.pick(words.rows(GRAMMAR["pronouns"]))
             if other_than is None or other_than.person[0] != person[0]:
@@ -181,7 +181,7 @@ class Sentences:
         return self.noun_phrase("persons", role)
 
     def time(self, tense: str) -> Phrase:
-        """on Monday, at half past seven, on March 12, or words that go with the tense."""
+        """A time: on Monday, at half past seven, on March 12, or an adverb of the tense."""
         kind = tense if tense == "perfect" else self.pick(("weekday", "clock", "date", "any", tense))
         if kind == "date":
             (en, de), day = self.pick(PAIRS["months"]), self.pick(range(1, 29))
@@ -189,7 +189,7 @@ class Sentences:
         return Phrase(*self.pick(PAIRS[kind]))
 
     def place(self, going: bool = False) -> Phrase:
-        """in the kitchen, at the station, in Berlin; going: to the station (zu, dative)."""
+        """A place: in the kitchen, at the station, in Berlin; going: to the station (zu, dative)."""
         if not going and self.chance(0.15):
             return Phrase(*self.pick(PAIRS["cities"]))
         noun, en, de = self.pick(words.PLACES)
@@ -197,7 +197,7 @@ class Sentences:
         return Phrase(f"{'to' if going else en} {phrase.en}", f"{'zu' if going else de} {phrase.de['dat']}")
 
     def action(self, subject: NounPhrase | None = None, tense: str = "", *, rich: bool = True) -> Clause:
-        """A clause with a full verb; rich: perhaps with time, place and negation."""
+        """A clause with a full verb; rich: with optional time, place and negation."""
         tense = tense or self.pick(("present", "present", "past", "past", "perfect", "future", "modal"))
         subject = subject or self.person("subject")
         negative = rich and tense != "modal" and self.chance(0.15)
@@ -222,7 +222,7 @@ class Sentences:
         return replace(clause, time=self.time(tense)) if rich and self.chance(0.3) else clause
 
     def statement(self) -> Phrase:
-        """A main clause; a time may stand first in both languages."""
+        """A main clause, possibly with a time in first position."""
         clause = self.action()
         if clause.time and self.chance(0.4):
             time, clause = clause.time, replace(clause, time=None)
@@ -230,7 +230,7 @@ class Sentences:
         return Phrase(english(clause), german(clause))
 
     def joined(self) -> Phrase:
-        """A main clause and a subordinate one, in either order: because, although, while, says that."""
+        """A main and a subordinate clause, in either order: because, although, while, says that."""
         tense = self.pick(("present", "past"))
         inner = self.action(tense=tense)
         if self.chance(0.3):
@@ -243,7 +243,7 @@ class Sentences:
         return Phrase(f"{english(main)} {en}", f"{german(main)} , {de}")
 
     def relative(self) -> Phrase:
-        """Somebody who does something does something else."""
+        """A sentence with a relative clause: the man who sleeps buys the book."""
         tense = self.pick(("present", "past"))
         described = with_relative(self.action(self.noun_phrase("persons", "definite"), tense, rich=False))
         clause = self.action(described, tense, rich=False)
@@ -254,7 +254,7 @@ class Sentences:
         return Phrase(english(clause, "question"), german(clause, "question"))
 
     def description(self) -> Phrase:
-        """Somebody is tired, the table was not new."""
+        """A sentence with a predicative adjective: the table was not new."""
         kind, tense = self.pick(("persons", "things", "animals")), self.pick(("present", "past"))
         subject = self.noun_phrase(kind, "definite")
         adjective = self.pick([each for each in words.ADJECTIVES[kind] if each[0] not in subject.en.split()])

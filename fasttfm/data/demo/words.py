@@ -1,4 +1,4 @@
-"""The words of the demo corpus, as grammar.yaml has them, and German's inflection of them."""
+"""The words of the demo corpus (grammar.yaml) and German inflection."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Noun(NamedTuple):
     forms: Sequence[str]
 
     def form(self, case: str, plural: bool) -> str:
-        """The German noun in its case."""
+        """The German noun, inflected."""
         if plural:
             ending = "n" if case == "dat" and not self.forms[2].endswith(("n", "s")) else ""
             return self.forms[2] + ending
@@ -30,7 +30,7 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb; the separable prefix stands in the participle and apart from the other forms."""
+    """A verb. The participle includes the separable prefix; the other forms do not."""
 
     en: str
     en_third: str
@@ -44,7 +44,7 @@ class Verb(NamedTuple):
     auxiliary: str
 
     def finite(self, tense: str, person: str) -> str:
-        """The German present or past for a person, without the separable prefix."""
+        """The German present or past form, without the separable prefix."""
         number = PERSONS.index(person)
         if tense == "present":
             return self.present[min(number, 3)]
@@ -54,7 +54,7 @@ class Verb(NamedTuple):
 
 
 def ending(table: str, gender: str, case: str) -> str:
-    """The ending in one of the grammar's tables; of table d the article itself, and the relative pronoun."""
+    """An ending from one of the grammar's tables; table d has the articles, which are also relative pronouns."""
     return GRAMMAR["endings"][table][gender].split()[CASES.index(case)].removeprefix("-")
 
 
@@ -76,13 +76,13 @@ def declined(determiner: str, adjectives: Sequence[str], noun: Noun, case: str, 
 
 
 def contracted(text: str) -> str:
-    """German text with prepositions and articles as one word where German does so: in dem -> im."""
+    """Contract German prepositions and articles: in dem -> im."""
     forms = GRAMMAR["contractions"]
     return re.sub(rf"\b({'|'.join(forms)})\b", lambda match: forms[match[0]], text)
 
 
 def _words(text: str) -> list[str]:
-    """The words of a line, in which "-" is none and "_" a space."""
+    """The words of a line; "-" is empty and "_" a space."""
     return ["" if word == "-" else word.replace("_", " ") for word in text.replace(": ", " ").split()]
 
 
@@ -99,14 +99,14 @@ def _verbs(table: str) -> list[Verb]:
 
 
 PLACES = [(noun, *key.split()) for key, table in GRAMMAR["places"].items() for noun in _nouns(table)]
-"""(noun, English preposition, German preposition with the dative): how one is at a place."""
+"""(noun, English preposition, German preposition with the dative) of a location."""
 NOUNS = {kind: _nouns(table) for kind, table in GRAMMAR["nouns"].items()} | {"places": [place[0] for place in PLACES]}
 _ADJECTIVES = {row[0]: row for row in rows(GRAMMAR["adjectives"])}
 ADJECTIVES = {kind: [_ADJECTIVES[en] for en in text.split()] for kind, text in GRAMMAR["adjectives_of"].items()}
-"""Kind of noun -> the adjectives that suit it: English, German, and perhaps the stem of the attributive forms."""
+"""Kind of noun -> matching adjectives: English, German, and optionally the stem of the attributive forms."""
 PAIRS = {name: list(zip(*[iter(_words(text))] * 2)) for name, text in GRAMMAR["pairs"].items()}
-"""Name -> (English, German); units are 0 to 19, tens 20 to 90 at their tens."""
+"""Name -> (English, German) pairs; units has 0 to 19, tens is indexed by n // 10."""
 VERBS = {kind: _verbs(table) for kind, table in GRAMMAR["verbs"].items()}
 SEIN, HABEN, WERDEN = VERBS["auxiliary"]
 TRANSITIVE = [(verb, kinds.split()) for kinds, table in GRAMMAR["transitive"].items() for verb in _verbs(table)]
-"""(verb, kinds of nouns that can be its accusative object)."""
+"""(verb, kinds of nouns that it takes as accusative object)."""

@@ -127,7 +127,7 @@ def test_a_stream_supports_them_too(url, model_dir):
         ({"nbest": "2"}, "nbest must be a whole number: '2' was given"),
         ({"temperature": 1e300, "sampling": True}, "temperature 1e+300 must be at most 1,000"),
         ({"temperature": None}, "temperature must be a number: None was given"),
-        ({"temperature": 0.5}, "temperature does nothing while sampling is false: leave it out, or change sampling"),
+        ({"temperature": 0.5}, "temperature does nothing while sampling is false: omit it, or change sampling"),
         ({"sampling_topk": 3, "sampling": False}, "sampling_topk does nothing while sampling is false"),
         ({"alpha": 1.5, "length_penalty": "avg"}, "alpha does nothing while length_penalty is avg"),
         ({"length_penalty": "long"}, "length_penalty must be one of wu, power, avg, none"),

@@ -99,7 +99,7 @@ def test_the_pool_fails_if_its_parent_process_is_killed(translator):
     pool.call_on_failure(failed.set)
     os.kill(os.getsid(pool.pids[0]), signal.SIGKILL)
     assert failed.wait(PATIENCE)
-    assert "the process that had started the workers was ended" in str(pool.failure)
+    assert "the fork server of the workers was killed" in str(pool.failure)
     with pytest.raises(Stopping):
         submit(pool, translator, LINES[:1])
     pool.stop()

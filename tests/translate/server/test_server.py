@@ -81,7 +81,7 @@ def test_a_stream_has_one_event_per_text_and_a_final_one(url, translator):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"{", "is cut off"),
+        (b"{", "is truncated"),
         (b"\xff", "not JSON"),
         (b"[" * 100_000, "is nested too deeply"),
         (b"[]", "must be an object"),
@@ -90,7 +90,7 @@ def test_a_stream_has_one_event_per_text_and_a_final_one(url, translator):
         (b'{"text": "a", "beam": 1000}', "beam"),
         (b'{"text": "a", "max_len_b": 100000}', "max_len_b"),
         (b'{"text": "a", "max_len_a": 1e9}', "max_len_a"),
-        (b'{"text": "\\ud800"}', "not a character"),
+        (b'{"text": "\\ud800"}', "a lone surrogate"),
         (json.dumps({"text": ["a"] * 257}).encode(), "257 texts"),
         (json.dumps({"text": "a dog " * 300}).encode(), "tokens"),
     ],

@@ -60,7 +60,7 @@ def prepare_documents(
             "model_sha256": None if model is None else hashlib.sha256(model.read_bytes()).hexdigest(),
         }
         if PreparedDocuments.holds(out, fingerprint):
-            fresh.wanted = False
+            fresh.commit = False
             say(f"{out} already holds this data, nothing to do")
             return
         tokenizer = given or _trained(train, options)

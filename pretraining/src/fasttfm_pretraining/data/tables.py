@@ -9,7 +9,7 @@ from typing import Any
 
 from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
-from fasttfm.system.parsing import Malformed, parse_json, told
+from fasttfm.system.parsing import Malformed, parse_json, type_name
 
 _FORMS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -94,4 +94,4 @@ def _text(value: Any, name: str, where: str) -> str:
         return value
     if isinstance(value, int | float):  # a label; true and false as JSON writes them
         return json.dumps(value)
-    raise UserError(f"{where}: {name} is {told(value)}, it must be a text or a number")
+    raise UserError(f"{where}: {name} is {type_name(value)}, it must be a text or a number")

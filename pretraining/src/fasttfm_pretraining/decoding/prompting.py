@@ -18,7 +18,7 @@ import numpy as np
 from fasttfm.config.checks import Seed, Whole, check_flags
 from fasttfm.errors import UserError
 from fasttfm.system.files import read_json
-from fasttfm.system.parsing import told
+from fasttfm.system.parsing import type_name
 
 if TYPE_CHECKING:
     from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
@@ -44,7 +44,7 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
     for number, given in enumerate(read_json(path, list), start=1):
         where = f"{path}: example {number}"
         if not isinstance(given, dict):
-            raise UserError(f'{where} is {told(given)}: give {{"text": …, "options": […], "answer": …}}')
+            raise UserError(f'{where} is {type_name(given)}: give {{"text": …, "options": […], "answer": …}}')
         choices = given.get("options", list(options))
         if not (
             isinstance(choices, list) and len(choices) >= 2 and all(isinstance(each, str) and each for each in choices)
@@ -62,7 +62,7 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
 def _text(name: str, value: Any, where: str) -> str:
     """Text of a field in a template."""
     if isinstance(value, dict | list):
-        raise UserError(f"{where}: {name} is {told(value)}, it must be a text or a number")
+        raise UserError(f"{where}: {name} is {type_name(value)}, it must be a text or a number")
     return str(value)
 
 
