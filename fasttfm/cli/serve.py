@@ -1,6 +1,6 @@
-"""Translates over HTTP: POST /translate, GET /health, /metrics, /openapi.json, /docs, and a page to type into.
+"""Translates over HTTP: POST /translate, GET /health, /metrics, /openapi.json, /docs, and a web page.
 
-Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the server after the requests that it has.
+Sentences of all clients are batched together. On Ctrl-C or SIGTERM the server finishes pending requests and stops.
 """
 
 import argparse
@@ -56,8 +56,7 @@ def add_arguments(parser: Parser) -> None:
     add_precision(parser)
     add_workers(
         parser,
-        "processes that translate on a CPU, with one copy of the weights and one queue; auto: "
-        "OMP_NUM_THREADS, or one for each core",
+        "processes that translate on a CPU and share the weights and one queue; auto: OMP_NUM_THREADS, or one per core",
         default="1",
     )
     parser.add_argument(
@@ -70,8 +69,8 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="host name that requests may use; may be repeated (default: localhost, 127.0.0.1 and [::1]; any "
-        "with another --host)",
+        help="host name allowed in requests; may be repeated (default: localhost, 127.0.0.1 and [::1]; any with "
+        "another --host)",
     )
     parser.add_argument(
         "--allow-origin",
@@ -86,7 +85,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit status."""
+    """Serve until a signal arrives. Returns the exit status."""
     for package in ("uvicorn", "starlette", "prometheus_client"):
         optional(package, "serve")
     from fasttfm.translate.server.app import App
@@ -121,21 +120,21 @@ def run(args: argparse.Namespace) -> int:
         app = App(translators, limits, token, count, hosts=hosts, origins=args.allow_origin)
         if isinstance(app.engine, Pool):
             for each in translators.values():
-                each.model = None  # the workers have it
+                each.model = None  # the workers hold it
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {', '.join(translators)} at http://{shown}:{port}", flush=True)
         if token is None and not is_local:
             print(f"fasttfm serve: warning: {host} is open to others and there is no --token-file", file=sys.stderr)
-        room = connections_that_fit(limits.connections)
-        if room < limits.connections:
-            told = f"as many as open files allow (ulimit -n), not {limits.connections:,}"
-            print(f"fasttfm serve: warning: it takes {room:,} connections, {told}", file=sys.stderr, flush=True)
-        running = server(app, listener, replace(limits, connections=room))
+        most = connections_that_fit(limits.connections)
+        if most < limits.connections:
+            reason = f"as many as open files allow (ulimit -n), not {limits.connections:,}"
+            print(f"fasttfm serve: warning: it takes {most:,} connections, {reason}", file=sys.stderr, flush=True)
+        running = server(app, listener, replace(limits, connections=most))
         if isinstance(app.engine, Pool):
             app.engine.call_on_failure(lambda: setattr(running, "should_exit", True))
         try:
             running.run(sockets=[listener])
-        except KeyboardInterrupt:  # the signal that it has ended by, once more
+        except KeyboardInterrupt:  # uvicorn raises the signal that stopped it again
             taken_over()
         finally:
             app.engine.stop()
@@ -146,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
-    """UserError for more processes than one where models are not on a CPU, or this system cannot fork."""
+    """Return the number of processes; UserError for several if a model is not on a CPU or the system cannot fork."""
     import torch
 
     from fasttfm.system.processes import can_fork
@@ -167,7 +166,7 @@ def _listening(host: str, port: int) -> "Listener":
         listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # who connects while models are loaded waits
+        listener.listen()  # clients that connect while models load wait
     except OSError as error:
         wrong = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another {wrong}") from None
@@ -175,7 +174,7 @@ def _listening(host: str, port: int) -> "Listener":
 
 
 def _token(path: Path | None) -> str | None:
-    """The token of a file, or of the environment; None where neither is given."""
+    """Read the token from the file or the environment; None if neither is set."""
     if path is None and TOKEN_VARIABLE not in os.environ:
         return None
     try:

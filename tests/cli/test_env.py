@@ -67,7 +67,7 @@ def test_a_device_and_its_tuning_are_told(capsys, monkeypatch):
     monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3, "shipped": 2})
     text = printed(capsys)
     assert "a device, sm_90, 139.0 GiB, driver 1.0" in text
-    assert "3 of tuned/a.json; 2 that others sent in" in text
+    assert "3 of tuned/a.json; 2 shipped with fasttfm" in text
 
 
 def test_a_chip_that_nobody_knows_is_refused_in_one_line(refusal_of):

@@ -175,7 +175,7 @@ def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, refusal_of):
 
 def test_on_a_cpu_there_is_nothing_to_tune(capsys):
     assert main.main(["tune", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == "on a CPU there is nothing to tune: what ships is in force\n"
+    assert capsys.readouterr().out == "on a CPU there is nothing to tune: the shipped settings are used\n"
 
 
 def test_the_work_of_a_model_runs_every_family(monkeypatch):
