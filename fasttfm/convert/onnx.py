@@ -1,12 +1,12 @@
-"""A model as two ONNX graphs: the encoder with the decoder's keys and values over its output, and one decoding step.
+"""Export to two ONNX graphs: the encoder with the decoder's cross-attention keys and values, and one decoding step.
 
-encoder.onnx    source (B, S) int64, source_mask (B, S) bool, True where there is a token
+encoder.onnx    source (B, S) int64, source_mask (B, S) bool, True at tokens
                 -> memory_keys, memory_values (layers, B, H, S, D)
-step.onnx       tokens (B,) int64, keys, values (layers, B, H, L, D) of the L tokens before (L = 0 at first),
+step.onnx       tokens (B,) int64, keys, values (layers, B, H, L, D) of the L previous tokens (L = 0 at first),
                 memory_keys, memory_values, source_mask
                 -> logits (B, V), keys, values (layers, B, H, L + 1, D)
 
-Written in plain PyTorch from the formulas of reference.py: an exporter knows nothing of the package's own operators.
+Written in plain PyTorch after reference.py, because the ONNX exporter does not know fasttfm's operators.
 """
 
 import json
@@ -31,7 +31,7 @@ _OPSET = 18
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write encoder.onnx, step.onnx, the SentencePiece models and what a search must know to a new directory."""
+    """Write encoder.onnx, step.onnx, the tokenizers and search.json, the constants of a search; returns notes."""
     for package in ("onnx", "onnxscript"):
         optional(package, "onnx")
     encoder, step = Encoder(model.config, model.weights).eval(), Step(model.config, model.weights).eval()
@@ -78,13 +78,13 @@ def export(model: Model, folder: Path) -> list[str]:
         "longest": len(positions(model.config, model.weights, "decoder")),
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
-    ends = "ends in the end's number" if model.source_tokenizer.source_end else "has no end's number behind it"
-    return [f"a source {ends}; tokens in search.json's `never` are not to be chosen"]
+    ends = "end with" if model.source_tokenizer.source_end else "have no"
+    return [f"sources {ends} the end token; a search must never choose the tokens in search.json's `never`"]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, nobody warns: the exporter does, of itself, in dozens of lines."""
+    """Suppress the exporter's dozens of warnings about itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -96,7 +96,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Half(nn.Module):
-    """Base of encoder and decoder; parameters are the model's own tensors."""
+    """Base of the encoder and step graphs; buffers are the model's weights."""
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> None:
         super().__init__()
@@ -125,13 +125,13 @@ class _Half(nn.Module):
         return nn.functional.linear(x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
 
     def projected(self, x: Tensor, name: str, part: int) -> Tensor:
-        """Queries (part 0), keys (1) or values (2) of x (B, L, d): (B, H, L, D)."""
+        """Project x (B, L, d) to queries (part 0), keys (1) or values (2), (B, H, L, D)."""
         weight = self.weight(f"{name}.in_proj_weight").chunk(3)[part]
         bias = self.weight(f"{name}.in_proj_bias").chunk(3)[part]
         return nn.functional.linear(x, weight, bias).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, name: str, mask: Tensor | None) -> Tensor:
-        """(B, L, d): softmax(Q K^T / sqrt(D)) V W^O; mask (B, 1, 1, S), True where a key is attended to."""
+        """softmax(Q K^T / sqrt(D)) V W^O, (B, L, d); mask (B, 1, 1, S), True at keys to attend."""
         scores = query @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -1e9)
@@ -156,7 +156,7 @@ class Encoder(_Half):
         self.decoder = Step(config, weights)
 
     def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's keys and values over the encoder's output."""
+        """Return the decoder's cross-attention keys and values of the encoder's output."""
         mask = source_mask[:, None, None, :]
         x = self.embed(source, self.positions[: source.shape[1]])  # type: ignore[index]
         for number in range(self.config.encoder_layers):
@@ -193,7 +193,7 @@ class Step(_Half):
         memory_values: Tensor,
         source_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits of the token that follows, and all keys and values so far."""
+        """Return the logits of the next token, and all keys and values so far."""
         mask = source_mask[:, None, None, :]
         position = keys.shape[3]
         x = self.embed(tokens[:, None], self.positions[position : position + 1])  # type: ignore[index]

@@ -76,7 +76,7 @@ def test_sides_have_their_languages_and_the_notes_say_what_was_inferred(tmp_path
     write(tmp_path, pieces=corpus.pieces)
     (tmp_path / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
     assert imported(tmp_path) == 2
-    assert "--source-language: the checkpoint does not say it" in capsys.readouterr().err
+    assert "--source-language: Moses' rules need it and the checkpoint lacks it" in capsys.readouterr().err
     assert imported(tmp_path, "--source-language", "en", "--target-language", "en") == 0
     assert (
         "source text becomes Moses' tokens of en, normalized, escaped, as its dictionary shows"
@@ -137,7 +137,7 @@ def test_codes_of_another_corpus_are_refused_with_the_share(model, tmp_path, cap
     single = sum(len(piece.removesuffix("@@")) == 1 for piece in corpus.pieces) / len(corpus.pieces)
     assert f"has the pieces of {single:.1%} of the tokens in" in line
     assert main([*words, f"--spm={folder / 'spm.model'}"]) == 2
-    assert "give their --codes in place of --spm" in capsys.readouterr().err
+    assert "give their --codes instead of --spm" in capsys.readouterr().err
     assert main([*words, f"--codes={tmp_path / 'none'}"]) == 2
     assert "no such file of codes" in capsys.readouterr().err
     assert not (tmp_path / "MODEL").exists()

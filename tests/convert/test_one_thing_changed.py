@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         "marian-hf", also("model.encoder.layers.0.gate.weight", "model.shared.weight"),
         "has the weights model.encoder.layers.0.gate.weight, for which",
     ),
-    "another end": ("marian-hf", fields(eos_token_id=7), "eos_token_id is 7, of the vocabulary it is 0"),
+    "another end": ("marian-hf", fields(eos_token_id=7), "eos_token_id is 7, in the vocabulary it is 0"),
     "a DistilBERT's norms": ("distilbert", fields(layer_norm_eps=0.1), "layer_norm_eps is not a field of DistilBERT"),
     "another end of searches": (
         "m2m100", fields("generation_config.json", eos_token_id=[2, 7]),

@@ -53,12 +53,12 @@ def test_known_models_and_a_sample_are_equal_or_refused_in_outputs_and_gradients
 def test_a_model_that_writes_its_attention_out_is_refused_by_name_and_left_by_accelerate(kind: str) -> None:
     huggingface.register()
     eager = small.make(small.classes()[kind])
-    with pytest.raises(ValueError, match=r"^attention 'fasttfm': \w+ writes its attention out; use 'eager' or acc"):
+    with pytest.raises(ValueError, match=r"^attention 'fasttfm': \w+ hard-codes its attention; use 'eager' or acc"):
         verdicts.by_name(eager)
     classes = {type(module) for module in eager.modules() if "Attention" in type(module).__name__}
     line = huggingface.accelerate(eager).lines[0]
     assert (line.kind, line.action) == ("attention eager", "left")
-    assert line.reason.endswith(" writes its attention out")
+    assert line.reason.endswith(" hard-codes its attention")
     assert eager.config._attn_implementation == "eager"
     assert classes == {type(module) for module in eager.modules() if "Attention" in type(module).__name__}
 
