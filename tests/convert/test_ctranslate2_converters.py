@@ -119,7 +119,7 @@ def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, c
     for side in ("source", "target"):
         (folder / f"{side}.spm").write_bytes(smaller.model)
     assert main(words) == 2
-    assert "have 31% of the vocabulary's pieces, 85% are needed: one is of another corpus" in capsys.readouterr().err
+    assert "have 31% of the vocabulary's pieces, 85% are needed: one of them belongs to another corpus" in capsys.readouterr().err
     path = folder / "shared_vocabulary.json"
     listed = json.loads(path.read_text())
     path.write_text(json.dumps([*listed[:-1], listed[-2]]))

@@ -48,7 +48,7 @@ def test_the_same_logits_and_translations(tmp_path, capsys, shared, pre, new, le
     assert imported(tmp_path) == 0
     given = load(tmp_path / "MODEL")
     assert given.config.positions == (24 if any(learned) else None)
-    told = "note: left out the source's positions behind the 24 that both sides have"
+    told = "note: left out the source's positions beyond the 24 that both sides have"
     assert (told in capsys.readouterr().out) == any(learned)
     assert (told.removeprefix("note: ") in (tmp_path / "MODEL" / "README.md").read_text()) == any(learned)
     assert given.config.share_embeddings == shared
@@ -163,7 +163,7 @@ def test_what_we_have_not_is_named(tmp_path, capsys, changes, words):
 def test_settings_of_the_model_that_nobody_reads_are_told(tmp_path, capsys):
     write(tmp_path, encoder_mixing="sum", attention_heads_shared=2, adam_eps=1e-6, relu_dropout=0.25)
     assert imported(tmp_path) == 0
-    assert "the settings attention_heads_shared 2, encoder_mixing sum: they were left out" in capsys.readouterr().out
+    assert "the settings attention_heads_shared 2, encoder_mixing sum are unknown: they were left out" in capsys.readouterr().out
     assert load(tmp_path / "MODEL").config.relu_dropout == 0.25
 
 

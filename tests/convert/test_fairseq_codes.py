@@ -118,7 +118,7 @@ def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
     pytest.importorskip("ctranslate2")
     folder = model[0] / "MODEL"
     assert main(["export", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "CT2")]) == 0
-    assert "source text is cut by sacremoses and source.codes: Moses' tokens of en" in capsys.readouterr().out
+    assert "source text is tokenized by sacremoses and source.codes: Moses' tokens of en" in capsys.readouterr().out
     assert main(["import", str(tmp_path / "CT2"), "--format", "ctranslate2", "--out", str(tmp_path / "BACK")]) == 0
     before, after = load(folder), load(tmp_path / "BACK")
     line = "the dog runs ."

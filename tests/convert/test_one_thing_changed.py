@@ -189,7 +189,7 @@ TOLD: dict[str, tuple[str, Change, str]] = {
     "how it was searched with": (
         "marian-hf",
         fields("generation_config.json", repetition_penalty=1.5),
-        "left out how it is searched with there:",
+        "left out its search settings",
     ),
     "how a text was drawn": (
         "gpt2",
@@ -206,9 +206,9 @@ TOLD: dict[str, tuple[str, Change, str]] = {
         fields(sep_token_id=9),
         "says sep_token_id 9, but its tokenizer 3, which is taken",
     ),
-    "a field of another model": ("marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window: t"),
-    "a field that is off": ("llama", fields(unheard_of=False), "nobody here knows the fields unheard_of"),
-    "a field that is zero": ("bert", fields(unheard_of=0), "nobody here knows the fields unheard_of"),
+    "a field of another model": ("marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window are unknown: t"),
+    "a field that is off": ("llama", fields(unheard_of=False), "the fields unheard_of are unknown"),
+    "a field that is zero": ("bert", fields(unheard_of=0), "the fields unheard_of are unknown"),
 }
 
 
