@@ -1,4 +1,4 @@
-"""AutoModelForSeq2SeqLM of our directories: generate() finds what our search finds."""
+"""AutoModelForSeq2SeqLM on our directories: generate(), caches, padding, saving and the Trainer."""
 
 import pytest
 import torch
@@ -31,10 +31,15 @@ def model_dir(tmp_path_factory):
     return write_model_dir(tmp_path_factory.mktemp("auto") / "model")
 
 
+def pretrained(model_dir, name="pretrained"):
+    """Save a model directory with save_pretrained() and load it as transformers' model."""
+    Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / name, model_dir)
+    return AutoModelForSeq2SeqLM.from_pretrained(model_dir.parent / name)
+
+
 @pytest.fixture(scope="module")
 def theirs(model_dir):
-    Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / "pretrained", model_dir)
-    return AutoModelForSeq2SeqLM.from_pretrained(model_dir.parent / "pretrained")
+    return pretrained(model_dir)
 
 
 def rows(model_dir, lines):
@@ -58,11 +63,7 @@ def test_generate_finds_what_our_search_finds(model_dir, theirs, beam):
         length_penalty=0.0,
     )  # fmt: skip
     compare(model_dir, [tokenizer.decode(row) for row in actual.tolist()], beam)
-
-
-def test_the_directorys_way_of_searching_is_known(theirs):
-    assert theirs.generation_config.num_beams == 4
-    assert theirs.generation_config.length_penalty == 0.0
+    assert (theirs.generation_config.num_beams, theirs.generation_config.length_penalty) == (4, 0.0)
 
 
 def test_labels_give_a_loss_with_gradients(theirs):
@@ -72,6 +73,7 @@ def test_labels_give_a_loss_with_gradients(theirs):
     torch.testing.assert_close(output.logits[:, :2], given[:, :2])
     expected = torch.nn.functional.cross_entropy(given[0, :2], torch.tensor([7, EOS]))
     torch.testing.assert_close(output.loss, expected)
+    torch.testing.assert_close(theirs(input_ids=source, labels=target, num_items_in_batch=8).loss, expected * 2 / 8)
     output.loss.backward()
     assert theirs.model.target_embedding.weight.grad.abs().sum() > 0
 
@@ -223,9 +225,7 @@ def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
 
 @pytest.mark.parametrize("mean", [True, False])
 def test_a_vocabulary_is_resized_with_its_table_output_and_bias(tmp_path, mean):
-    model_dir = write_model_dir(tmp_path / "model", trained=False, output_bias=True)
-    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
+    model = pretrained(write_model_dir(tmp_path / "model", trained=False, output_bias=True), "a")
     before = model.get_input_embeddings().weight.detach().clone()
     given = {"input_ids": torch.tensor([[5, 6, EOS]]), "labels": torch.tensor([[7, EOS]])}
     logits = model(**given).logits
@@ -247,13 +247,9 @@ def test_a_vocabulary_is_resized_with_its_table_output_and_bias(tmp_path, mean):
     torch.testing.assert_close(model(**given).logits, logits)
     with pytest.raises(ValueError, match="new_num_tokens is 2: four tokens are special"):
         model.resize_token_embeddings(2)
-
-
-def test_tables_of_each_side_are_not_resized(tmp_path):
-    model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings="decoder")
-    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
+    separate = pretrained(write_model_dir(tmp_path / "separate", trained=False, share_embeddings="decoder"), "c")
     with pytest.raises(ValueError, match="share_embeddings is not all"):
-        auto_model.FasttfmForSeq2SeqLM.from_pretrained(tmp_path / "a").resize_token_embeddings(99)
+        separate.resize_token_embeddings(99)
 
 
 @torch.no_grad()
@@ -270,8 +266,7 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
 def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
     model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
-    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
-    first = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
+    first = pretrained(model_dir, "a")
     first.save_pretrained(tmp_path / "b")
     names = {file.name for file in (tmp_path / "a").iterdir()} - {"README.md", ".lock", "sha256sums"}
     assert {file.name for file in (tmp_path / "b").iterdir()} == {
@@ -336,9 +331,3 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
     best = type(model).from_pretrained(tmp_path / "last")
     for name, weight in best.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
-
-
-def test_a_loss_is_divided_by_what_the_trainer_counts(theirs):
-    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS, -100]])
-    whole = theirs(input_ids=source, labels=target).loss
-    torch.testing.assert_close(theirs(input_ids=source, labels=target, num_items_in_batch=8).loss, whole * 2 / 8)

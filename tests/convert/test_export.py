@@ -1,4 +1,4 @@
-"""What is written for another tool, loaded with that tool's own loaders, translates as it does here."""
+"""Exported models, loaded by the other tool, translate as they do here."""
 
 import random
 

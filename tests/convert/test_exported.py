@@ -1,4 +1,4 @@
-"""A module that is exported: with its file alone, with fasttfm imported, and without."""
+"""torch.export of modules: decomposed and loaded without fasttfm, or on fasttfm's operators."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from fasttfm.errors import ArgumentTypeError
 
 
 def own_process(code, *arguments):
-    """The end of a fresh process that has no fasttfm: -I leaves PYTHONPATH and this folder out."""
+    """Run code in a new process without fasttfm; -I ignores PYTHONPATH and the working directory."""
     words = ["-I", "-c", f"import sys; sys.modules['fasttfm'] = None\n{code}", *map(str, arguments)]
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=PATIENCE)
 
@@ -28,7 +28,7 @@ torch.testing.assert_close(program(*given[0], **given[1]), expected, rtol=1e-5, 
 
 
 class Functions(torch.nn.Module):
-    """The operators that no module of torch.nn stands for."""
+    """Operators without a module in torch.nn."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hugging Face models with random weights: fasttfm's attention beside eager, no download."""
+"""Hugging Face models with random weights: accelerate() against eager attention; downloads nothing."""
 
 import copy
 from typing import Any
@@ -7,6 +7,8 @@ from unittest import mock
 import pytest
 import torch
 from replayable import Watched
+
+from .their_models import randomized
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
@@ -52,21 +54,18 @@ ACTIVATION = {
 }  # fmt: skip
 OTHERS = [("marian", "relu"), ("bart", "relu"), ("bert", "relu"), ("bert", "gelu_new"), ("bart", "gelu_pytorch_tanh"),
           ("gpt2", "gelu"), ("gpt2", "silu"), ("bert", "silu")]  # fmt: skip
-"""Activations that are not the defaults: gelu, and gelu_new of GPT-2."""
+"""Activations other than the defaults (gelu, and gelu_new in GPT-2)."""
 
 
 def pair(name: str, activation: str | None = None) -> tuple[Any, Any]:
-    """A model on eager attention and its copy on ours; activation exchanges that of the feed-forward networks."""
+    """A model on eager attention and its accelerated copy. activation: of the feed-forward networks."""
     torch.manual_seed(0)
     eager = MODELS[name](transformers)
     if activation is not None:
         config = copy.deepcopy(eager.config)
         setattr(config, ACTIVATION[name], activation)
         eager = type(eager)(config)
-    with torch.no_grad():
-        for parameter in eager.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    eager.set_attn_implementation("eager")
+    randomized(eager)
     ours = copy.deepcopy(eager)
     huggingface.accelerate(ours)
     return eager, ours
@@ -89,7 +88,7 @@ def labels_of(name: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def kept(name: str, inputs: dict[str, torch.Tensor]) -> Any:
-    """Which positions of the output count."""
+    """Index of the output positions to compare."""
     return slice(None) if name in ("marian", "bart", "t5") else inputs["attention_mask"].bool()
 
 
@@ -116,7 +115,7 @@ def test_logits_loss_and_gradients_of_a_padded_batch(name: str, activation: str 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
 def test_half_precision_is_as_near_to_float32_as_eager(name: str, dtype: torch.dtype) -> None:
-    """Logits, loss and gradients: an error at most twice eager's in that dtype, plus one unit of the last place."""
+    """Logits, loss and gradients: the error is at most twice eager's in that dtype plus one ulp."""
     eager, ours = pair(name)
     inputs = batch(name)
     labels, keep = labels_of(name, inputs), kept(name, inputs)
@@ -223,23 +222,18 @@ def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> Non
 
 
 def tiny_llama(kind: str) -> Any:
-    """A decoder with RMSNorm before attention and network, its weights away from one."""
+    """A pre-norm decoder with RMSNorm weights different from one."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
         intermediate_size=24, max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.set_attn_implementation("eager")
-    return model
+    return randomized(getattr(transformers, f"{kind}ForCausalLM")(config))
 
 
 @torch.no_grad()
 def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
-    """Token and position differ from step to step; calls, launches and addresses do not."""
+    """Token and position differ between steps; calls, launches and addresses do not."""
     model, logits = tiny_llama("Llama").eval(), torch.zeros(2, 1, 37)
     huggingface.accelerate(model)
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
@@ -262,7 +256,7 @@ def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
 
 @pytest.mark.parametrize(("kind", "norms"), [("Llama", 5), ("Mistral", 5), ("Qwen3", 9), ("Gemma2", 0)])
 def test_the_rms_norms_of_llama_and_of_those_that_repeat_it_are_exchanged(kind: str, norms: int) -> None:
-    """Gemma's norm multiplies by 1 + weight, so it is another one."""
+    """Gemma's norm differs: it multiplies by 1 + weight."""
     eager = tiny_llama(kind)
     ours = copy.deepcopy(eager)
     report = huggingface.accelerate(ours)
@@ -289,14 +283,6 @@ def test_an_rms_norm_of_two_dtypes_gives_what_transformers_gives() -> None:
     assert ours(x).dtype == torch.float32
 
 
-def test_a_network_with_another_activation_is_named_and_called_as_before() -> None:
-    for name in ("bart", "bert", "gpt2"):
-        config = copy.deepcopy(MODELS[name](transformers).config)
-        setattr(config, ACTIVATION[name], "silu")
-        report = huggingface.accelerate(transformers.AutoModel.from_config(config))
-        assert "its activation is neither ReLU nor GELU" in str(report)
-
-
 @pytest.mark.parametrize(
     ("name", "networks", "activation"),
     [
@@ -316,13 +302,20 @@ def test_networks_with_relu_or_gelu_are_one_operator(
     assert len(calls) == networks
 
 
-def test_gated_networks_of_t5_and_those_with_other_activations_are_left_and_named() -> None:
-    for activation, reason in (("gated-gelu", "gated"), ("silu", "neither ReLU nor GELU")):
-        config = transformers.T5Config(
-            vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, feed_forward_proj=activation
-        )
-        report = huggingface.accelerate(transformers.T5Model(config))
-        assert sum(reason in line.reason for line in report.lines) == 2
+@pytest.mark.parametrize(
+    ("name", "changes", "networks"),
+    [
+        ("bart", {"activation_function": "silu"}, 4), ("bert", {"hidden_act": "silu"}, 2),
+        ("gpt2", {"activation_function": "silu"}, 2), ("t5", {"dense_act_fn": "silu"}, 4),
+        ("t5", {"is_gated_act": True}, 4),
+    ],
+)  # fmt: skip
+def test_gated_networks_and_other_activations_are_left_and_named(name: str, changes: Any, networks: int) -> None:
+    config = copy.deepcopy(MODELS[name](transformers).config)
+    vars(config).update(changes)
+    report = huggingface.accelerate(transformers.AutoModel.from_config(config))
+    reason = "gated" if "is_gated_act" in changes else "neither ReLU nor GELU"
+    assert sum(reason in line.reason for line in report.lines) == networks
 
 
 def test_an_exchanged_sub_module_is_called() -> None:

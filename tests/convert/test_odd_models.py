@@ -1,4 +1,4 @@
-"""replace_modules and restore_modules on models that are not plain: shared, hooked, wrapped, frozen, without memory."""
+"""replace_modules and restore_modules on unusual models: shared, hooked, wrapped, frozen, on the meta device."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ def layer(**options: Any) -> nn.TransformerEncoderLayer:
 
 
 def both_agree(theirs: nn.Module, ours: nn.Module, *inputs: Any, **options: Any) -> None:
-    """Outputs and parameter gradients."""
+    """Compare outputs and parameter gradients."""
     results = []
     for module in (theirs, ours):
         module.zero_grad()
@@ -39,7 +39,7 @@ def replaced(model: nn.Module) -> nn.Module:
 
 
 class Chain(nn.Module):
-    """What is given, one after the other."""
+    """nn.Sequential that is not one of torch's classes."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_a_model_without_memory_is_replaced_and_then_filled() -> None:
 
 
 class LowRank(nn.Module):
-    """A Linear with a low-rank addition, as adapters put it in the place of one."""
+    """A Linear with a low-rank update, as adapters insert it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def adapted(model: Any) -> None:
 
 
 def adapted_output_projection(model: Any) -> None:
-    """torch.nn reads weight and bias of the output projection, and never calls it."""
+    """torch.nn reads weight and bias of the output projection but never calls it."""
     model.self_attn.out_proj = LowRank(model.self_attn.out_proj)
     model.self_attn.out_proj.register_forward_hook(lambda *_: pytest.fail("torch.nn does not call it"))
 

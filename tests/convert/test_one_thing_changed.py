@@ -1,5 +1,6 @@
-"""A good folder of another tool with one thing changed, as nobody would notice: refused by name, or told."""
+"""Import of another tool's directory with one inconspicuous change: refused by name, or reported in a note."""
 
+import functools
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ def weights(change: Callable[[Weights], dict[Any, Any]], *, pickled: bool = Fals
 def also(
     name: str, like: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x + 1, **kind: bool
 ) -> Change:
-    """A weight besides, or another one in its place, made of one that is there."""
+    """Add or replace a weight by a function of an existing one."""
     return weights(lambda given: {**given, name: change(given[like])}, **kind)
 
 
@@ -186,30 +187,24 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
 }  # fmt: skip
 TOLD: dict[str, tuple[str, Change, str]] = {
-    "how it was searched with": (
-        "marian-hf",
-        fields("generation_config.json", repetition_penalty=1.5),
-        "left out its search settings",
+    "search settings": (
+        "marian-hf", fields("generation_config.json", repetition_penalty=1.5), "left out its search settings",
     ),
-    "how a text was drawn": (
-        "gpt2",
-        fields("generation_config.json", temperature=0.5, do_sample=True),
-        "temperature 0.5",
+    "sampling settings": (
+        "gpt2", fields("generation_config.json", temperature=0.5, do_sample=True), "temperature 0.5",
     ),
     "another end of texts": (
-        "gpt2",
-        fields(eos_token_id=3),
-        "says eos_token_id 3, but its tokenizer 14, which is taken",
+        "gpt2", fields(eos_token_id=3), "says eos_token_id 3, but its tokenizer 14, which is taken",
     ),
     "another end of pairs": (
-        "bert",
-        fields(sep_token_id=9),
-        "says sep_token_id 9, but its tokenizer 3, which is taken",
+        "bert", fields(sep_token_id=9), "says sep_token_id 9, but its tokenizer 3, which is taken",
     ),
-    "a field of another model": ("marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window are unknown: t"),
+    "a field of another model": (
+        "marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window are unknown: they",
+    ),
     "a field that is off": ("llama", fields(unheard_of=False), "the fields unheard_of are unknown"),
     "a field that is zero": ("bert", fields(unheard_of=0), "the fields unheard_of are unknown"),
-}
+}  # fmt: skip
 
 
 def _with_specification(path: Path, name: str) -> None:
@@ -226,13 +221,11 @@ def _fairseq(folder: Path, more: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def good_folder(tmp_path_factory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
+    @functools.cache
     def of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp(kind) / "good"
-            write_folder(kind, made[kind])
-        return made[kind]
+        folder = tmp_path_factory.mktemp(kind) / "good"
+        write_folder(kind, folder)
+        return folder
 
     return of
 

@@ -1,4 +1,4 @@
-"""PEFT's adapters in AutoModelForSeq2SeqLM of our directories: LoRA trains, is saved, loaded and merged."""
+"""PEFT adapters on AutoModelForSeq2SeqLM of our directories: LoRA is trained, saved, loaded and merged."""
 
 import pytest
 import torch
@@ -7,9 +7,7 @@ from model_dirs import write_model_dir
 peft = pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
-from transformers import (  # noqa: E402
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoModelForSeq2SeqLM  # noqa: E402
 
 from fasttfm.convert import auto_model  # noqa: E402
 from fasttfm.models import Transformer  # noqa: E402
