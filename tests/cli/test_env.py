@@ -1,4 +1,4 @@
-"""`fasttfm env` says what is installed and which way operators go, for people and for programs."""
+"""`fasttfm env`: versions, devices and the backend of each operator, as text and JSON."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`fasttfm env --check` names what slows a machine down and which files are damaged, and nothing else."""
+"""`fasttfm env --check` names causes of slowness and damaged files, and nothing else."""
 
 import json
 import subprocess
@@ -86,7 +86,7 @@ def test_a_busy_program_is_seen_and_our_work_is_not(monkeypatch):
 
 
 def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
-    """Of a model by save_pretrained() or of data, and of the checkpoints of a training."""
+    """Data directories and the checkpoints of a run."""
     whole, run = tmp_path / "data", tmp_path / "run"
     with replacing(whole, "a test", "files") as fresh:
         for name in ("a", "b", "README.md"):

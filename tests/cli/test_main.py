@@ -1,4 +1,4 @@
-"""The dispatcher: fast help, one line for every failure, the exit statuses."""
+"""The entry point: fast help, one line for every failure, exit statuses."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from fasttfm.errors import Stopped, UserError
 
 
 def scoring(run: str) -> list[str]:
-    """A process in which `fasttfm score` calls the function that these lines define."""
+    """Command line of a process in which `fasttfm score` calls the `run` that these lines define."""
     program = (
         f"import sys, types\n{run}\n"
         "sys.modules['fasttfm.cli.score'] = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
@@ -28,7 +28,7 @@ def scoring(run: str) -> list[str]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch):
-    """Make `fasttfm score` do something else."""
+    """Replace the action of `fasttfm score`."""
 
     def replace(action):
         module = types.SimpleNamespace(add_arguments=lambda parser: None, run=lambda args: action())

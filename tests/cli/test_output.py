@@ -1,4 +1,4 @@
-"""--quiet, --json, --help and --preset list are one way in all commands."""
+"""--quiet, --json, --help and --preset list behave alike in all commands."""
 
 import argparse
 import io
@@ -140,7 +140,7 @@ def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Text, prepared data and a model of two updates, made by the commands with --json."""
+    """Training and validation text."""
     folder = tmp_path_factory.mktemp("json")
     lines = [f"{a}{b}{c} {c}{a} {b}{a}{c}" for a in "abcdefgh" for b in "ijklmn" for c in "opqr"]
     for name, part in (("train", lines), ("valid", lines[:3])):
@@ -150,7 +150,7 @@ def trained(tmp_path_factory):
 
 
 def run(words, monkeypatch, capsysbinary, stdin=""):
-    """The standard output of a command, as JSON documents."""
+    """Run a command; returns the JSON documents on standard output, and standard error."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
     capsysbinary.readouterr()
     assert cli.main([str(word) for word in words]) == 0

@@ -1,4 +1,4 @@
-"""`fasttfm score` as it is typed."""
+"""Command lines of `fasttfm score`."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""What cannot be meant is told in one line before any work, with status 2 and nothing written."""
+"""Contradictory options are refused in one line before any work, with status 2 and nothing written."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""`fasttfm train` and `fasttfm average` as a person types them."""
+"""Command lines of `fasttfm train` and `fasttfm average`."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def go_on(data, model, *more):
 
 @pytest.fixture(scope="module")
 def trained(data):
-    """A model of 6 updates; tests take copies of it."""
+    """A model of 6 updates, which tests copy."""
     assert train(data / "DATA", data / "TRAINED", "--no-valid-bleu") == 0
     return data / "TRAINED"
 
@@ -104,7 +104,7 @@ def test_dump_config_prints_nothing_that_training_would_refuse(capsys, flag, nam
 
 
 def refused(capsys, status):
-    """The one line that a refused command leaves on standard error."""
+    """Return the one line that a refused command prints to standard error."""
     error = capsys.readouterr().err.strip().splitlines()
     assert status == 2
     assert len(error) == 1, error
@@ -182,18 +182,19 @@ def test_what_a_run_cannot_be_resumed_with_is_one_line(data, model, tmp_path, ca
     assert "has no checkpoint to go on from: give it as a flag" in message
 
 
-def test_validations_of_one_run_translate_alike(data, tmp_path, capsys):
-    assert train(data / "DATA", tmp_path / "M", "--max-len-b", "3") == 0
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        (("--max-len-b", "3"), ("--max-len-b", "5"),
+         "decoding.max_len_b 3, now it is 5: validations would not compare: go on with --max-len-b 3"),
+        (("--no-valid-bleu", "--schedule", "cosine"), ("--no-valid-bleu", "--schedule", "cosine"),
+         "training.max_update 6, now it is 8"),
+    ],
+)  # fmt: skip
+def test_settings_that_change_scores_or_the_schedule_cannot_change(data, tmp_path, capsys, first, then, message):
+    assert train(data / "DATA", tmp_path / "M", *first) == 0
     capsys.readouterr()
-    message = refused(capsys, train(data / "DATA", tmp_path / "M", "--max-update", "8", "--max-len-b", "5"))
-    assert "decoding.max_len_b 3, now it is 5: validations would not compare: go on with --max-len-b 3" in message
-
-
-def test_a_longer_cosine_is_another_recipe(data, tmp_path, capsys):
-    assert train(data / "DATA", tmp_path / "M", "--no-valid-bleu", "--schedule", "cosine") == 0
-    capsys.readouterr()
-    message = refused(capsys, go_on(data / "DATA", tmp_path / "M", "--schedule", "cosine"))
-    assert "training.max_update 6, now it is 8" in message
+    assert message in refused(capsys, train(data / "DATA", tmp_path / "M", "--max-update", "8", *then))
 
 
 def test_going_on_with_another_vocabulary_or_text_is_refused(data, model, capsys):
@@ -207,7 +208,7 @@ def test_going_on_with_another_vocabulary_or_text_is_refused(data, model, capsys
 
 
 def test_a_vocabulary_of_the_same_size_that_is_another_is_noticed(data, model, tmp_path, capsys):
-    """It would load, and translate into nonsense."""
+    """It would load and translate into nonsense."""
     other = train_tokenizer(["zwölf Boxkämpfer jagen Viktor quer"] * 9, vocab_size=32, byte_fallback=False)
     other.save(model / "spm.model")
     step = step_folder(model, 6)
@@ -220,18 +221,6 @@ def test_a_vocabulary_of_the_same_size_that_is_another_is_noticed(data, model, t
     (step / "meta.json").write_text((step / "meta.json").read_text().replace('"vocabulary": "', '"vocabulary": "0'))
     error = refused_after_start(capsys, go_on(data / "DATA", model))
     assert f"{step}: was trained with another vocabulary" in error
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors"])
-def test_a_cut_off_checkpoint_names_the_way_back_which_works(data, model, capsys, file):
-    path = step_folder(model, 6) / file
-    path.write_bytes(path.read_bytes()[:-100])
-    message = refused_after_start(capsys, go_on(data / "DATA", model))
-    assert f"{path}: is cut off" in message
-    assert f"move {path.parent.name} out of {path.parent.parent} to go on from update 4" in message
-    path.parent.rename(model / "away")
-    assert go_on(data / "DATA", model) == 0
-    assert "going on from update 4" in capsys.readouterr().err
 
 
 def refused_after_start(capsys, status):
@@ -248,7 +237,7 @@ def test_two_processes_do_not_train_into_one_directory(data, model, capsys):
 
 
 def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(data, tmp_path):
-    """A limit on file size stands for the full disk: the checkpoint cannot be written, the log can."""
+    """A limit on the file size simulates the full disk: the log can be written, the checkpoint cannot."""
     out = tmp_path / "M"
     words = ["train", "--data", str(data / "DATA"), "--out", str(out), *SMALL, "--no-valid-bleu", "--max-update", "6"]
     script = (
@@ -304,19 +293,6 @@ def test_a_new_run_may_begin_with_the_weights_of_another(data, model, tmp_path, 
     (other / "meta.json").write_text('{"vocabulary": "another"}')
     message = refused(capsys, train(data / "DATA", tmp_path / "N", "--init-from", str(other)))
     assert "another vocabulary than the data: prepare them with that of its model (fasttfm prepare --spm" in message
-
-
-def test_the_remedies_for_checkpoints_without_state_end_in_a_run_that_goes_on(data, model, tmp_path, capsys):
-    """The newest two hold the training state; without them there is nothing to go on from but weights."""
-    for step in (4, 6):
-        step_folder(model, step).rename(tmp_path / f"away-{step}")
-    message = refused_after_start(capsys, go_on(data / "DATA", model))
-    assert "state.safetensors: is missing" in message
-    assert "delete" not in message
-    remedy = re.search(r"another --out and (--init-from \S.*)$", message)[1].split(" ", 1)
-    assert saved_steps(model) == [2]
-    assert train(data / "DATA", tmp_path / "NEW", "--no-valid-bleu", *remedy) == 0
-    assert saved_steps(tmp_path / "NEW")[-1] == 6
 
 
 def test_checkpoints_that_are_not_there_just_now_do_not_begin_a_run_anew(data, model, tmp_path, capsys):

@@ -48,12 +48,8 @@ def cases():
     layer = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "batch_first": True}
     yield "encoder layer", nn.TransformerEncoderLayer(**layer), (x,), {}
     yield "padding", nn.TransformerEncoderLayer(**layer, activation="gelu"), (x,), {"src_key_padding_mask": hidden}
-    yield (
-        "pre-norm decoder layer",
-        nn.TransformerDecoderLayer(**layer, norm_first=True),
-        (y, x),
-        {"tgt_is_causal": True},
-    )
+    decoder = nn.TransformerDecoderLayer(**layer, norm_first=True)
+    yield "pre-norm decoder layer", decoder, (y, x), {"tgt_is_causal": True}
     yield "whole", nn.Transformer(16, 2, 1, 1, 32, batch_first=True), (x, y), {"tgt_is_causal": True}
     yield "attention", nn.MultiheadAttention(16, 2, batch_first=True), (y, x, x), {"key_padding_mask": hidden}
     yield "norm", nn.RMSNorm(16), (x,), {}
