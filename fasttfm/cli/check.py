@@ -86,8 +86,8 @@ def text(findings: Sequence[Finding], folders: Sequence[Path]) -> str:
 
 def judge(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each cause of slowness; has no side effects."""
-    yield from _of_settings(facts.environment)
-    yield from _of_device(facts) if facts.device else _of_processor(facts)
+    rules = (*_settings_rules(facts), *(_device_rules(facts) if facts.device else _processor_rules(facts)))
+    yield from (Finding(*finding) for applies, *finding in rules if applies)
     if facts.busy_cores > 0.3:
         yield Finding(
             "other programs",
@@ -96,62 +96,42 @@ def judge(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _of_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    if environment.get("TRITON_INTERPRET") == "1":
-        yield Finding(
-            "TRITON_INTERPRET=1", "kernels run in Triton's interpreter, thousands of times slower", "unset it"
-        )
-    backend = environment.get("FASTTFM_BACKEND", "auto")
-    if backend not in ("auto", "triton", "torch"):
-        yield Finding(
-            f"FASTTFM_BACKEND={backend}", "commands with a model fail: must be auto, triton or torch", "unset it"
-        )
-    elif backend != "auto":
-        yield Finding(f"FASTTFM_BACKEND={backend}", "used for every operator, even where it is slower", "unset it")
+Rule = tuple[bool, str, str, str]
+"""Whether it applies, and the fields of its Finding."""
 
 
-def _of_processor(facts: Facts) -> Iterator[Finding]:
-    if facts.gpu_without_driver:
-        yield Finding("GPU", "this torch cannot use it", "install the torch built for its driver: see pytorch.org")
-    if facts.threads > facts.cores:
-        yield Finding(
-            "threads", f"{facts.threads} threads share {facts.cores} cores", f"set OMP_NUM_THREADS={facts.cores}"
-        )
-    if facts.threads < facts.cores:
-        yield Finding(
-            "threads",
-            f"{facts.threads} of {facts.cores} cores are used",
-            f"set OMP_NUM_THREADS={facts.cores}, or leave it unset",
-        )
-    if "numba" in facts.missing:
-        yield Finding("numba", "not installed: searches and training are slower", 'pip install "./fasttfm[cpu]"')
-    if emulates_bfloat16(facts.units):
-        yield Finding(
-            "bfloat16",
-            "this CPU emulates it in float32",
-            f"give --precision fp32{' (or int8 to translate)' if facts.multiplies_int8 else ''}",
-        )
-    if not facts.multiplies_int8:
-        yield Finding(
-            "int8",
-            "this CPU has no exact int8 product that is faster than float32",
-            "give --precision bf16 or fp32 to translate",
-        )
+def _settings_rules(facts: Facts) -> Iterator[Rule]:
+    interpret, backend = (facts.environment.get(name) for name in ("TRITON_INTERPRET", "FASTTFM_BACKEND"))
+    subject, is_valid = f"FASTTFM_BACKEND={backend}", backend in (None, "auto", "triton", "torch")
+    slow = "kernels run in Triton's interpreter, thousands of times slower"
+    yield interpret == "1", "TRITON_INTERPRET=1", slow, "unset it"
+    yield not is_valid, subject, "commands with a model fail: must be auto, triton or torch", "unset it"
+    yield backend in ("triton", "torch"), subject, "used for every operator, even where it is slower", "unset it"
 
 
-def _of_device(facts: Facts) -> Iterator[Finding]:
-    if "triton" in facts.missing and facts.system == "linux":
-        yield Finding("triton", "not installed: operators run in PyTorch, unfused", "pip install triton")
-    if facts.has_tf32 and not facts.tf32:
-        yield Finding(
-            "TF32",
-            "float32 products do not use the tensor cores",
-            'torch.set_float32_matmul_precision("high"), if ten bits of mantissa are enough',
-        )
-    if not facts.is_tuned:
-        yield Finding("tiles", "not measured on this GPU", "fasttfm tune")
-    if facts.assembler_fault:
-        yield Finding("assembler", facts.assembler_fault, "fasttfm env says how to take another")
+def _processor_rules(facts: Facts) -> Iterator[Rule]:
+    threads, cores = facts.threads, facts.cores
+    remedy = "install the torch built for its driver: see pytorch.org"
+    yield facts.gpu_without_driver, "GPU", "this torch cannot use it", remedy
+    yield threads > cores, "threads", f"{threads} threads share {cores} cores", f"set OMP_NUM_THREADS={cores}"
+    remedy = f"set OMP_NUM_THREADS={cores}, or leave it unset"
+    yield threads < cores, "threads", f"{threads} of {cores} cores are used", remedy
+    fault = "not installed: searches and training are slower"
+    yield "numba" in facts.missing, "numba", fault, 'pip install "./fasttfm[cpu]"'
+    remedy = f"give --precision fp32{' (or int8 to translate)' if facts.multiplies_int8 else ''}"
+    yield emulates_bfloat16(facts.units), "bfloat16", "this CPU emulates it in float32", remedy
+    fault = "this CPU has no exact int8 product that is faster than float32"
+    yield not facts.multiplies_int8, "int8", fault, "give --precision bf16 or fp32 to translate"
+
+
+def _device_rules(facts: Facts) -> Iterator[Rule]:
+    without_triton = "triton" in facts.missing and facts.system == "linux"
+    yield without_triton, "triton", "not installed: operators run in PyTorch, unfused", "pip install triton"
+    remedy = 'torch.set_float32_matmul_precision("high"), if ten bits of mantissa are enough'
+    yield facts.has_tf32 and not facts.tf32, "TF32", "float32 products do not use the tensor cores", remedy
+    yield not facts.is_tuned, "tiles", "not measured on this GPU", "fasttfm tune"
+    fault = facts.assembler_fault or ""
+    yield bool(fault), "assembler", fault, "fasttfm env says how to take another"
 
 
 def gather(device: dict[str, Any] | None) -> Facts:

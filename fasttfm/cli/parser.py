@@ -226,13 +226,12 @@ def add_downloads(parser: argparse.ArgumentParser) -> None:
         help="folder that keeps the downloads and text of datasets; files that are in DIR/downloads are not downloaded "
         "again (default: %(default)s)",
     )
-    parser.add_argument(
-        "--mirror",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="address that has the same files; tried before the official ones; may be repeated",
-    )
+    add_repeated(parser, "--mirror", "address that has the same files, tried before the official ones", metavar="URL")
+
+
+def add_repeated(parser: argparse._ActionsContainer, flag: str, text: str, **options: Any) -> None:
+    """Add a flag that may be repeated; its values form a list. text: its help."""
+    parser.add_argument(flag, action="append", default=[], help=f"{text}; may be repeated", **options)
 
 
 def add_attention_layers(parser: argparse._ActionsContainer) -> None:

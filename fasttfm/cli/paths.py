@@ -72,6 +72,10 @@ class _Given:
     was_given: bool
     """False for a default."""
 
+    def error(self, reason: str, remedy: str = "") -> UserError:
+        """Return an error that names flag and path."""
+        return UserError(f"{self.flag} {self.path}: {reason}: {remedy or f'choose another {self.flag}'}")
+
 
 def check_paths(args: argparse.Namespace) -> None:
     """Raise UserError for an output that would overwrite other files, and for a damaged input directory."""
@@ -97,9 +101,7 @@ def _refuse_overwriting(output: _Given, given: Sequence[_Given]) -> None:
     if output.kind.is_file:
         _refuse_file(output, given)
     elif output.kind.replaces and output.path.name == _CHECKPOINTS and (output.path.parent / _CONFIG_FILE).is_file():
-        raise UserError(
-            f"{output.flag} {output.path}: has the name of the checkpoints of {output.path.parent}: choose another"
-        )
+        raise output.error(f"has the name of the checkpoints of {output.path.parent}")
 
 
 def _given(args: argparse.Namespace) -> Iterator[_Given]:
@@ -116,52 +118,40 @@ def _refuse_pair(output: _Given, other: _Given) -> None:
     if other.kind is SHARED_FOLDER and not other.was_given:
         return
     if _same(output.path, other.path):
-        raise UserError(
-            f"{output.flag} {output.path}: is {other.flag} of this command, and would be overwritten: choose another"
-        )
+        raise output.error(f"is {other.flag} of this command, and would be overwritten")
     if output.kind is SHARED_FOLDER or other.kind.writes:
         return
     if output.kind.is_file is False and _is_inside(other.path, output.path):
+        remedy = f"choose another {output.flag}"
         if output.kind.replaces:
-            raise UserError(
-                f"{other.flag} {other.path}: stands in the directory that {output.flag} replaces: choose another "
-                f"{output.flag}"
-            )
+            raise other.error(f"is in the directory that {output.flag} replaces", remedy)
         if other.path.is_file() and not (output.path / _CHECKPOINTS).is_dir():
-            raise UserError(
-                f"{other.flag} {other.path}: stands in the new model directory {output.path}: choose another "
-                f"{output.flag}"
-            )
+            raise other.error(f"is in the new model directory {output.path}", remedy)
 
 
 def _refuse_file(output: _Given, given: Sequence[_Given]) -> None:
     """Raise UserError unless the file is new or the user's own, outside the directories of models and data."""
-    path, flag = output.path, output.flag
+    path = output.path
     if str(path) == "-":
-        raise UserError(f"{flag} -: is written to a file: give its name (./- for a file that is called so)")
+        raise output.error("is written to a file", "give its name (./- for a file that is called so)")
     if path.is_dir():
-        raise UserError(f"{flag} {path}: is a directory: give the name of a file")
+        raise output.error("is a directory", "give the name of a file")
     target = Path(os.path.realpath(path))
-    folder = target.parent
+    folder, other = target.parent, f"or choose another {output.flag}"
     if not folder.is_dir():
-        raise UserError(f"{flag} {path}: there is no directory {folder}: make it first, or choose another {flag}")
+        raise output.error(f"there is no directory {folder}", f"make it first, {other}")
     if (target.is_file() or not target.exists()) and not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{flag} {path}: nothing can be written into {folder}: allow it, or choose another {flag}")
+        raise output.error(f"nothing can be written into {folder}", f"allow it, {other}")
     owned = owner(target)
     if owned is not None and not (output.kind.own == target.name and target.parent == owned.folder and not owned.lists):
-        raise UserError(
-            f"{flag} {path}: {'is a file' if target.exists() else 'has the name of a file'} of {owned.folder}, which "
-            f"this command did not make: choose another {flag}"
-        )
+        kind = "is a file" if target.exists() else "has the name of a file"
+        raise output.error(f"{kind} of {owned.folder}, which this command did not make")
     with suppress(OSError):
         if path.stat().st_nlink > 1:
-            for each in given:
-                if not each.kind.writes and each.path.is_dir():
-                    for file in each.path.rglob("*"):
-                        if _same(file, path):
-                            raise UserError(
-                                f"{flag} {path}: is {file}, which this command reads: choose another {flag}"
-                            )
+            folders = (each.path for each in given if not each.kind.writes and each.path.is_dir())
+            for file in (file for folder in folders for file in folder.rglob("*")):
+                if _same(file, path):
+                    raise output.error(f"is {file}, which this command reads")
 
 
 def _refuse_streams(given: Sequence[_Given]) -> None:
@@ -173,9 +163,9 @@ def _refuse_streams(given: Sequence[_Given]) -> None:
         with suppress(OSError):
             status = each.path.stat()
             if source is not None and each.kind.writes and os.path.samestat(source, status):
-                raise UserError(f"{each.flag} {each.path}: is standard input: choose another {each.flag}")
+                raise each.error("is standard input")
             if result is not None and os.path.samestat(result, status):
-                raise UserError(f"{each.flag} {each.path}: is standard output, which is emptied: write into another")
+                raise each.error("is standard output, which is emptied", "write into another")
 
 
 def _stream(stream: object) -> os.stat_result | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.cli.parser import Parser, add_device, add_precision, add_workers
+from fasttfm.cli.parser import Parser, add_device, add_precision, add_repeated, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError, optional
@@ -64,22 +64,10 @@ def add_arguments(parser: Parser) -> None:
         type=INPUT_FILE,
         help=f"file with the bearer token that requests must send (default: the environment variable {TOKEN_VARIABLE})",
     )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="host name allowed in requests; may be repeated (default: localhost, 127.0.0.1 and [::1]; any with "
-        "another --host)",
-    )
-    parser.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin whose web pages may send requests, such as https://example.org; may be repeated (default: "
-        "the server's own page)",
-    )
+    hosts = "host name allowed in requests (default: localhost, 127.0.0.1 and [::1]; any with another --host)"
+    add_repeated(parser, "--allow-host", hosts, metavar="NAME")
+    origins = "origin whose web pages may send requests, such as https://example.org (default: the server's own page)"
+    add_repeated(parser, "--allow-origin", origins, metavar="ORIGIN")
     add_field_flags(parser.add_argument_group("limits"), Limits, _LIMITS, prefix="max_")
     parser.shorten(*_SHOWN, examples=_EXAMPLES)
 

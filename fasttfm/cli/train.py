@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import TIME, Parser, add_workers
+from fasttfm.cli.parser import TIME, Parser, add_repeated, add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, LOADED_FOLDER, TRAINED_MODEL
 from fasttfm.cli.workers import launch, number_of_workers, usable_cores
 from fasttfm.config import (
@@ -91,20 +91,9 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
         "split of the CPU cores into processes and threads that trains a few updates fastest",
         timed=True,
     )
-    parser.add_argument(
-        "--config",
-        type=INPUT_FILE,
-        action="append",
-        default=[],
-        help="YAML file of settings that replace the preset's; may be repeated",
-    )
-    parser.add_argument(
-        "--resume-with",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"resume with a new value of {', '.join(RESUMABLE)}, keeping the optimizer's state; may be repeated",
-    )
+    add_repeated(parser, "--config", "YAML file of settings that replace the preset's", type=INPUT_FILE)
+    resume = f"resume with a new value of {', '.join(RESUMABLE)}, keeping the optimizer's state"
+    add_repeated(parser, "--resume-with", resume, metavar="NAME=VALUE")
     parser.add_argument("--dump-config", action="store_true", help="print the resulting configuration as YAML and stop")
     add_output_flags(parser, "how the run ended")
 

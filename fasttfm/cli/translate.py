@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add_workers
+from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add_repeated, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
@@ -77,13 +77,8 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
     """Add the flags for files that accompany the input, for ensembles and for sentence splitting."""
     for flag, text in _FILES.items():
         parser.add_argument(flag, type=OUTPUT_FILE if flag == "--alignment" else INPUT_FILE, metavar="FILE", help=text)
-    parser.add_argument(
-        "--ensemble",
-        type=MODEL,
-        action="append",
-        default=[],
-        help="model directory with the same tokenizer, whose probabilities are averaged with MODEL's; may be repeated",
-    )
+    ensemble = "model directory with the same tokenizer, whose probabilities are averaged with MODEL's"
+    add_repeated(parser, "--ensemble", ensemble, type=MODEL)
     parser.add_argument(
         "--split-sentences",
         metavar="LANGUAGE",

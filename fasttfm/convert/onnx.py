@@ -137,15 +137,17 @@ class _Half(nn.Module):
             scores = scores.masked_fill(~mask, -1e9)
         return self.linear((scores.softmax(-1) @ values).transpose(1, 2).flatten(2), f"{name}.out_proj")
 
-    def sublayer(self, x: Tensor, name: str, function: Any) -> Tensor:
-        """LayerNorm(x + f(x)), or x + f(LayerNorm(x))."""
-        if self.config.norm_first:
-            return x + function(self.norm(x, name))
-        return self.norm(x + function(x), name)
+    def before(self, x: Tensor, norm: str) -> Tensor:
+        """The input of a sublayer: normalized if norm_first."""
+        return self.norm(x, norm) if self.config.norm_first else x
 
-    def feed_forward(self, x: Tensor, layer: str) -> Tensor:
-        hidden = ACTIVATIONS[self.config.activation](self.linear(x, f"{layer}.linear1"))
-        return self.linear(hidden, f"{layer}.linear2")
+    def after(self, x: Tensor, norm: str) -> Tensor:
+        """The output of a sublayer with its residual: normalized unless norm_first."""
+        return x if self.config.norm_first else self.norm(x, norm)
+
+    def feed_forward(self, x: Tensor, layer: str, norm: str) -> Tensor:
+        hidden = ACTIVATIONS[self.config.activation](self.linear(self.before(x, norm), f"{layer}.linear1"))
+        return self.after(x + self.linear(hidden, f"{layer}.linear2"), norm)
 
 
 class Encoder(_Half):
@@ -161,14 +163,10 @@ class Encoder(_Half):
         x = self.embed(source, self.positions[: source.shape[1]])  # type: ignore[index]
         for number in range(self.config.encoder_layers):
             layer = f"layers.{number}"
-            name = f"{layer}.self_attn"
-
-            def attention(y: Tensor, name: str = name) -> Tensor:
-                query, keys, values = (self.projected(y, name, part) for part in range(3))
-                return self.attend(query, keys, values, name, mask)
-
-            x = self.sublayer(x, f"{layer}.norm1", attention)
-            x = self.sublayer(x, f"{layer}.norm2", lambda y, layer=layer: self.feed_forward(y, layer))
+            y = self.before(x, f"{layer}.norm1")
+            query, keys, values = (self.projected(y, f"{layer}.self_attn", part) for part in range(3))
+            x = self.after(x + self.attend(query, keys, values, f"{layer}.self_attn", mask), f"{layer}.norm1")
+            x = self.feed_forward(x, layer, f"{layer}.norm2")
         if self.config.final_norm:
             x = self.norm(x, "norm")
         names = [f"layers.{number}.multihead_attn" for number in range(self.config.decoder_layers)]
@@ -197,25 +195,21 @@ class Step(_Half):
         mask = source_mask[:, None, None, :]
         position = keys.shape[3]
         x = self.embed(tokens[:, None], self.positions[position : position + 1])  # type: ignore[index]
-        new: list[list[Tensor]] = [[], []]
+        all_keys: list[Tensor] = []
+        all_values: list[Tensor] = []
         for number in range(self.config.decoder_layers):
             layer = f"layers.{number}"
-
-            def attend_self(y: Tensor, number: int = number, layer: str = layer) -> Tensor:
-                name = f"{layer}.self_attn"
-                for part, past in ((1, keys), (2, values)):
-                    new[part - 1].append(torch.cat([past[number], self.projected(y, name, part)], dim=2))
-                return self.attend(self.projected(y, name, 0), new[0][-1], new[1][-1], name, None)
-
-            def over_source(y: Tensor, number: int = number, layer: str = layer) -> Tensor:
-                name = f"{layer}.multihead_attn"
-                query = self.projected(y, name, 0)
-                return self.attend(query, memory_keys[number], memory_values[number], name, mask)
-
-            x = self.sublayer(x, f"{layer}.norm1", attend_self)
-            x = self.sublayer(x, f"{layer}.norm2", over_source)
-            x = self.sublayer(x, f"{layer}.norm3", lambda y, layer=layer: self.feed_forward(y, layer))
+            y = self.before(x, f"{layer}.norm1")
+            query, key, value = (self.projected(y, f"{layer}.self_attn", part) for part in range(3))
+            all_keys.append(torch.cat([keys[number], key], dim=2))
+            all_values.append(torch.cat([values[number], value], dim=2))
+            y = self.attend(query, all_keys[-1], all_values[-1], f"{layer}.self_attn", None)
+            x = self.after(x + y, f"{layer}.norm1")
+            query = self.projected(self.before(x, f"{layer}.norm2"), f"{layer}.multihead_attn", 0)
+            y = self.attend(query, memory_keys[number], memory_values[number], f"{layer}.multihead_attn", mask)
+            x = self.after(x + y, f"{layer}.norm2")
+            x = self.feed_forward(x, layer, f"{layer}.norm3")
         if self.config.final_norm:
             x = self.norm(x, "norm")
         logits = nn.functional.linear(x[:, 0], self.output, self.output_bias)  # type: ignore[arg-type]
-        return logits, torch.stack(new[0]), torch.stack(new[1])
+        return logits, torch.stack(all_keys), torch.stack(all_values)

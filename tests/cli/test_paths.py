@@ -145,7 +145,7 @@ def test_no_output_is_another_path_of_the_command(name, output, other, world):
     ("name", "output", "other"), [p for p in PAIRS if p.values[1].type.replaces and not p.values[2].type.writes]
 )
 def test_a_folder_that_is_replaced_holds_no_input(name, output, other, world):
-    with pytest.raises(UserError, match=r"stands in the directory that --out replaces"):
+    with pytest.raises(UserError, match="is in the directory that --out replaces"):
         check(name, {output: "folder", other: "folder/inside"})
 
 
@@ -205,7 +205,7 @@ def test_standard_input_and_output_are_files_of_the_command_too(name, output, wo
 def test_a_run_goes_on_with_its_own_configuration_but_begins_in_no_folder_of_the_users(world):
     actions = {action.dest: action for action in paths(PARSERS["train"])}
     assert actions["out"].type is TRAINED_MODEL
-    with pytest.raises(UserError, match="stands in the new model directory folder"):
+    with pytest.raises(UserError, match="is in the new model directory folder"):
         check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
     Path("folder/checkpoints").mkdir()
     check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
