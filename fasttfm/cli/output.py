@@ -19,7 +19,7 @@ def add_output_flags(parser: argparse.ArgumentParser, result: str = "", *, lines
     """Add --quiet and --json. result: content of the JSON document; lines: content if there is one per input line."""
     document = f"print {result} as one JSON document on standard output"
     if lines:
-        document = f"print one JSON document a line in place of text: the line's number from 0, {lines}"
+        document = f"print one JSON document per line instead of text: the line's number from 0, {lines}"
     group = parser.add_argument_group("what is printed")
     group.add_argument("--quiet", action="store_true", help="print only the result, warnings and errors")
     group.add_argument("--json", action="store_true", help=document)
@@ -87,7 +87,7 @@ class Output:
     def _tenths(self, name: str, unit: str) -> Callable[[int, int | None], None]:
         began, first, tenths = time.monotonic(), None, 0
 
-        def tell(done: int, total: int | None) -> None:
+        def report(done: int, total: int | None) -> None:
             nonlocal first, tenths
             first = done if first is None else first
             if done == total and not tenths:  # finished at once: not worth a line
@@ -98,4 +98,4 @@ class Output:
                 rest = f", about {left:,.0f} s left" if done > first and done < total else ""
                 self.note(f"{name}: {done:,} of {total:,} {unit}{rest}")
 
-        return tell
+        return report

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import InRange, Parser, add_downloads
@@ -20,9 +20,6 @@ from fasttfm.errors import UserError, optional
 from fasttfm.system.children import child_environment, command_line, run_to_end, signal_name
 from fasttfm.system.files import writing
 from fasttfm.system.parsing import parse_yaml
-
-if TYPE_CHECKING:
-    from fasttfm.data.datasets import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the commands of a recipe in order."""
-    from fasttfm.data.datasets import demo_texts, held_texts
+    from fasttfm.data import datasets
 
     if args.name == "list":
         width = max(map(len, RECIPES))
@@ -105,13 +102,16 @@ def run(args: argparse.Namespace) -> None:
     work = args.work or Path("runs") / f"{args.name}{'-dry' * args.dry_run}"
     if recipe.source:
         output.note(recipe.source)
-    texts = held_texts(recipe.dataset, args.data_dir) if args.dry_run else None
+    texts = datasets.held_texts(recipe.dataset, args.data_dir) if args.dry_run else None
     size = recipe.vocab_size if not args.dry_run else _BUILT_IN_VOCABULARY if texts is None else _DRY_VOCABULARY
     if texts is None and args.dry_run:
-        output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {work / 'demo'} stands for it")
-        texts = demo_texts(work / "demo", recipe.test)
+        output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {work / 'demo'} is used instead")
+        texts = datasets.demo_texts(work / "demo", recipe.test)
     elif texts is None:
-        texts = _downloaded(recipe, args, output)
+        progress = partial(output.progress, unit="bytes")
+        texts = datasets.fetch_dataset(
+            recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress
+        )
     turn = -1 if recipe.reverse else 1
     source, target = texts.tests[recipe.test][::turn]
     files: dict[str, Any] = dict(zip(("--src", "--tgt"), texts.train[::turn]))
@@ -124,13 +124,6 @@ def run(args: argparse.Namespace) -> None:
     _run(output, "train", *train, "--data", str(data), "--out", str(model))
     _run(output, "translate", str(model), read=source, write=out)
     _run(output, "score", "--ref", str(target), *recipe.score.split(), read=out)
-
-
-def _downloaded(recipe: Recipe, args: argparse.Namespace, output: Output) -> "Texts":
-    from fasttfm.data.datasets import fetch_dataset
-
-    progress = partial(output.progress, unit="bytes")
-    return fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress)
 
 
 def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = None) -> str:

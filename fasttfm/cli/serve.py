@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from fasttfm.translate.translator import Translator
 
     if sys.__stdout__ is None:
-        print("fasttfm serve: standard output is closed: the address is told there; use >/dev/null", file=sys.stderr)
+        print("fasttfm serve: standard output is closed, but the address goes there; use >/dev/null", file=sys.stderr)
         return 1
     try:
         limits = Limits(**field_values(args, _LIMITS))
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     with _listening(args.host, args.port) as listener:
         names = [path.resolve().name.removesuffix(".zip") for path in args.model]
         if len(set(names)) < len(names):
-            raise UserError("two models have the same name: requests could not tell them apart; rename a directory")
+            raise UserError("two models have the same name, which requests use: rename a directory")
         translators = {
             name: Translator.from_directory(path, device=args.device, precision=args.precision, workers=1)
             for name, path in zip(names, args.model)

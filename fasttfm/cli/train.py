@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "fasttfm train --preset NAME --data DATA --out MODEL [--SETTING VALUE …]"
     parser.epilog = "Settings of --config files replace those of the preset, and flags replace both."
     add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
-    parser.elsewhere = {flag: told for flags, told in _FAIRSEQ.items() for flag in flags.split()}
+    parser.elsewhere = {flag: remedy for flags, remedy in _FAIRSEQ.items() for flag in flags.split()}
     parser.shorten(*SHOWN, examples=_EXAMPLES)
 
 
@@ -223,8 +223,8 @@ def _saved_state(model_dir: Path) -> str:
     except UserError:
         steps = []
     if not steps:
-        return f"stopped before anything was saved in {model_dir}: run the same command again to begin anew"
-    return f"stopped; update {steps[-1]:,} is saved in {model_dir} and whole: run the same command again to go on"
+        return f"stopped before anything was saved in {model_dir}: run the same command again to start over"
+    return f"stopped; update {steps[-1]:,} is saved in {model_dir}: run the same command again to resume"
 
 
 def _drawn_curve(model_dir: Path) -> Path | None:

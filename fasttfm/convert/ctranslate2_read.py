@@ -140,7 +140,7 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
             if f"{name}_scale" in variables:  # the scale of a quantized weight has no alias of its own
                 variables.setdefault(f"{alias}_scale", variables[f"{name}_scale"])
         if reader.read(1):
-            raise ValueError("it goes on behind its end")
+            raise ValueError("it has bytes after its end")
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: is cut off or damaged ({error}): copy it again") from None
     return variables
@@ -289,7 +289,7 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
     """Raise UserError for variables and fields of config.json that describe an unsupported architecture."""
     for name, value in settings.items():
         if name not in _SETTINGS and value:
-            raise UserError(f"config.json says {name} {value!r}, which is not supported")
+            raise UserError(f"config.json has {name} {value!r}, which is not supported")
     for name, values in variables.items():
         side, _, rest = name.partition("/")
         kind = name.rpartition("/")[2]

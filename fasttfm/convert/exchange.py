@@ -301,7 +301,7 @@ def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
             if tokenizer.cuts_into(name):
                 raise UserError(
                     f"piece {position} of the vocabulary is {name!r}, and so is piece {numbers[name]} in this format, "
-                    "which tells pieces by their names: export this model as onnx or pretrained"
+                    "which identifies pieces by name: export this model as onnx or pretrained"
                 )
             names[position] = f"{name}#{position}"
         numbers[names[position]] = position

@@ -27,7 +27,10 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     """
     path, given = folder / "config.json", read_config(folder, "m2m_100")
     refuse_others(given, path, allowed := {"scale_embedding": (None, True), "is_decoder": (None, False)})
-    theirs = _load_tokenizer(folder)
+    transformers = optional("transformers", "hf")
+    with foreign_errors(f"{folder}: its tokenizer cannot be loaded", "copy its files again"):
+        options = {"local_files_only": True, "trust_remote_code": False}
+        theirs: Any = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
     weights = read_tensors(folder)
     tell_unknown_fields(given, path, {*KNOWN, *allowed})
     embeddings = tables(weights, given, path)
@@ -51,12 +54,6 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     refuse_other_corpus(folder, sides)
     search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)
     return Model(config, result, (sides[0], sides[1]), search)
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    transformers = optional("transformers", "hf")
-    with foreign_errors(f"{folder}: its tokenizer cannot be loaded", "copy its files again"):
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def _codes(theirs: Any, pieces: list[str]) -> dict[str, str]:

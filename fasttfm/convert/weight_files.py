@@ -42,10 +42,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if Path(name).name != name:
             raise UserError(f"{index}: weight_map names the file {name!r}: only files beside it are read")
         if not path.exists():
-            raise UserError(f"{path}: is missing: {index.name} says that it has weights")
+            raise UserError(f"{path}: is missing, but {index.name} lists it")
         found = _read_file(path)
         if others := found.keys() ^ {weight for weight, place in places.items() if place == name}:
-            raise UserError(f"{path}: {index.name} says otherwise of the weight {min(others)}: copy both again")
+            raise UserError(f"{path}: {index.name} disagrees about the weight {min(others)}: copy both again")
         weights |= found
     return weights
 
@@ -53,7 +53,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_file(path: Path) -> dict[str, Tensor]:
     refuse_bytes(path)
     if path.suffix == ".safetensors":
-        with foreign_errors(f"{path}: is cut off or not what its name says", "copy it again"):
+        with foreign_errors(f"{path}: is cut off or no safetensors file", "copy it again"):
             return plain_weights(load_file(path), path)
     return plain_weights(load_pickle(path), path)
 

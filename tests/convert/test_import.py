@@ -109,8 +109,8 @@ def test_pickled_and_sharded_weights_are_read(tmp_path, opus):
     whole = shards[1].read_bytes()
     for content, message in (
         (whole[:-9], "is cut off"),
-        (shards[0].read_bytes(), "model.safetensors.index.json says otherwise"),
-        (None, "is missing: model.safetensors.index.json says"),
+        (shards[0].read_bytes(), "model.safetensors.index.json disagrees"),
+        (None, "is missing, but model.safetensors.index.json lists it"),
     ):
         shards[1].unlink()
         if content is not None:
@@ -326,8 +326,8 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
         ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* it must be a number"),
         ({"encoder/activation": np.int8(4), "decoder/activation": np.int8(4)}, {}, "activation 4 is not supported"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
-        ({}, {"add_source_bos": True}, "config.json says add_source_bos True"),
-        ({}, {"newer": "x"}, "config.json says newer 'x'"),
+        ({}, {"add_source_bos": True}, "config.json has add_source_bos True"),
+        ({}, {"newer": "x"}, "config.json has newer 'x'"),
     ],
 )
 def test_unsupported_variables_and_settings_are_refused(tmp_path, opus, monkeypatch, changed, settings, message):

@@ -150,15 +150,15 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "a weight that no index has": (
         "bert", shards(lambda given, places: given.update({"unheard.of": torch.ones(3)})),
-        f"{ONE}: model.safetensors.index.json says otherwise of the weight unheard.of",
+        f"{ONE}: model.safetensors.index.json disagrees about the weight unheard.of",
     ),
     "a weight that the index puts elsewhere": (
         "bert", shards(lambda given, places: places.pop("cls.predictions.bias")),
-        "says otherwise of the weight cls.predictions.bias",
+        "disagrees about the weight cls.predictions.bias",
     ),
     "bytes behind the end": (
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
-        "model.bin: is cut off or damaged (it goes on behind its end)",
+        "model.bin: is cut off or damaged (it has bytes after its end)",
     ),
     "a language model": (
         "ctranslate2", lambda to: _with_specification(to / "model.bin", "TransformerDecoderSpec"),
