@@ -100,7 +100,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_path_of_a_command_says_what_it_is_for():
+def test_every_path_has_a_kind():
     """An argument without a PathKind would not be checked."""
     without = []
     for name, parser in PARSERS.items():
@@ -202,7 +202,7 @@ def test_standard_input_and_output_are_files_of_the_command_too(name, output, wo
                 check(name, {output: path})
 
 
-def test_a_run_goes_on_with_its_own_configuration_but_begins_in_no_folder_of_the_users(world):
+def test_a_run_resumes_with_its_own_configuration_but_does_not_start_in_a_user_s_directory(world):
     actions = {action.dest: action for action in paths(PARSERS["train"])}
     assert actions["out"].type is TRAINED_MODEL
     with pytest.raises(UserError, match="is in the new model directory folder"):
@@ -231,7 +231,7 @@ def model(world: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", ["MODEL/config.yaml", "text", "terms", "MODEL", "-"])
-def test_translate_keeps_model_input_and_companions_from_its_alignment(path, model, monkeypatch, capfd):
+def test_the_alignment_cannot_overwrite_inputs(path, model, monkeypatch, capfd):
     before = contents(Path())
     streams(monkeypatch, source="text")
     assert main(["translate", "MODEL", "--terminology", "terms", "--alignment", path, "--device", "cpu"]) == 2
@@ -239,7 +239,7 @@ def test_translate_keeps_model_input_and_companions_from_its_alignment(path, mod
     assert contents(Path()) == before
 
 
-def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
+def test_training_does_not_start_in_an_imported_model(world):
     from fasttfm.store.model_dir import refuse_strangers
 
     with folders.replacing(Path("MODEL"), "writing", "files") as fresh:
@@ -329,7 +329,7 @@ def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
-def test_a_folder_that_takes_no_file_is_told_before_the_work(name, output, world, monkeypatch):
+def test_an_unwritable_directory_is_refused_before_the_work(name, output, world, monkeypatch):
     for path in ("none/x", "none/deep/x", "file/x"):
         with pytest.raises(UserError, match=f"{path}: there is no directory .*: make it first"):
             check(name, {output: path})
@@ -343,7 +343,7 @@ def test_a_folder_that_takes_no_file_is_told_before_the_work(name, output, world
     check(name, {output: "/dev/null"})
 
 
-def test_a_file_that_cannot_be_written_is_called_what_the_user_calls_it(tmp_path):
+def test_an_unwritable_file_is_named_as_given(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "none" / "x"):
         pass
     assert caught.value.filename == str(tmp_path / "none" / "x")
@@ -355,7 +355,7 @@ def stopped(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_file_is_written_beside_and_takes_the_place_of_the_old_one_at_the_end(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     target = tmp_path / "file"
     target.write_text("old")
     target.chmod(0o600)

@@ -119,7 +119,7 @@ def test_several_files_and_repeated_flags_are_one_corpus_in_their_order(text: li
     assert main(["prepare", "--src", src, valid[1], "--tgt", tgt, *options, "--out", str(tmp_path / "C")]) == 2
 
 
-def test_letters_spelt_apart_and_invisible_characters_are_told(text: list[str], tmp_path: Path, capsys):
+def test_decomposed_letters_and_invisible_characters_are_reported(text: list[str], tmp_path: Path, capsys):
     valid = Path(text[text.index("--valid-tgt") + 1])
     lines = valid.read_text(encoding="utf-8").splitlines()
     lines[1], lines[2] = unicodedata.normalize("NFD", "Über die Straße."), "\u200b"
@@ -135,7 +135,7 @@ def test_letters_spelt_apart_and_invisible_characters_are_told(text: list[str], 
     assert "normal form" not in capsys.readouterr().out
 
 
-def test_the_folder_one_stands_in_is_written_and_stays(text: list[str], tmp_path: Path, monkeypatch):
+def test_the_working_directory_can_be_the_output(text: list[str], tmp_path: Path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for size in ("450", "440"):
@@ -143,7 +143,7 @@ def test_the_folder_one_stands_in_is_written_and_stays(text: list[str], tmp_path
         assert len(PreparedData.open(Path(".")).source_tokenizer) == int(size)
 
 
-def test_bytes_that_are_not_utf8_are_replaced_where_that_is_asked_for_and_counted(text: list[str], tmp_path, capsys):
+def test_replace_invalid_replaces_and_counts_invalid_bytes(text: list[str], tmp_path, capsys):
     path = Path(text[5])
     path.write_bytes(b"sch\xc3\xb6n\n" * 3 + b"sch\xf6n\n" + path.read_bytes().split(b"\n", 4)[-1])
     command = ["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]

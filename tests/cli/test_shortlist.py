@@ -31,7 +31,7 @@ def translated(model, monkeypatch, capsysbinary, *words: str) -> list[str]:
     return capsysbinary.readouterr().out.decode().splitlines()
 
 
-def test_translations_keep_to_the_map_and_what_was_learned_stays(folder, monkeypatch, capsysbinary):
+def test_translations_use_only_tokens_of_the_map(folder, monkeypatch, capsysbinary):
     model = folder / "model"
     assert main(["shortlist", str(model), "--data", str(folder / "data"), "--best=8", "--frequent=3", "--json"]) == 0
     told = json.loads(capsysbinary.readouterr().out)

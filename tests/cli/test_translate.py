@@ -221,7 +221,7 @@ def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch
     assert "5 lines" in errors[-1]
 
 
-def test_banned_words_do_not_come(translate, model_dir, tmp_path):
+def test_banned_words_do_not_occur(translate, model_dir, tmp_path):
     tokenizer = Translator.from_directory(model_dir, device="cpu").target_tokenizer
     free = translate(model_dir)[1]
     pieces = [tokenizer.decode([token]) for token in range(4, len(tokenizer))]
@@ -237,7 +237,7 @@ def test_banned_words_do_not_come(translate, model_dir, tmp_path):
     assert "none" in failure(translate(model_dir, "--banned", tmp_path / "none"))
 
 
-def test_lines_that_lose_parts_are_told_in_a_line_each(translate, model_dir):
+def test_truncated_and_long_lines_are_reported(translate, model_dir):
     status, out, errors = translate(model_dir, "--max-source-length", 20, text="a dog\n" + "dog " * 10_000 + "\n")
     assert status == 0
     assert len(out.splitlines()) == 2
@@ -247,13 +247,13 @@ def test_lines_that_lose_parts_are_told_in_a_line_each(translate, model_dir):
     assert "1 line (first: line 2)" in errors[1]
 
 
-def test_input_in_another_normal_form_is_told(translate, model_dir):
+def test_decomposed_input_is_reported(translate, model_dir):
     _, _, errors = translate(model_dir, text="ein Hund\nein Hund la\u0308uft\n\u200b\n")
     assert len(errors) == 1
     assert "not in Unicode's normal form C: 1 line (first: line 2)" in errors[0]
 
 
-def test_no_translation_is_empty_unless_it_may_be_and_is_told(translate, model_dir, monkeypatch):
+def test_empty_translations_are_allowed_only_by_min_len_and_reported(translate, model_dir, monkeypatch):
     from fasttfm.search.constraints import Constraints
 
     forbid = Constraints.apply
@@ -272,7 +272,7 @@ def test_no_translation_is_empty_unless_it_may_be_and_is_told(translate, model_d
     assert errors == ["fasttfm translate: warning: empty translation: 2 lines (first: line 1): give --min-len 1"]
 
 
-def test_the_type_of_the_products_can_be_lowered(translate, model_dir):
+def test_the_precision_can_be_lowered(translate, model_dir):
     status, out, _ = translate(model_dir, "--precision", "bf16")
     assert status == 0
     assert len(out.splitlines()) == 5
@@ -290,7 +290,7 @@ def failure(result) -> str:
 @pytest.mark.parametrize(
     "device", ["hpu", "privateuseone", "mkldnn", "opengl", "ideep", "vulkan", "xla", "fpga", "cpu:x"]
 )
-def test_a_device_that_torch_knows_and_this_machine_lacks_is_refused_in_a_short_line(translate, model_dir, device):
+def test_a_device_that_this_machine_lacks_is_refused_in_a_short_line(translate, model_dir, device):
     told = failure(translate(model_dir, "--device", device))
     assert device in told
     assert told.endswith(("give cpu or cuda", "give cpu, cuda or cuda:1"))
@@ -315,7 +315,7 @@ def test_a_model_of_another_padding_is_refused(translate, model_dir, tmp_path):
     assert re.search(r"config\.yaml, line \d+: model\.pad_id is 3, but 0 in the data", failure(translate(other)))
 
 
-def test_what_cannot_be_used_ends_in_one_line(translate, model_dir, tmp_path):
+def test_unusable_arguments_end_in_one_line(translate, model_dir, tmp_path):
     assert "does not exist" in failure(translate(tmp_path / "none"))
     assert "has no config.yaml" in failure(translate(tmp_path))
     assert "line 2 is not valid UTF-8" in failure(translate(model_dir, text=b"a dog\nM\xe4nner\n"))
@@ -393,7 +393,7 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_the_picture_has_the_name_that_was_asked_for(model_dir, tmp_path):
+def test_the_picture_has_the_given_name(model_dir, tmp_path):
     assert main(["plot", str(model_dir), "--attention", "a dog", "--out", str(tmp_path / "picture")]) == 0
     assert (tmp_path / "picture").read_bytes().startswith(b"\x89PNG")
     assert os.listdir(tmp_path) == ["picture"]
@@ -433,7 +433,7 @@ def test_strange_lines_give_one_line_each_with_any_option(translate, model_dir, 
     ("choice", "message"),
     [("fast", "FASTTFM_BACKEND is 'fast': choose auto, triton or torch"), ("triton", "TRITON_INTERPRET=1")],
 )
-def test_a_backend_that_cannot_be_is_one_line(model_dir, choice, message):
+def test_an_impossible_backend_is_refused(model_dir, choice, message):
     environment = {**os.environ, "FASTTFM_BACKEND": choice, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fasttfm.cli.main", "translate", str(model_dir), "--device", "cpu"]
     done = subprocess.run(command, input=b"a dog\n", capture_output=True, env=environment, check=False)

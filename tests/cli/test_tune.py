@@ -70,13 +70,13 @@ def bench(monkeypatch):
     return Bench()
 
 
-def test_every_decision_with_more_than_one_answer_is_measured_on_the_work_that_asks_for_it(bench):
+def test_every_decision_with_alternatives_is_measured_on_its_work(bench):
     results = bench.measured()
     assert list(results) == [SMALL, LARGE]
     assert [kept.shipped_microseconds for kept, _ in results.values()] == [20.0, 10.0]  # 512 columns: two pieces
 
 
-def test_the_faster_answer_is_taken_and_stays_in_force(bench):
+def test_the_faster_answer_is_used(bench):
     results = bench.measured()
     assert results[SMALL] == (("rows=32", 10.0, 20.0), "test.tile 512: rows=8 -> rows=32, 20.0 -> 10.0 us")
     assert results[LARGE][0].answer == "rows=32"
@@ -136,7 +136,7 @@ def device(bench, tmp_path, monkeypatch):
     return bench
 
 
-def test_what_was_measured_is_kept_and_read_back(device, capsys):
+def test_results_are_stored_and_read_back(device, capsys):
     assert main.main(["tune", "--json"]) == 0
     captured = capsys.readouterr()
     said = json.loads(captured.out)

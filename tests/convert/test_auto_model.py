@@ -93,7 +93,7 @@ def test_padding_on_the_left_gives_what_padding_on_the_right_gives(model_dir, th
 
 
 @torch.no_grad()
-def test_padding_of_targets_is_where_the_mask_says(model_dir, theirs):
+def test_target_padding_follows_the_mask(model_dir, theirs):
     ids, mask = rows(model_dir, LINES)
     targets = torch.cat([torch.full_like(ids[:, :1], BOS), ids[:, :-1]], dim=1)
     inputs = {"input_ids": ids, "attention_mask": mask}
@@ -112,7 +112,7 @@ def test_padding_of_targets_is_where_the_mask_says(model_dir, theirs):
             torch.testing.assert_close(layer, other)
 
 
-def test_a_search_goes_on_from_a_prefix_padded_on_the_left(model_dir, theirs):
+def test_generate_continues_a_prefix_padded_on_the_left(model_dir, theirs):
     ids, mask = rows(model_dir, LINES[:2])
     prefix = torch.tensor([[BOS, 9, 11], [PAD, BOS, 7]])
     seen = torch.tensor([[1, 1, 1], [0, 1, 1]])
@@ -149,7 +149,7 @@ def test_hidden_states_are_the_layers_inputs_and_the_last_output(model_dir, thei
         theirs.config.output_hidden_states = False
 
 
-def test_what_is_not_supported_is_refused_by_name(model_dir, theirs):
+def test_unsupported_arguments_are_refused_by_name(model_dir, theirs):
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
     given = {"input_ids": source, "decoder_input_ids": target}
     for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("head_mask", torch.ones(2, 2)), ("colour", "red")):
@@ -194,7 +194,7 @@ def test_a_cache_changes_no_translation_and_takes_each_target_once(model_dir, th
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 @torch.no_grad()
-def test_a_cache_is_taken_under_the_name_of_every_transformers(theirs, name):
+def test_a_cache_is_accepted_under_both_names(theirs, name):
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7, 9]])
     full = theirs(input_ids=source, decoder_input_ids=target)
     first = theirs(input_ids=source, decoder_input_ids=target[:, :2], use_cache=True)
@@ -214,7 +214,7 @@ def test_a_cache_is_taken_under_the_name_of_every_transformers(theirs, name):
             call(source, decoder_input_ids=target, **{name: ()})
 
 
-def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
+def test_no_cache_is_made_that_could_not_be_used(theirs):
     given = {"input_ids": torch.tensor([[5, 6, EOS]]), "decoder_input_ids": torch.tensor([[BOS, 7]])}
     assert theirs(**given, use_cache=True).get(auto_model.CACHE) is None  # gradients
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
 
 
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
-def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
+def test_save_pretrained_and_from_pretrained_round_trip(tmp_path, shared):
     model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
     first = pretrained(model_dir, "a")
     first.save_pretrained(tmp_path / "b")

@@ -30,12 +30,12 @@ CLOSE = {"float16": 0.02, "bfloat16": 0.15}
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_three_sentences_are_translated_and_scored_as_there(name, quantization, tmp_path, monkeypatch):
+def test_translations_and_scores_equal_ctranslate2_s(name, quantization, tmp_path, monkeypatch):
     compare(converted(name, tmp_path, monkeypatch, quantization), CLOSE.get(str(quantization).rpartition("_")[2], 1e-4))
 
 
 @pytest.mark.parametrize(("name", "how"), [("opennmt_py", {"start": "</s>"}), ("opennmt_tf", {"end": True})])
-def test_sources_end_where_the_other_tool_s_do(name, how, tmp_path, monkeypatch):
+def test_sources_have_an_end_token_if_the_model_was_trained_with_one(name, how, tmp_path, monkeypatch):
     """OpenNMT's sources have no end token unless the model was trained with one."""
     folder = converted(name, tmp_path, monkeypatch, **how)
     assert read(folder).source_tokenizer.source_end == [EOS]

@@ -55,7 +55,7 @@ def test_ctranslate2_translates_as_we_do(tmp_path, name):
         compare(model_dir, by_ctranslate2(folder, beam), beam)
 
 
-def test_the_settings_that_the_page_shows_are_the_same_search(tmp_path, monkeypatch):
+def test_the_documented_settings_give_the_same_search(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     draw = random.Random(1)
     words = [word for line in PAIRS for word in line.split()]
@@ -109,7 +109,7 @@ def test_hugging_face_translates_as_we_do(tmp_path, fields):
         ({"share_embeddings": "none"}, "share_embeddings"),
     ],
 )
-def test_what_marian_cannot_be_is_refused_in_a_line(tmp_path, capsys, fields, word):
+def test_models_that_marian_cannot_represent_are_refused(tmp_path, capsys, fields, word):
     model_dir = write_model_dir(tmp_path / "model", trained=False, **fields)
     assert main(["export", str(model_dir), "--format", "marian-hf", "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -80,7 +80,7 @@ def test_lengths_stay_open_in_a_decomposed_export():
     torch.testing.assert_close(program.module()(x), module(x), rtol=1e-5, atol=1e-6)
 
 
-def test_an_export_on_our_operators_says_what_it_needs(tmp_path):
+def test_an_export_on_our_operators_names_the_required_import(tmp_path):
     module, args, kwargs = CASES["encoder layer"]
     program = export(module.eval(), args, kwargs)
     assert "fasttfm.attention.default" in {str(node.target) for node in program.graph.nodes}
@@ -94,7 +94,7 @@ def test_an_export_on_our_operators_says_what_it_needs(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "module.pt2"], check=True)
 
 
-def test_what_cannot_be_exported_is_refused_in_a_line():
+def test_wrong_arguments_of_export_are_refused():
     module, args, _ = CASES["norm"]
     with pytest.raises(ArgumentTypeError, match=r"^module is a function: a Module is needed$"):
         export(lambda x: x, args)

@@ -56,7 +56,7 @@ def model(tmp_path_factory, corpus):
     return folder, reference, sides[0]
 
 
-def test_translations_are_those_of_a_plain_writing(model, corpus):
+def test_translations_equal_those_of_a_reimplementation(model, corpus):
     folder, reference, pieces = model
     lines = [english for english, _ in corpus.pairs[:5]]
     with Translator.from_directory(folder / "MODEL", beam=1, max_len_a=0.0, max_len_b=20, workers=1) as translator:
@@ -82,7 +82,7 @@ def test_sides_have_their_languages_and_notes_report_inferred_settings(tmp_path,
     assert given.source_tokenizer is given.target_tokenizer
 
 
-def test_pairs_are_prepared_and_trained_on(model, corpus, tmp_path):
+def test_an_imported_vocabulary_prepares_data_and_trains(model, corpus, tmp_path):
     folder = model[0] / "MODEL"
     for split, pairs in (("train", corpus.pairs), ("valid", corpus.pairs[:5])):
         for side, name in enumerate(LANGUAGES):

@@ -154,7 +154,7 @@ def test_dropout_is_drawn_in_training_and_not_in_eval(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_attentions_are_given_where_they_are_asked_for(name: str) -> None:
+def test_output_attentions_returns_the_weights(name: str) -> None:
     eager, ours = (model.eval() for model in pair(name))
     inputs = batch(name)
     labels = {"labels": labels_of(name, inputs)}
@@ -205,7 +205,7 @@ EXCHANGED = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> None:
+def test_the_report_lists_replaced_and_left_modules(name: str) -> None:
     model = MODELS[name](transformers)
     kinds = [type(m) for m in model.modules()]
     planned = str(huggingface.accelerate(model, dry_run=True))
@@ -255,7 +255,7 @@ def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
 
 
 @pytest.mark.parametrize(("kind", "norms"), [("Llama", 5), ("Mistral", 5), ("Qwen3", 9), ("Gemma2", 0)])
-def test_the_rms_norms_of_llama_and_of_those_that_repeat_it_are_exchanged(kind: str, norms: int) -> None:
+def test_rms_norms_of_llama_and_its_copies_are_replaced(kind: str, norms: int) -> None:
     """Gemma's norm differs: it multiplies by 1 + weight."""
     eager = tiny_llama(kind)
     ours = copy.deepcopy(eager)
@@ -274,7 +274,7 @@ def test_the_rms_norms_of_llama_and_of_those_that_repeat_it_are_exchanged(kind: 
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_an_rms_norm_of_two_dtypes_gives_what_transformers_gives() -> None:
+def test_an_rms_norm_with_mixed_dtypes_equals_transformers() -> None:
     theirs = tiny_llama("Llama").model.norm
     ours = copy.deepcopy(theirs)
     ours.__class__ = huggingface_layers.FusedRMSNorm
@@ -318,7 +318,7 @@ def test_gated_networks_and_other_activations_are_left_and_named(name: str, chan
     assert sum(reason in line.reason for line in report.lines) == networks
 
 
-def test_an_exchanged_sub_module_is_called() -> None:
+def test_a_replaced_submodule_is_called() -> None:
     class Twice(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2

@@ -165,7 +165,7 @@ def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", huggingface.NEEDS)
-def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refused(kind: str) -> None:
+def test_unsupported_attention_arguments_of_a_model_type_are_refused(kind: str) -> None:
     assert kind in transformers.CONFIG_MAPPING
     x, option = torch.randn(1, 2, 3, 8), huggingface.NEEDS[kind]
     with pytest.raises(ValueError, match=option):
@@ -174,7 +174,7 @@ def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refu
 
 @pytest.mark.usefixtures("no_soft_cap")
 @torch.no_grad()
-def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention() -> None:
+def test_only_the_submodel_with_unsupported_attention_keeps_its_own() -> None:
     text = transformers.Gemma2Config(**TEXT, **SLIDING)
     vision = transformers.SiglipVisionConfig(
         hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
@@ -192,7 +192,7 @@ def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention()
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_accelerate_too_makes_models_that_write_their_attention_out_refuse_its_name(
+def test_accelerate_registers_the_check_for_hard_coded_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     theirs = transformers.PreTrainedModel.get_correct_attn_implementation
@@ -211,7 +211,7 @@ def test_an_argument_that_may_change_the_result_is_never_ignored(name: str) -> N
         huggingface.attention_forward(torch.nn.Module(), x, x, x, None, is_causal=True, **{name: value})
 
 
-def test_what_a_model_file_s_own_eager_attention_reads_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_file_s_eager_attention_are_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, stride=None, **kwargs):
         """Attention of a modeling file outside transformers."""
 
@@ -235,7 +235,7 @@ def test_causal_attention_needs_a_mask_as_eager_does() -> None:
     torch.testing.assert_close(one, every[:, 4:])
 
 
-def test_dropout_is_drawn_in_training_alone() -> None:
+def test_dropout_applies_only_in_training() -> None:
     x, module = torch.randn(1, 2, 5, 8), torch.nn.Module().eval()
     plain, _ = huggingface.attention_forward(module, x, x, x, None, is_causal=False)
     got, _ = huggingface.attention_forward(module, x, x, x, None, dropout=0.5, is_causal=False)

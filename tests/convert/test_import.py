@@ -247,7 +247,7 @@ def test_three_tables_of_m2m100_are_read(tmp_path, m2m):
         {"positional_encoding": "learned", "max_length": 48},
     ],
 )
-def test_our_own_exports_come_back_from_every_quantization(tmp_path, monkeypatch, fields, quantization):
+def test_our_exports_round_trip_in_every_quantization(tmp_path, monkeypatch, fields, quantization):
     specs = pytest.importorskip("ctranslate2.specs.model_spec")
     optimize = specs.LayerSpec.optimize
     monkeypatch.setattr(specs.LayerSpec, "optimize", lambda spec: optimize(spec, quantization=quantization))
@@ -263,7 +263,7 @@ def test_our_own_exports_come_back_from_every_quantization(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_languages_are_chosen_for_nllb_by_way_of_ctranslate2(tmp_path, nllb, beam):
+def test_nllb_through_ctranslate2_takes_languages(tmp_path, nllb, beam):
     converters = pytest.importorskip("ctranslate2.converters")
     folder = tmp_path / "ct2"
     converters.TransformersConverter(str(nllb), copy_files=["sentencepiece.bpe.model"]).convert(str(folder))

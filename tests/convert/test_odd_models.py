@@ -89,7 +89,7 @@ def test_attributes_hooks_and_frozen_parameters_stay() -> None:
     assert calls == ["pre", "loaded"]
 
 
-def test_a_model_without_memory_is_replaced_and_then_filled() -> None:
+def test_a_meta_model_is_replaced_and_then_materialized() -> None:
     with torch.device("meta"):
         model = layer()
     fasttfm.replace_modules(model)
@@ -160,7 +160,7 @@ CHANGES = [adapted, adapted_output_projection, weight_normed, parametrised_atten
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_sub_modules_that_are_not_what_they_were(change: Any, norm_first: bool, route: str) -> None:
+def test_modified_submodules_are_called(change: Any, norm_first: bool, route: str) -> None:
     theirs, ours = layer(norm_first=norm_first), layer(norm_first=norm_first)
     for model in (theirs, ours):  # what is pruned cannot be copied
         torch.manual_seed(1)
@@ -170,7 +170,7 @@ def test_sub_modules_that_are_not_what_they_were(change: Any, norm_first: bool, 
         both_agree(theirs, ours, torch.randn(N, S, E))
 
 
-def test_a_parametrised_module_is_left_and_said() -> None:
+def test_a_parametrized_module_is_left_and_reported() -> None:
     model = layer()
     parametrised_attention(model)
     report = fasttfm.replace_modules(model)
@@ -189,7 +189,7 @@ def test_dynamically_quantised_linear_layers_are_called() -> None:
     torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_that_is_compiled_already_is_compiled_again() -> None:
+def test_a_compiled_model_is_recompiled() -> None:
     model = layer()
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(N, S, E)

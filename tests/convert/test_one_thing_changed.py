@@ -244,7 +244,7 @@ def run(tmp_path, good_folder, capsys) -> Callable[[str, Change], tuple[int, str
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *TOLD])
-def test_it_is_refused_by_name_or_told_and_in_the_model_card(name, run, tmp_path):
+def test_a_change_is_refused_by_name_or_noted_in_the_model_card(name, run, tmp_path):
     kind, change, message = (REFUSED | TOLD)[name]
     status, told = run(kind, change)
     assert message in told

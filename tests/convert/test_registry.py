@@ -50,7 +50,7 @@ def test_known_models_and_a_sample_are_equal_or_refused_in_outputs_and_gradients
 
 
 @pytest.mark.parametrize("kind", ["big_bird", "bloom", "falcon", "git", "sam_vision_model"])
-def test_a_model_that_writes_its_attention_out_is_refused_by_name_and_left_by_accelerate(kind: str) -> None:
+def test_hard_coded_attention_is_refused_by_name_and_left_by_accelerate(kind: str) -> None:
     huggingface.register()
     eager = small.make(small.classes()[kind])
     with pytest.raises(ValueError, match=r"^attention 'fasttfm': \w+ hard-codes its attention; use 'eager' or acc"):
@@ -75,7 +75,7 @@ def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["wrong, unpadded"].startswith("gradient of ")
 
 
-def test_the_causal_mask_is_made_marked_and_read_when_it_was_changed() -> None:
+def test_a_causal_mask_is_marked_until_it_is_modified() -> None:
     config = transformers.LlamaConfig()
     mask = huggingface.boolean_mask(batch_size=1, q_length=5, kv_length=5, config=config)
     assert mask is not None

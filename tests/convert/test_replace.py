@@ -103,7 +103,7 @@ class MyNorm(nn.LayerNorm):
         return super().forward(x) * 2
 
 
-def test_what_may_compute_otherwise_is_left_and_named() -> None:
+def test_subclasses_and_overridden_forwards_are_left_and_named() -> None:
     model = Model()
     model.norm = MyNorm(E)
     wrapped = model.transformer.decoder.norm

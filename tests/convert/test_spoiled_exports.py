@@ -102,7 +102,7 @@ def of_settings(name: str, given: dict[str, Any]) -> Iterator[Fault]:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", EXPORTERS)
-def test_a_damaged_model_is_refused_or_exported_as_ever(kind, tmp_path, monkeypatch, capsys):
+def test_a_damaged_model_is_refused_or_exported_unchanged(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.onnx, "export", EXPORTED_ONCE)
     model, out = tmp_path / "model", tmp_path / "out"
     write_model(kind, model)

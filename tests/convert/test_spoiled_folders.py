@@ -267,7 +267,7 @@ def complaints(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_spoiled_folder_is_refused_told_or_without_effect(kind, tmp_path, capsys):
+def test_a_damaged_directory_is_refused_noted_or_without_effect(kind, tmp_path, capsys):
     folder, out = tmp_path / "good", tmp_path / "out"
     write_folder(kind, folder)
     faults = [*json_faults(folder), *weight_faults(folder), *file_faults(folder)]

@@ -127,7 +127,7 @@ def outcome(model, tensors, options):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_computes_what_the_layer_does_whose_forward_it_takes(name, route, repository, package):
+def test_a_layer_with_our_forward_computes_the_same(name, route, repository, package):
     build, shapes, options = CASES[name]
     torch.manual_seed(5)
     model = build()
@@ -164,7 +164,7 @@ def test_berts_output_layers_take_the_residual_norm(package):
         torch.testing.assert_close(got, layer(hidden, residual))
 
 
-def test_a_forward_that_somebody_else_gave_an_attention_is_called(repository):
+def test_an_overridden_forward_of_an_attention_is_called(repository):
     layer = nn.TransformerEncoderLayer(16, 2, 40, 0.0, batch_first=True)
     attention = layer.self_attn
     attention.forward = lambda query, *_, **__: (torch.zeros_like(query), None)
@@ -176,7 +176,7 @@ def test_a_forward_that_somebody_else_gave_an_attention_is_called(repository):
 
 
 @pytest.mark.inductor
-def test_what_says_that_it_compiles_does(repository, package):
+def test_layers_declared_compilable_compile(repository, package):
     for name, (build, shapes, options) in CASES.items():
         if not getattr(getattr(package.layers, name), "can_torch_compile", False):
             continue
