@@ -112,7 +112,7 @@ class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
     """BartEncoderLayer on fasttfm's operators."""
 
 
-class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):  # names of the cache
+class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):
     """BartDecoderLayer on fasttfm's operators."""
 
 
@@ -120,7 +120,7 @@ class FusedMarianEncoderLayer(_Encoder, MarianEncoderLayer):
     """MarianEncoderLayer on fasttfm's operators."""
 
 
-class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):  # names of the cache
+class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):
     """MarianDecoderLayer on fasttfm's operators."""
 
 

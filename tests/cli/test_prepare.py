@@ -84,15 +84,13 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         (["--valid-src", "."], ".: this is a directory"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr_and_status_2(text, tmp_path: Path, capsys, change: list[str], message: str):
+def test_bad_input_is_refused_in_one_line(text, tmp_path: Path, refusal_of, change: list[str], message: str):
     out = tmp_path / "DATA"
     if change[0] in text:
         text[text.index(change[0]) + 1] = change[1]
         change = []
-    assert main(["prepare", *text, "--vocab-size", "450", "--out", str(out), *change]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"fasttfm prepare: {message}")
-    assert error.count("\n") == 1
+    line = refusal_of(["prepare", *text, "--vocab-size", "450", "--out", out, *change])
+    assert line.startswith(f"fasttfm prepare: {message}")
     assert not out.exists()
 
 
@@ -143,14 +141,13 @@ def test_the_working_directory_can_be_the_output(text: list[str], tmp_path: Path
         assert len(PreparedData.open(Path(".")).source_tokenizer) == int(size)
 
 
-def test_replace_invalid_replaces_and_counts_invalid_bytes(text: list[str], tmp_path, capsys):
+def test_replace_invalid_replaces_and_counts_invalid_bytes(text: list[str], tmp_path, capsys, refusal_of):
     path = Path(text[5])
     path.write_bytes(b"sch\xc3\xb6n\n" * 3 + b"sch\xf6n\n" + path.read_bytes().split(b"\n", 4)[-1])
     command = ["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]
-    assert main(command) == 2
-    assert capsys.readouterr().err == (
+    assert refusal_of(command) == (
         f"fasttfm prepare: {path}: line 4 is not valid UTF-8 at column 4 (byte 0xf6): correct it, or give "
-        "--replace-invalid to read such bytes as U+FFFD\n"
+        "--replace-invalid to read such bytes as U+FFFD"
     )
     assert main([*command, "--replace-invalid"]) == 0
     warning = f"warning: {path}: 1 line held bytes that are not UTF-8, read as U+FFFD; the first is line 4"

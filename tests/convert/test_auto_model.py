@@ -277,13 +277,13 @@ def test_save_pretrained_and_from_pretrained_round_trip(tmp_path, shared):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert main(["export", str(model_dir), "--format", "pretrained", "--out", str(tmp_path / "e")]) == 0
     ours = Translator.from_directory(model_dir).source_tokenizer
+    expected = Translator.from_directory(model_dir, beam=1, max_len_b=5).translate(LINES)
     for folder in ("b", "e"):
+        assert Translator.from_directory(tmp_path / folder, beam=1, max_len_b=5).translate(LINES) == expected
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / folder)
         for line in LINES:
             assert tokenizer(line)["input_ids"] == [*ours.encode(line), EOS]
             assert tokenizer.decode(ours.encode(line)) == line
-    translator = Translator.from_directory(tmp_path / "b", beam=1, max_len_b=5)
-    assert translator.translate(LINES) == Translator.from_directory(model_dir, beam=1, max_len_b=5).translate(LINES)
     stored = load_file(tmp_path / "b" / "model.safetensors")  # as Trainer loads its best checkpoint
     found = auto_model.FasttfmForSeq2SeqLM(first.config).load_state_dict(stored)
     assert not found.missing_keys
