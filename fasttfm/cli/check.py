@@ -131,7 +131,7 @@ def _device_rules(facts: Facts) -> Iterator[Rule]:
     yield facts.has_tf32 and not facts.tf32, "TF32", "float32 products do not use the tensor cores", remedy
     yield not facts.is_tuned, "tiles", "not measured on this GPU", "fasttfm tune"
     fault = facts.assembler_fault or ""
-    yield bool(fault), "assembler", fault, "fasttfm env says how to take another"
+    yield bool(fault), "assembler", fault, "fasttfm env shows how to override it"
 
 
 def gather(device: dict[str, Any] | None) -> Facts:

@@ -12,8 +12,8 @@ from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import LOADED_FOLDER
 from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units, version
 
-_OWN = {"panels": "panels of its own"}
-_NO_INT8 = "none that is exact and faster than float32: --precision int8 computes in float32"
+_NAMES = {"panels": "fasttfm's packed panels"}
+_NO_INT8 = "no exact product is faster than float32: --precision int8 computes in float32"
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
@@ -96,12 +96,12 @@ def text(result: dict[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
         ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
-        ("float32", f"a search multiplies by {_OWN.get(cpu['float32'], cpu['float32'])}"),
-        ("int8", f"a search multiplies by {_OWN.get(cpu['int8'], cpu['int8'])}" if cpu["int8"] else _NO_INT8),
+        ("float32", f"products of a search by {_NAMES.get(cpu['float32'], cpu['float32'])}"),
+        ("int8", f"products of a search by {_NAMES.get(cpu['int8'], cpu['int8'])}" if cpu["int8"] else _NO_INT8),
         ("device", shown),
     ]
     for name, assembler in result["assembler"].items():
-        line = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE takes another"
+        line = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE overrides it"
         lines.append(("assembler", line + (f"; {assembler['fault']}" if assembler["fault"] else "")))
         lines += [("", f"ptxas {newer} is not used: {why}") for newer, why in assembler["left"].items()]
     tuned = result["tuned"]

@@ -242,7 +242,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the arguments of forward() for a step; the name `kwargs` makes generate() accept forward()'s options."""
+        """Return the arguments of forward() for a step; the name `kwargs` lets generate() take forward()'s options."""
         cache = _one_cache(cache, past_key_values)
         if decoder_attention_mask is not None:  # covers only the caller's prefix
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]

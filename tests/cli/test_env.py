@@ -58,7 +58,7 @@ def test_the_assembler_is_shown_with_version_fault_and_override(capsys, monkeypa
     monkeypatch.setitem(assembler.FAULTS, assembler.assembler(90).version, "is not to be trusted")
     line = next(line for line in printed(capsys).splitlines() if "sm_60 to sm_90" in line)
     assert assembler.assembler(90).version in line
-    assert "TRITON_PTXAS_PATH=FILE takes another; is not to be trusted" in line
+    assert "TRITON_PTXAS_PATH=FILE overrides it; is not to be trusted" in line
 
 
 def test_the_device_and_its_tuning_are_shown(capsys, monkeypatch):
