@@ -17,38 +17,19 @@ from fasttfm.convert import huggingface, huggingface_layers  # noqa: E402
 from fasttfm.kernels.jit import Launch  # noqa: E402
 from ptx_check.chips import CHIPS  # noqa: E402
 from ptx_check.cuda import Answers  # noqa: E402
+from tests.registry import small  # noqa: E402
 
-SEQUENCE = {
-    "vocab_size": 37, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 32,
-    "dropout": 0.0, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 2,
-    "forced_eos_token_id": 1,
-}  # fmt: skip
-MODELS: dict[str, Any] = {
-    "marian": lambda t: t.MarianMTModel(t.MarianConfig(**SEQUENCE)),
-    "bart": lambda t: t.BartForConditionalGeneration(t.BartConfig(**SEQUENCE)),
-    "t5": lambda t: t.T5ForConditionalGeneration(
-        t.T5Config(
-            vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0.0, pad_token_id=0,
-            eos_token_id=1, decoder_start_token_id=0,
-        )
-    ),
-    "bert": lambda t: t.BertForMaskedLM(
-        t.BertConfig(
-            vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
-        )
-    ),
-    "gpt2": lambda t: t.GPT2LMHeadModel(
-        t.GPT2Config(
-            vocab_size=37, n_positions=32, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, bos_token_id=2, eos_token_id=1, pad_token_id=0,
-        )
-    ),
-}  # fmt: skip
+MODELS = {
+    "marian": "MarianMTModel",
+    "bart": "BartForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+    "bert": "BertForMaskedLM",
+    "gpt2": "GPT2LMHeadModel",
+}
 GENERATIVE = ("marian", "bart", "t5", "gpt2")
-
-
+SETTINGS = {
+    "t5": {"decoder_start_token_id": 0}, "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+}  # fmt: skip
 ACTIVATION = {
     "marian": "activation_function", "bart": "activation_function", "bert": "hidden_act", "gpt2": "activation_function",
 }  # fmt: skip
@@ -57,15 +38,18 @@ OTHERS = [("marian", "relu"), ("bart", "relu"), ("bert", "relu"), ("bert", "gelu
 """Activations other than the defaults (gelu, and gelu_new in GPT-2)."""
 
 
+def small_model(name: str, **changes: Any) -> Any:
+    """A small random model without dropout. changes: of its configuration."""
+    kind = getattr(transformers, MODELS[name])
+    config = small.small_configuration(kind.config_class)
+    vars(config).update(SETTINGS.get(name, {}), **changes)
+    return kind(config)
+
+
 def pair(name: str, activation: str | None = None) -> tuple[Any, Any]:
     """A model on eager attention and its accelerated copy. activation: of the feed-forward networks."""
     torch.manual_seed(0)
-    eager = MODELS[name](transformers)
-    if activation is not None:
-        config = copy.deepcopy(eager.config)
-        setattr(config, ACTIVATION[name], activation)
-        eager = type(eager)(config)
-    randomized(eager)
+    eager = randomized(small_model(name, **({} if activation is None else {ACTIVATION[name]: activation})))
     ours = copy.deepcopy(eager)
     huggingface.accelerate(ours)
     return eager, ours
@@ -206,7 +190,7 @@ EXCHANGED = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_report_lists_replaced_and_left_modules(name: str) -> None:
-    model = MODELS[name](transformers)
+    model = small_model(name)
     kinds = [type(m) for m in model.modules()]
     planned = str(huggingface.accelerate(model, dry_run=True))
     assert [type(m) for m in model.modules()] == kinds
@@ -311,9 +295,7 @@ def test_networks_with_relu_or_gelu_are_one_operator(
     ],
 )  # fmt: skip
 def test_gated_networks_and_other_activations_are_left_and_named(name: str, changes: Any, networks: int) -> None:
-    config = copy.deepcopy(MODELS[name](transformers).config)
-    vars(config).update(changes)
-    report = huggingface.accelerate(transformers.AutoModel.from_config(config))
+    report = huggingface.accelerate(small_model(name, **changes))
     reason = "gated" if "is_gated_act" in changes else "neither ReLU nor GELU"
     assert sum(reason in line.reason for line in report.lines) == networks
 
