@@ -1,4 +1,4 @@
-"""fairseq's Transformer, written plainly from its description, and checkpoints of it."""
+"""A plain reimplementation of fairseq's Transformer, and checkpoints in fairseq's format."""
 
 import argparse
 import math
@@ -114,10 +114,10 @@ class Reference(nn.Module):
 
 
 def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0), **changes):
-    """checkpoint.pt, dict.*.txt and spm.model of a model, and what it should compute.
+    """Write checkpoint.pt, dict.*.txt and spm.model; returns the Reference and the pieces of both dictionaries.
 
-    pieces: of another tokenizer, which the dictionaries have in place of the SentencePiece model's. learned: how many
-    positions source and target have, which are sinusoids where it is 0.
+    pieces: of another tokenizer than the SentencePiece model. learned: number of learned positions of source and
+    target; 0: sinusoids.
     """
     pieces = pieces or tokenizer().pieces(range(4, len(tokenizer())))
     orders = [pieces[::-1], pieces[::-1] if shared == "all" else pieces[5:] + pieces[:5] + ["madeupword0000"]]
@@ -130,14 +130,10 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
     settings = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
     settings |= {"arch": "transformer", "share_all_embeddings": shared == "all", "dropout": 0.3, **changes}
     weights = {**model.state_dict(), **{f"{side}.version": torch.tensor([3.0]) for side in ("encoder", "decoder")}}
-    if new:  # fairseq/modules/transformer_layer.py of 0.12: memory for its fast path
-        sizes = {
-            "in_proj": (3 * WIDTH, WIDTH),
-            "out_proj": (WIDTH, WIDTH),
-            "fc1": (INNER, WIDTH),
-            "fc2": (WIDTH, INNER),
-        }
-        for name, (rows, columns) in sizes.items():
+    if new:  # fairseq/modules/transformer_layer.py of 0.12: buffers of its fast path
+        shapes = (("in_proj", 3 * WIDTH, WIDTH), ("out_proj", WIDTH, WIDTH))
+        shapes += (("fc1", INNER, WIDTH), ("fc2", WIDTH, INNER))
+        for name, rows, columns in shapes:
             for number in range(LAYERS):
                 weights[f"encoder.layers.{number}.{name}_weight"] = torch.zeros(rows, columns)
                 weights[f"encoder.layers.{number}.{name}_bias"] = torch.zeros(rows)

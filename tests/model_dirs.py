@@ -1,4 +1,4 @@
-"""Small model directories trained for a second on a few sentences."""
+"""Small model directories, trained on a few sentences in a second."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -31,17 +31,14 @@ PAIRS = {
 }
 LINES = [*PAIRS, "a small dog sits", "men run over a boat", "green", "eine grüne Wiese — über!"]
 UPDATES = 100
-SIZE = {
+LONGEST = 40
+SETTINGS = {
     "d_model": 32,
     "heads": 2,
     "d_ff": 64,
     "encoder_layers": 2,
     "decoder_layers": 2,
     "max_length": 128,
-    "dropout": 0.1,
-}
-LONGEST = 40
-DECODING = {
     "beam": 4,
     "max_len_a": 0.0,
     "max_len_b": LONGEST,
@@ -54,10 +51,10 @@ DECODING = {
 
 
 def compare(model_dir: Path, texts: Sequence[str], beam: int) -> None:
-    """Other translations of LINES than ours must not be: of greedy search none, of beam search none of PAIRS.
+    """Assert that another tool's translations of LINES equal ours: all in greedy search, those of PAIRS in beam search.
 
-    Of other lines, which the model hardly knows, hypotheses are nearly as good as one another, and ours, which files
-    the ended ones among the 2K best and not among the K best, may find a better one; a worse one never.
+    On other lines, which the model hardly knows, hypotheses have similar scores, and our search, which keeps finished
+    hypotheses among the 2K best instead of the K best, may find a better one, but never a worse one.
     """
     translator = Translator.from_directory(model_dir, beam=beam, workers=1)
     ours = translator.translate(LINES)
@@ -70,7 +67,7 @@ def compare(model_dir: Path, texts: Sequence[str], beam: int) -> None:
 
 
 def contents(path: Path, *without: str) -> dict[str, bytes]:
-    """What a file holds, or each one below a folder by its name; locks and files of these names are left out."""
+    """Return the content of a file, or of all files below a directory by name, except locks and files `without`."""
     files = [each for each in path.rglob("*") if each.is_file() and each.name not in (".lock", *without)]
     return {each.relative_to(path).as_posix(): each.read_bytes() for each in (files if path.is_dir() else [path])}
 
@@ -86,15 +83,15 @@ def resolve(
     overrides: Mapping[str, Any] | None = None,
     from_data: Mapping[str, int | None] | None = None,
 ) -> RunConfig:
-    """The configuration of a translation run as its command makes it."""
+    """Build the configuration of a translation run as `fasttfm train` does."""
     return build(gather(preset, files, overrides), from_data)
 
 
 def write_model_dir(path: Path, *, trained: bool = True, **fields: Any) -> Path:
-    """A model directory as `fasttfm train` leaves it; fields of its configuration that are to differ."""
+    """Write a model directory like `fasttfm train`. fields: configuration fields other than SETTINGS."""
     path.mkdir(parents=True)
     tokenizer().save(path / "spm.model")
-    config = resolve(overrides={**SIZE, **DECODING, **fields}, from_data={"vocab_size": len(tokenizer())})
+    config = resolve(overrides={**SETTINGS, **fields}, from_data={"vocab_size": len(tokenizer())})
     (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     model = _model(config.model, trained)
     save_checkpoint(step_folder(path, 1), model_weights(model), {"step": 1, "best_step": 1})
@@ -111,7 +108,7 @@ def _model(config: TransformerConfig, trained: bool) -> Transformer:
 
 
 def train(model: Transformer) -> None:
-    """Teach a model a few sentences, so that its outputs have words and end."""
+    """Train a model on PAIRS, so that its outputs have words and end."""
     pad = torch.nn.utils.rnn.pad_sequence
     sources = [torch.tensor([*tokenizer().encode(line), EOS]) for line in PAIRS]
     targets = [torch.tensor([BOS, *tokenizer().encode(line), EOS]) for line in PAIRS.values()]

@@ -1,6 +1,6 @@
-"""Every public function and module once, at any size: what tests of the whole surface walk over.
+"""An example call of every public function and module, for tests of the whole public API.
 
-A name in __all__ that has no use here fails tests/functional/test_public_surface.py.
+tests/functional/test_public_surface.py fails if a name in __all__ is missing.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from fasttfm.compat import flash_attn, losses, varlen
 
 SEED = torch.tensor([11])
 NO_FUNCTIONS = {"backend", "draw_seed", "rotary_tables"}
-"""Of functional.__all__: what takes no floating-point tensor."""
+"""Names in functional.__all__ without floating-point tensor arguments."""
 NO_GRADIENT = {"attention_with_cache", "flash_attn_with_kvcache"}
-"""Of functional and compat: what writes to its arguments."""
+"""Functions that write to their arguments."""
 NO_MODULES = {"ArgumentError", "ArgumentTypeError", "AttentionCache", "DecoderCache", "Packing"}
-"""Of nn.__all__."""
+"""Names in nn.__all__ that are not modules."""
 
 
 class Use(NamedTuple):
@@ -36,7 +36,7 @@ def leaf_tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -
 def functions(
     length: int = 5, width: int = 16, batch: int = 2, dropout_p: float = 0.0, dtype: torch.dtype = torch.float32
 ) -> dict[str, Use]:
-    """Of functional and compat by name, over (batch, length, width), heads of size 8."""
+    """Return calls of functional and compat by name, on (batch, length, width) with heads of size 8."""
     drop: dict[str, Any] = {"dropout_p": dropout_p, "seed": SEED} if dropout_p else {}
     heads, tokens = width // 8, batch * length
     starts = torch.arange(0, tokens + 1, length, dtype=torch.int32)
@@ -116,7 +116,7 @@ def functions(
 
 
 def compat_names() -> set[str]:
-    """Every public function of compat."""
+    """Return the names of all public functions of compat."""
     return {
         f"losses.{name}" if module is losses else name
         for module in (flash_attn, losses, varlen)
@@ -126,7 +126,7 @@ def compat_names() -> set[str]:
 
 
 def modules(width: int = 16, dropout: float = 0.0) -> dict[str, torch.nn.Module]:
-    """Of nn by name, batch first where there is a choice, in training mode."""
+    """Return modules of nn by name, batch first and in training mode."""
     nn, heads, hidden = fasttfm.nn, width // 8, 2 * width
     layer: dict[str, Any] = {"dim_feedforward": hidden, "dropout": dropout, "batch_first": True}
 
@@ -153,7 +153,7 @@ def modules(width: int = 16, dropout: float = 0.0) -> dict[str, torch.nn.Module]
 
 
 INPUTS = {"MultiheadAttention": 3, "TransformerDecoder": 2, "Transformer": 2}
-"""How many inputs (B, L, width) a module takes, by the beginning of its name; one where none is given."""
+"""Number of inputs (B, L, width) by name without _ and Layer suffixes; default 1."""
 
 
 def input_count(name: str) -> int:
@@ -162,7 +162,7 @@ def input_count(name: str) -> int:
 
 
 def public_name(name: str) -> str:
-    """The name in __all__ of a use, several of which may show one function."""
+    """Return the name in __all__ of an example, of which a function may have several."""
     for ending in ("_gelu", "_pre"):
         name = name.removesuffix(ending)
     return name

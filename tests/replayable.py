@@ -1,9 +1,8 @@
-"""What a CUDA graph could not replay, found on a CPU: no host read, new address or unseen shape inside a run.
+"""Checks on a CPU that a CUDA graph could replay a run: no host read, new address or data-dependent shape.
 
-A graph repeats the launches that were captured, at the addresses and with the numbers of then. So every run of a shape
-must make the same calls: the same operators and kernels, with the same numbers and grids, on tensors of the same layout
-that the same earlier calls made, or that lie where they lay. What reads a value, or has a shape that follows
-from one, is refused at once.
+A graph repeats the captured launches with the captured addresses and numbers. So all runs of a shape must make the same
+calls: the same operators and kernels, numbers and grids, on tensors of the same layout that come from the same earlier
+calls or have the same address. Operators that read values or have data-dependent shapes fail at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Calls(TorchDispatchMode):
-    """Lists what is called: operators, also those that fasttfm's own operators consist of, and launches of kernels."""
+    """Records calls: operators, including those inside fasttfm's operators, and kernel launches."""
 
     sees_through_operators = True
 
@@ -38,13 +37,13 @@ class Calls(TorchDispatchMode):
         super().__init__()
         self.made: list[tuple] = []
         self._places: dict[int, Any] = {}
-        """Address of memory -> the call that made it, or the address where it was there before."""
+        """Address -> the call that allocated it, or the address itself if it existed before."""
         self._kept: list[Tensor] = []
-        """Every tensor that was seen: memory that is freed would come back at the same address."""
+        """All tensors seen: freed memory could be reused at the same address."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert not _READS.intersection(function.tags), f"{function} reads a value"
-        if function.namespace != "profiler":  # which marks a piece of time
+        if function.namespace != "profiler":  # profiler ranges
             self.note(str(function), args, kwargs)
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -53,7 +52,7 @@ class Calls(TorchDispatchMode):
         return result
 
     def note(self, name: str, *given: Any) -> None:
-        """A call by this name."""
+        """Record a call."""
         self.made.append((name, *[self._seen(value) for value in tree_leaves(given)]))
 
     def _seen(self, value: Any) -> Any:
@@ -68,12 +67,12 @@ class Calls(TorchDispatchMode):
 
 
 class Watched(graphs.Graphs):
-    """Graphs each run of which must be what a replay of the second one, which is captured, would be."""
+    """Graphs that assert that every run equals a replay of the second one, which would be captured."""
 
     def __init__(self, device: torch.device, what: str = "", remedy: str = "") -> None:
         super().__init__(device, what, remedy)
         self.runs: dict[Any, list[Calls]] = {}
-        """By key."""
+        """Recorded runs by key."""
 
     def __call__(self, run: Callable[..., None], key: Any, tensors: Any = (), *, times: int = 1) -> None:
         super().__call__(partial(self._watch, run, key), key, tensors, times=times)
@@ -97,7 +96,7 @@ class Watched(graphs.Graphs):
 
 @contextmanager
 def on_a_chip(route: str) -> Iterator[torch.device]:
-    """A device whose tensors lie on the CPU, updates of which are watched; its kernels are listed and not started."""
+    """Simulate a GPU with CPU tensors: training updates are watched, kernels are recorded and not launched."""
     scaler = partial(torch.amp.GradScaler, "cpu")
     with (
         mock.patch.object(training, "Graphs", Watched),

@@ -186,23 +186,18 @@ def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every line that a command fails with names flags of that command alone, whatever the test is about."""
     from fasttfm.cli import main
 
-    answer, fail, words = main._answer, main._fail, []
+    fail = main._fail
 
-    def noted(name: str | None, arguments: list[str], started: float) -> int:
-        words[:] = arguments
-        return answer(name, arguments, started)
-
-    def checked(where: str, message: str, status: int) -> int:
-        if where != "fasttfm" and "is unknown" not in message:
-            known = _flags(words).union(words)
+    def checked(name: str | None, arguments: list[str], message: str, status: int = 2) -> int:
+        if name is not None and "is unknown" not in message:
+            known = _flags(arguments).union(arguments)
             # the flags of another command, which the line names, and of pip are not meant
             advised = re.findall(
                 r"(?<!\S)\(?(--[a-z][a-z0-9-]+)", re.sub(r"(fasttfm [a-z]|pip install).*", "", message)
             )
-            assert known.issuperset(advised), f"{words[:2]} has no {set(advised) - known}: {message}"
-        return fail(where, message, status)
+            assert known.issuperset(advised), f"{arguments[:2]} has no {set(advised) - known}: {message}"
+        return fail(name, arguments, message, status)
 
-    monkeypatch.setattr(main, "_answer", noted)
     monkeypatch.setattr(main, "_fail", checked)
 
 

@@ -1,7 +1,7 @@
-"""Wrong calls of every public function and module: one argument after the other, changed in every way that is wrong.
+"""Wrong calls of every public function and module: each argument is changed in every wrong way.
 
-What an argument means is read from the signature's annotation; a wrong type or dtype must be refused whatever else
-holds, a wrong shape or number must be refused or mean something.
+The meaning of an argument follows from its annotation. A wrong type or dtype must be refused; a wrong shape or number
+must be refused or give a valid result.
 """
 
 import inspect
@@ -28,7 +28,7 @@ MASKS = {"mask", "attn_mask"}
 
 
 class Target(NamedTuple):
-    """A function and arguments that it takes."""
+    """A function with valid arguments."""
 
     call: Callable[..., Any]
     arguments: dict[str, Any]
@@ -45,7 +45,7 @@ class Wrong(NamedTuple):
 
 
 def functions() -> dict[str, Target]:
-    """Every function of fasttfm.functional with all its arguments."""
+    """Return every function of fasttfm.functional with all its arguments."""
     f = torch.randn
     heads = {"query": f(2, 2, 5, 8), "key": f(2, 2, 6, 8), "value": f(2, 2, 6, 8)}
     drop = {"dropout_p": 0.25, "seed": SEED, "site": 1}
@@ -98,7 +98,7 @@ def functions() -> dict[str, Target]:
 
 
 def signatures() -> dict[str, Target]:
-    """Every function of fasttfm.compat with all its arguments."""
+    """Return every function of fasttfm.compat with all its arguments."""
     f = torch.randn
     starts = torch.tensor([0, 4, 9], dtype=torch.int32)
     options = {"dropout_p": 0.25, "softmax_scale": 0.5, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
@@ -142,7 +142,7 @@ def signatures() -> dict[str, Target]:
 
 
 def modules() -> dict[str, Target]:
-    """The forward pass of every module of fasttfm.nn."""
+    """Return the forward pass of every module of fasttfm.nn."""
     nn, f = fasttfm.nn, torch.randn
     x, y = f(2, 5, 16), f(2, 6, 16)
     pad_x, pad_y = torch.zeros(2, 5).bool(), torch.zeros(2, 6).bool()
@@ -186,7 +186,7 @@ def modules() -> dict[str, Target]:
 
 
 def constructors() -> dict[str, Target]:
-    """Every module of fasttfm.nn, made."""
+    """Return the constructor of every module of fasttfm.nn."""
     nn = fasttfm.nn
     layer = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "dropout": 0.1, "activation": "relu",
              "layer_norm_eps": 1e-5, "batch_first": True, "norm_first": False, "bias": True}  # fmt: skip
@@ -223,7 +223,7 @@ def _kinds(hint: Any) -> set[Any]:
 
 
 def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, bool, Any]]:
-    """(what, whether it must be refused, the value)."""
+    """Yield (change, whether it must be refused, value)."""
     optional = type(None) in kinds
     if not optional:
         yield "None", True, None
@@ -270,9 +270,11 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
 
 
 def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | None:
-    """What is wrong with what happens; None for an error of ours in one line that names the argument, and for numbers
-    where these are allowed. named: arguments of which it must name one, if not this one. Memory that nobody wrote to
-    holds no numbers while torch.use_deterministic_algorithms() is on."""
+    """Return what is wrong with the answer to a wrong call; None if it is right.
+
+    Right are one-line errors of ours that name the argument (or one of `named`), and finite results if the value is
+    allowed. torch.use_deterministic_algorithms() must be on: it fills uninitialized memory with NaN.
+    """
     arguments = {**target.arguments, wrong.argument: wrong.value}
     try:
         output = target.call(**arguments)
@@ -286,7 +288,7 @@ def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | 
             return f"is torch's, at {path.name}:{line}: {type(error).__name__}: {text[:100]!r}"
         if "\n" in text:
             return f"has several lines: {text[:100]!r}"
-        either = wrong.change == "meta" or not wrong.always  # of two that differ any may be the wrong one
+        either = wrong.change == "meta" or not wrong.always  # if two arguments disagree, either may be named
         names = set(target.arguments) if either else named or {wrong.argument}
         return None if names & set(re.findall(r"\w+", text)) else f"does not name it: {text[:150]!r}"
     except Exception as error:
@@ -294,7 +296,7 @@ def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | 
     if wrong.always:
         return "is taken"
     for x in output if isinstance(output, tuple) else (output,):
-        numbers = wrong.argument in ("eps", "base") or wrong.change in ("nan", "inf")  # in the formula, none may follow
+        numbers = wrong.argument in ("eps", "base") or wrong.change in ("nan", "inf")  # may make the result NaN
         if isinstance(x, Tensor) and (x.is_meta or (x.isnan().any() and not numbers)):
             return f"gives {'meta' if x.is_meta else 'no numbers'}"
     return None

@@ -9,13 +9,13 @@ from fasttfm.cli.paths import TRAINED_MODEL
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=TRAINED_MODEL, metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
-        "--last", type=int, help="number of newest checkpoints to average (default: 5, or all where there are fewer)"
+        "--last", type=int, help="number of newest checkpoints to average (default: 5, or all if there are fewer)"
     )
     add_output_flags(parser, "what was averaged")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write MODEL/checkpoints/average and say which updates it is made of."""
+    """Write MODEL/checkpoints/average and print the averaged updates."""
     from fasttfm.training.average import average_last
 
     target, steps = average_last(args.model, args.last)

@@ -1,6 +1,6 @@
-"""`fasttfm env --check`: what slows this machine down, and which files of a folder are damaged.
+"""`fasttfm env --check`: finds causes of slowness on this machine, and damaged files in a directory.
 
-Of the machine: threads, other programs, the processor, packages, settings and the GPU.
+Checks threads, other programs, the processor, packages, settings and the GPU.
 """
 
 import importlib.util
@@ -17,11 +17,11 @@ from fasttfm.system.folders import MANIFEST, faults
 from fasttfm.system.machine import emulates_bfloat16, processor_units
 
 _SAMPLE = 0.5
-"""Seconds for which the processors' counters are watched."""
+"""Seconds over which CPU usage is measured."""
 
 
 class Finding(NamedTuple):
-    """A fault, and what mends it."""
+    """A problem and its remedy."""
 
     subject: str
     fault: str
@@ -30,12 +30,12 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Facts that are judged: gather() gathers all of it before judge() judges, without side effects."""
+    """State of this process and machine, collected by gather(), the input of judge()."""
 
     cores: int
     """Cores that this process may run on."""
     threads: int
-    """Of torch."""
+    """torch.get_num_threads()."""
     busy_cores: float
     """Cores kept busy by other programs."""
     units: frozenset[str]
@@ -43,29 +43,30 @@ class Facts:
     system: str = "linux"
     """sys.platform."""
     missing: frozenset[str] = frozenset()
-    """Packages that are not installed, of numba and triton."""
+    """Packages among numba and triton that are not installed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     multiplies_int8: bool = True
-    """Whether products of 8-bit integers are exact here, and faster than float32."""
+    """Whether int8 products are exact on this CPU and faster than float32."""
     gpu_without_driver: bool = False
-    """There is an NVIDIA GPU, and this torch cannot use it."""
+    """An NVIDIA GPU that this build of torch cannot use."""
     device: str | None = None
     """Name of the GPU that torch uses."""
     tf32: bool = False
-    """Whether float32 products may take the GPU's TF32 units, which it has."""
+    """Whether float32 products may use TF32."""
     has_tf32: bool = False
+    """Whether the GPU has TF32 units."""
     is_tuned: bool = True
-    """Whether tiles for this GPU were measured, by `fasttfm tune` or by others."""
+    """Whether tiles were measured on this GPU model, by `fasttfm tune` or in the shipped tables."""
     assembler_fault: str | None = None
 
 
 def check_machine(device: dict[str, Any] | None) -> list[Finding]:
-    """Return what slows this machine down. device: what `fasttfm env` says, where torch uses a GPU."""
+    """Return the causes of slowness on this machine. device: output of `fasttfm env` if torch uses a GPU."""
     return list(judge(gather(device)))
 
 
 def check_folder(folder: Path) -> list[Finding]:
-    """Files of a model or of prepared data that differ from what was written; UserError where no checksum tells."""
+    """Return the files of a model or data directory that are damaged; UserError if it has no checksums."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a directory: give a model or prepared data")
     checked, found = faults(folder)
@@ -75,91 +76,73 @@ def check_folder(folder: Path) -> list[Finding]:
 
 
 def text(findings: Sequence[Finding], folders: Sequence[Path]) -> str:
-    """The findings for people."""
+    """Format the findings for the terminal."""
     if not findings and folders:
-        return f"every file with a digest is the one that was written ({', '.join(map(str, folders))})"
+        return f"all files match their digests ({', '.join(map(str, folders))})"
     if not findings:
         return "nothing slows this machine down"
     return "\n".join(f"{each.subject}: {each.fault}\n    {each.remedy}".rstrip() for each in findings)
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """Return a finding for each thing that slows this machine down."""
-    yield from _of_settings(facts.environment)
-    yield from _of_device(facts) if facts.device else _of_processor(facts)
+    """Yield a finding for each cause of slowness; has no side effects."""
+    rules = (*_settings_rules(facts), *(_device_rules(facts) if facts.device else _processor_rules(facts)))
+    yield from (Finding(*finding) for applies, *finding in rules if applies)
     if facts.busy_cores > 0.3:
         yield Finding(
             "other programs",
             f"they keep {facts.busy_cores:.1f} of {facts.cores} cores busy",
-            "end them: threads of one product wait for the one that shares its core",
+            "end them: all threads of an operator wait for the one that shares its core",
         )
 
 
-def _of_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    if environment.get("TRITON_INTERPRET") == "1":
-        yield Finding(
-            "TRITON_INTERPRET=1", "kernels run in Triton's interpreter, thousands of times slower", "unset it"
-        )
-    backend = environment.get("FASTTFM_BACKEND", "auto")
-    if backend not in ("auto", "triton", "torch"):
-        yield Finding(
-            f"FASTTFM_BACKEND={backend}", "no command with a model runs: it is none of auto, triton, torch", "unset it"
-        )
-    elif backend != "auto":
-        yield Finding(f"FASTTFM_BACKEND={backend}", "every operator goes one way, also where it is slower", "unset it")
+Rule = tuple[bool, str, str, str]
+"""Whether it applies, and the fields of its Finding."""
 
 
-def _of_processor(facts: Facts) -> Iterator[Finding]:
-    if facts.gpu_without_driver:
-        yield Finding("GPU", "this torch cannot use it", "install the torch built for its driver: see pytorch.org")
-    if facts.threads > facts.cores:
-        yield Finding(
-            "threads", f"{facts.threads} threads share {facts.cores} cores", f"set OMP_NUM_THREADS={facts.cores}"
-        )
-    if facts.threads < facts.cores:
-        yield Finding(
-            "threads",
-            f"{facts.threads} of {facts.cores} cores are used",
-            f"set OMP_NUM_THREADS={facts.cores}, or leave it unset",
-        )
-    if "numba" in facts.missing:
-        yield Finding("numba", "not installed: searches and training are slower", 'pip install "./fasttfm[cpu]"')
-    if emulates_bfloat16(facts.units):
-        yield Finding(
-            "bfloat16",
-            "this processor computes it by way of float32",
-            f"give --precision fp32{' (or int8 to translate)' if facts.multiplies_int8 else ''}",
-        )
-    if not facts.multiplies_int8:
-        yield Finding(
-            "int8", "no product here is exact and faster than float32", "give --precision bf16 or fp32 to translate"
-        )
+def _settings_rules(facts: Facts) -> Iterator[Rule]:
+    interpret, backend = (facts.environment.get(name) for name in ("TRITON_INTERPRET", "FASTTFM_BACKEND"))
+    subject, is_valid = f"FASTTFM_BACKEND={backend}", backend in (None, "auto", "triton", "torch")
+    slow = "kernels run in Triton's interpreter, thousands of times slower"
+    yield interpret == "1", "TRITON_INTERPRET=1", slow, "unset it"
+    yield not is_valid, subject, "commands with a model fail: must be auto, triton or torch", "unset it"
+    yield backend in ("triton", "torch"), subject, "used for every operator, even where it is slower", "unset it"
 
 
-def _of_device(facts: Facts) -> Iterator[Finding]:
-    if "triton" in facts.missing and facts.system == "linux":
-        yield Finding("triton", "not installed: operators go by PyTorch, unfused", "pip install triton")
-    if facts.has_tf32 and not facts.tf32:
-        yield Finding(
-            "TF32",
-            "float32 products do not take the matrix units",
-            'torch.set_float32_matmul_precision("high"), where ten bits of mantissa are enough',
-        )
-    if not facts.is_tuned:
-        yield Finding("tiles", "nobody has measured them on this GPU", "fasttfm tune")
-    if facts.assembler_fault:
-        yield Finding("assembler", facts.assembler_fault, "fasttfm env says how to take another")
+def _processor_rules(facts: Facts) -> Iterator[Rule]:
+    threads, cores = facts.threads, facts.cores
+    remedy = "install the torch built for its driver: see pytorch.org"
+    yield facts.gpu_without_driver, "GPU", "this torch cannot use it", remedy
+    yield threads > cores, "threads", f"{threads} threads share {cores} cores", f"set OMP_NUM_THREADS={cores}"
+    remedy = f"set OMP_NUM_THREADS={cores}, or leave it unset"
+    yield threads < cores, "threads", f"{threads} of {cores} cores are used", remedy
+    fault = "not installed: searches and training are slower"
+    yield "numba" in facts.missing, "numba", fault, 'pip install "./fasttfm[cpu]"'
+    remedy = f"give --precision fp32{' (or int8 to translate)' if facts.multiplies_int8 else ''}"
+    yield emulates_bfloat16(facts.units), "bfloat16", "this CPU emulates it in float32", remedy
+    fault = "this CPU has no exact int8 product that is faster than float32"
+    yield not facts.multiplies_int8, "int8", fault, "give --precision bf16 or fp32 to translate"
+
+
+def _device_rules(facts: Facts) -> Iterator[Rule]:
+    without_triton = "triton" in facts.missing and facts.system == "linux"
+    yield without_triton, "triton", "not installed: operators run in PyTorch, unfused", "pip install triton"
+    remedy = 'torch.set_float32_matmul_precision("high"), if ten bits of mantissa are enough'
+    yield facts.has_tf32 and not facts.tf32, "TF32", "float32 products do not use the tensor cores", remedy
+    yield not facts.is_tuned, "tiles", "not measured on this GPU", "fasttfm tune"
+    fault = facts.assembler_fault or ""
+    yield bool(fault), "assembler", fault, "fasttfm env shows how to override it"
 
 
 def gather(device: dict[str, Any] | None) -> Facts:
-    """The facts of this process and machine."""
+    """Collect the facts of this process and machine. device: as in check_machine()."""
     import torch
 
     from fasttfm.cpu import int8
     from fasttfm.system.machine import allowed_cores
 
     tuned: dict[str, Any] = (device or {}).get("tuned") or {}
-    faults = [each["fault"] for each in (device or {}).get("assembler", {}).values()]
+    assemblers = (device or {}).get("assembler", {}).values()
     return Facts(
         cores=allowed_cores(),
         threads=torch.get_num_threads(),
@@ -174,12 +157,12 @@ def gather(device: dict[str, Any] | None) -> Facts:
         tf32=torch.backends.cuda.matmul.allow_tf32,
         has_tf32=device is not None and torch.cuda.get_device_capability() >= (8, 0),
         is_tuned=device is None or bool(tuned.get("answers") or tuned.get("shipped")),
-        assembler_fault=next((fault for fault in faults if fault), None),
+        assembler_fault=next((each["fault"] for each in assemblers if each["fault"]), None),
     )
 
 
 def _busy_cores() -> float:
-    """Cores that other programs keep busy, watched for a moment; 0 where the system does not tell."""
+    """Measure the number of cores kept busy by other programs; 0 if the system does not report it."""
     try:
         before, used, began = _jiffies(), time.process_time(), time.monotonic()
         time.sleep(_SAMPLE)
@@ -192,7 +175,7 @@ def _busy_cores() -> float:
 
 
 def _jiffies() -> int:
-    """The jiffies, over all cores, in which some program ran: user, nice, system, irq, softirq and steal."""
+    """Return the busy jiffies of all cores: user, nice, system, irq, softirq and steal."""
     with open("/proc/stat") as lines:
         user, nice, system, _, _, irq, softirq, steal = (int(each) for each in next(lines).split()[1:9])
     return user + nice + system + irq + softirq + steal

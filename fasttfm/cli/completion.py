@@ -1,4 +1,4 @@
-"""`fasttfm --completion SHELL`: a script that completes commands, flags and files. Needs shtab (extra: completion)."""
+"""`fasttfm --completion SHELL`: a completion script for commands, flags and files. Needs shtab (extra: completion)."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ SHELLS = ("bash", "fish", "tcsh", "zsh")
 
 
 class Completion(argparse.Action):
-    """Prints the script of a shell and stops; raises UserError without shtab. const: makes the whole parser."""
+    """Prints the completion script and exits; UserError without shtab. const: builds the parser of all commands."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         from fasttfm.errors import optional

@@ -1,7 +1,7 @@
-"""`fasttfm train --workers time`: a few updates with each division of the cores, and the run with the fastest.
+"""`fasttfm train --workers time`: times a few updates with each split of the cores and trains with the fastest.
 
-Processes wait for one another once an update and threads at every operator, but processes have a model each and add up
-their gradients. Which is faster depends on the machine, the model and the batches: so the run itself is timed.
+Processes synchronize once per update and threads at every operator, but each process has its own model copy and
+gradients must be reduced. Which is faster depends on machine, model and batches, so the actual run is timed.
 """
 
 import statistics
@@ -15,15 +15,17 @@ from fasttfm.errors import UserError
 from fasttfm.system.children import child_environment, command_line, run_to_end
 
 _UPDATES, _WARM = 6, 2
-"""Updates of a trial, and the first of them, which compile and are not counted."""
-_FLAGS = {flag: str(10**9) for flag in ("--valid-interval-updates", "--save-interval-updates")} | {
-    "--log-interval": "1"
+"""Updates of a trial, and the warm-up updates among them, which compile."""
+_FLAGS = {
+    "--valid-interval-updates": str(10**9),
+    "--save-interval-updates": str(10**9),
+    "--log-interval": "1",
 }
-"""Flags of a trial: none is checked against other settings; the trial is stopped from outside."""
+"""Flags of a trial, chosen to be compatible with all other settings; the trial is stopped from outside."""
 
 
 class Division(NamedTuple):
-    """Processes, and the threads of each."""
+    """A split of the cores into processes and threads per process."""
 
     workers: int
     threads: int
@@ -33,12 +35,12 @@ class Division(NamedTuple):
         return " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
 
     def of(self, arguments: Sequence[str]) -> list[str]:
-        """A command's arguments, divided so."""
+        """Return a command's arguments with these --workers and --threads."""
         return replaced(arguments, {"--workers": str(self.workers), "--threads": str(self.threads)})
 
 
 def replaced(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
-    """The arguments of a command with these flags in place of those given; each takes one value."""
+    """Return a command's arguments with these flags set; each takes one value."""
     kept: list[str] = []
     skip = False
     for word in arguments:
@@ -50,29 +52,33 @@ def replaced(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
 
 
 def divisions(cores: int) -> list[Division]:
-    """All ways to divide the cores evenly among processes of 1, 2, 4, ... threads."""
+    """Return all even splits of the cores into processes of 1, 2, 4, ... threads."""
     powers = (2**n for n in range(cores.bit_length()))
     return [Division(cores // threads, threads) for threads in powers if cores % threads == 0]
 
 
 def fastest_division(arguments: Sequence[str], cores: int, note: Callable[[str], None]) -> Division:
-    """The division of the cores with most target tokens/s in a few updates of `fasttfm ARGUMENTS`; what was found is
-    told line by line. Raises UserError where none can train."""
-    ways, speeds = divisions(cores), dict[Division, float]()
-    if len(ways) == 1:
-        return ways[0]
-    for way in ways:
-        speed = _target_tokens_per_second(way.of(arguments))
-        note(f"{way}: {f'cannot train ({speed})' if isinstance(speed, str) else f'{speed:,.0f} target tokens/s'}")
-        if not isinstance(speed, str):
-            speeds[way] = speed
+    """Return the split of the cores with most target tokens/s in a few updates of `fasttfm ARGUMENTS`.
+
+    note: called with a line for each split. Raises UserError if none can train.
+    """
+    candidates, speeds = divisions(cores), dict[Division, float]()
+    if len(candidates) == 1:
+        return candidates[0]
+    for division in candidates:
+        speed = _target_tokens_per_second(division.of(arguments))
+        if isinstance(speed, str):
+            note(f"{division}: cannot train ({speed})")
+        else:
+            note(f"{division}: {speed:,.0f} target tokens/s")
+            speeds[division] = speed
     if not speeds:
         raise UserError(f"no division of the cores can train: {speed}")
     return max(speeds, key=speeds.__getitem__)
 
 
 def _target_tokens_per_second(arguments: Sequence[str]) -> float | str:
-    """The median of the updates of a trial; where it failed, the last line that it wrote."""
+    """Return the median speed of a trial's updates, or the last line of stderr if it failed."""
     from fasttfm.store.run_log import read_log
 
     with tempfile.TemporaryDirectory() as folder:
@@ -86,8 +92,8 @@ def _target_tokens_per_second(arguments: Sequence[str]) -> float | str:
             until=lambda: len(speeds()) >= _UPDATES, env=child_environment(),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
-        found = speeds()
-    if not found:
+        results = speeds()
+    if not results:
         lines: list[str] = ended.stderr.strip().splitlines()
         return lines[-1] if lines else f"status {ended.returncode}"
-    return statistics.median(found[_WARM:] or found)  # an epoch may be shorter than a trial
+    return statistics.median(results[_WARM:] or results)  # an epoch may be shorter than a trial

@@ -1,5 +1,5 @@
-"""Prints versions, processor, device, assembler, the route of each operator and the tuning in force. Send it with a bug
-report. With --check it looks for faults, and the exit status is 1 if it finds one.
+"""Prints versions, processor, device, assembler, backend of each operator and tuning. Attach it to bug reports.
+With --check it looks for problems, and exits with status 1 if it finds one.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import LOADED_FOLDER
 from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units, version
 
-_OWN = {"panels": "panels of its own"}
-_NO_INT8 = "none that is exact and faster than float32: --precision int8 computes in float32"
+_NAMES = {"panels": "fasttfm's packed panels"}
+_NO_INT8 = "no exact product is faster than float32: --precision int8 computes in float32"
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
@@ -29,12 +29,12 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--chip", metavar="NAME", help="show the routes of another chip, such as sm_60 (P100) or gfx942"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON line instead of text")
     parser.apart = [("--check", "--chip")]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; with --check the status tells whether there are faults."""
+    """Print the report; with --check print the problems and return 1 if there are any."""
     if args.check is None:
         result = environment(args.chip)
         print(json.dumps(result) if args.json else text(result))
@@ -42,14 +42,16 @@ def run(args: argparse.Namespace) -> int:
     findings = [each for folder in args.check for each in check.check_folder(folder)]
     if not args.check:
         findings = check.check_machine(None if gpu() is None else environment())
-    told = json.dumps({"findings": [each._asdict() for each in findings]})
-    print(told if args.json else check.text(findings, args.check))
+    document = json.dumps({"findings": [each._asdict() for each in findings]})
+    print(document if args.json else check.text(findings, args.check))
     return int(bool(findings))
 
 
 def environment(other: str | None = None) -> dict[str, Any]:
-    """Everything that the command says, as JSON can hold it. other: the chip whose routes are told, None for the one
-    that is here. Raises UserError for a chip that nobody knows."""
+    """Return the report as a JSON object. other: chip whose routes are shown, None for this machine's.
+
+    Raises UserError for an unknown chip.
+    """
     import os
     import platform
 
@@ -81,7 +83,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """The same for people."""
+    """Format the report for the terminal."""
     from fasttfm.system.wording import counted
 
     cpu, device = result["processor"], result["device"]
@@ -94,18 +96,18 @@ def text(result: dict[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
         ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
-        ("float32", f"a search multiplies by {_OWN.get(cpu['float32'], cpu['float32'])}"),
-        ("int8", f"a search multiplies by {_OWN.get(cpu['int8'], cpu['int8'])}" if cpu["int8"] else _NO_INT8),
+        ("float32", f"products of a search by {_NAMES.get(cpu['float32'], cpu['float32'])}"),
+        ("int8", f"products of a search by {_NAMES.get(cpu['int8'], cpu['int8'])}" if cpu["int8"] else _NO_INT8),
         ("device", shown),
     ]
     for name, assembler in result["assembler"].items():
-        said = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE takes another"
-        lines.append(("assembler", said + (f"; {assembler['fault']}" if assembler["fault"] else "")))
-        lines += [("", f"ptxas {newer} is left: {why}") for newer, why in assembler["left"].items()]
+        line = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE overrides it"
+        lines.append(("assembler", line + (f"; {assembler['fault']}" if assembler["fault"] else "")))
+        lines += [("", f"ptxas {newer} is not used: {why}") for newer, why in assembler["left"].items()]
     tuned = result["tuned"]
     if tuned is not None:
-        kept = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
-        lines.append(("tuned", f"{kept}; {tuned['shipped']} that others sent in"))
+        local = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
+        lines.append(("tuned", f"{local}; {tuned['shipped']} shipped with fasttfm"))
     lines.append(("routes", f"of {result['chip'] or 'a CPU'}, backend {result['backend']}"))
     lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
@@ -113,7 +115,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 def _assembler() -> dict[str, dict[str, Any]]:
-    """The assemblers by the chips that they are for; none where Triton has no NVIDIA backend."""
+    """Return the assembler for each range of chips; empty if Triton has no NVIDIA backend."""
     try:
         from fasttfm.kernels.proof import assembler
 
@@ -127,7 +129,7 @@ def _assembler() -> dict[str, dict[str, Any]]:
 
 
 def _tuned() -> dict[str, Any] | None:
-    """Return what `fasttfm tune` has kept for the device; None without one."""
+    """Return the tuning results for the device; None without a device."""
     device = gpu()
     if device is None:
         return None
@@ -136,14 +138,14 @@ def _tuned() -> dict[str, Any] | None:
     system = choice_cache.system_of(device, launch.chip(device))
     try:
         answers = len(choice_cache.read(system))
-    except ValueError:  # damaged: a launch has warned of it
+    except ValueError:  # damaged: launches warn of it
         answers = 0
     shipped = len(choice_cache.shipped(system))
     return {"file": str(choice_cache.file_of(system)), "answers": answers, "shipped": shipped}
 
 
 def _chip(other: str | None) -> Any:
-    """The Chip of that name, else that of the device, else None."""
+    """Return the Chip with that name, else the device's, else None."""
     from fasttfm.errors import UserError
     from fasttfm.kernels import launch
     from fasttfm.kernels.chip import CHIPS
@@ -157,7 +159,7 @@ def _chip(other: str | None) -> Any:
 
 
 def _routes(chip: Any) -> dict[str, str]:
-    """Operator -> the way it goes: which kernels, or PyTorch."""
+    """Return for each operator its kernels, or torch."""
     from fasttfm.functional import backends
 
     operators = ("layer_norm", "residual_layer_norm", "residual_add", "rotary", "cross_entropy", "embed")

@@ -1,8 +1,8 @@
-"""Settings of the libraries below torch, which read them once, when they are loaded.
+"""Environment variables of the libraries below torch, which read them once at load time.
 
-oneDNN keeps code and memory for every product of a new shape, up to 1,024 of them and gigabytes; training needs fewer,
-because its batches come in few shapes. How OpenMP's threads wait is left alone: threads that sleep give way to a busy
-neighbour, and halve the speed of an idle machine.
+oneDNN caches code and buffers for up to 1,024 shapes, gigabytes in all; training batches have few shapes and need fewer
+entries. OpenMP's wait policy is left alone: sleeping threads yield to busy neighbours but halve the speed of an idle
+machine.
 """
 
 import os
@@ -12,7 +12,7 @@ _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"
 
 
 def choose_settings() -> str:
-    """Set environment variables that the user has not set, before torch is loaded; returns a text that names them."""
+    """Set the variables that the user has not set, before torch is loaded; returns a text that lists them."""
     if "torch" in sys.modules:
         return ""
     chosen = {name: value for name, value in _CACHES.items() if name not in os.environ}

@@ -1,4 +1,4 @@
-"""Converts a model and its tokenizer to files that another tool loads."""
+"""Converts a model and its tokenizer to another tool's format."""
 
 import argparse
 import importlib
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
-    """Add --no-check, for models that go to another tool or come from one."""
+    """Add --no-check, which skips the comparison with the other tool."""
     parser.add_argument(
         "--no-check",
         dest="check",
@@ -41,7 +41,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the directory and say what the other tool must be told."""
+    """Write the directory and print notes on how to use it with the other tool."""
     from fasttfm.convert.check import check
     from fasttfm.convert.exchange import add_notes, load
     from fasttfm.system.folders import replacing
@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> None:
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)
     with replacing(args.out, "exporting a model into it", "exported model") as replacement:
-        told = module.export(model, replacement.path)
+        notes = module.export(model, replacement.path)
         if args.check:
-            told = [*told, *check(model, args.format, replacement.path)]
-        add_notes(replacement.path, [f"exported from {args.model.name} ({args.format})", *told])
+            notes = [*notes, *check(model, args.format, replacement.path)]
+        add_notes(replacement.path, [f"exported from {args.model.name} ({args.format})", *notes])
     Output.of(args, "export").result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
-        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=told,
+        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=notes,
     )  # fmt: skip

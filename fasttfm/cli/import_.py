@@ -19,8 +19,8 @@ FORMATS = {
     "fairseq": ("fasttfm.convert.fairseq", "a checkpoint of fairseq-train, with --dict and --spm or --codes"),
     "ctranslate2": ("fasttfm.convert.ctranslate2_read", "the output of CTranslate2's converters"),
 }
-"""Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is). That of
-fairseq takes a file, its dictionaries and its SentencePiece models or codes."""
+"""Format -> (module, description). The module has read(folder, source_language=..., target_language=...) -> Model;
+fairseq's takes a checkpoint, dictionaries and SentencePiece models or codes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory",
         type=INPUT,
         metavar="DIR",
-        help="model that the other tool saved: a directory, or fairseq's checkpoint file",
+        help="model saved by the other tool: a directory, or fairseq's checkpoint file",
     )
     parser.add_argument(
         "--format",
         required=True,
         choices=FORMATS,
-        help="; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()),
+        help="; ".join(f"{name}: {description}" for name, (_, description) in FORMATS.items()),
     )
     add_out(parser, "MODEL", "model directory to write")
     for name, what in (
@@ -65,23 +65,22 @@ def run(args: argparse.Namespace) -> None:
 
     module = importlib.import_module(FORMATS[args.format][0])
     languages = {"source_language": args.source_language, "target_language": args.target_language}
-    without = args.format == "marian-hf" or (args.format == "fairseq" and not args.codes)
-    if without and any(languages.values()):
+    has_no_languages = args.format == "marian-hf" or (args.format == "fairseq" and not args.codes)
+    if has_no_languages and any(languages.values()):
         raise UserError(
-            f"--source-language and --target-language do not belong to --format {args.format}: leave them out (a line "
-            "for an OPUS-MT of several targets begins with >>deu<<)"
+            f"--source-language and --target-language do not apply to --format {args.format}: leave them out (input "
+            "lines of a multilingual OPUS-MT model begin with >>deu<<)"
         )
-    with warnings_as_lines() as left_out:
+    with warnings_as_lines() as warned:
         model = _read(args, module, languages)
-    told = [*model.notes, *left_out]
+    notes = [*model.notes, *warned]
     if args.check:
-        told += check(model, args.format, args.directory, (args.source_language, args.target_language))
-    store(model, args.out, [f"imported from {args.directory.name} ({args.format})", *told])
+        notes += check(model, args.format, args.directory, (args.source_language, args.target_language))
+    store(model, args.out, [f"imported from {args.directory.name} ({args.format})", *notes])
     size = sum(weight.numel() for weight in model.weights.values())
     Output.of(args, "import").result(
         f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",
-        out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size,
-        told=told,
+        out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size, told=notes,
     )  # fmt: skip
 
 
@@ -93,5 +92,5 @@ def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str
     if args.dict or args.spm or args.codes:
         raise UserError(f"--dict, --spm and --codes belong to --format fairseq, not to {args.format}: leave them out")
     if not args.directory.is_dir():
-        raise UserError(f"{args.directory}: is not a directory: give what the other tool saved")
+        raise UserError(f"{args.directory}: is not a directory: give the one that the other tool saved")
     return module.read(args.directory, **languages)

@@ -1,13 +1,12 @@
-"""`fasttfm <command>`: finds the command's file, runs it, and turns every expected failure into one line.
+"""Entry point of `fasttfm COMMAND`: imports the command's module, runs it, reports expected failures in one line.
 
-Each command is a module, here or of another distribution (fasttfm.config.kinds), with two functions:
+A command is a module, here or in another distribution (fasttfm.config.kinds), with two functions:
 
-    add_arguments(parser)    adds the command's arguments to its parser
-    run(args)                does the work; returns an exit status or None for 0
+    add_arguments(parser)    adds the command's arguments
+    run(args)                does the work; returns the exit status, None for 0
 
-or, for commands such as `fasttfm lm train`, with a table VERBS of such pairs (fasttfm.cli.verbs). Its docstring is what
-the command's own --help begins with. Only the module of the command that was asked for is imported, so that
-`fasttfm --help` needs neither torch nor time.
+Commands with verbs, such as `fasttfm lm train`, have a table VERBS instead (fasttfm.cli.verbs). The module's docstring
+opens the command's --help. Only the requested command is imported, so `fasttfm --help` is fast and needs no torch.
 """
 
 import argparse
@@ -59,7 +58,7 @@ GROUPS = {
         "tune": ("fasttfm.cli.tune", "measure and keep this machine's fastest kernel settings"),
     },
 }
-"""Title -> command -> (module, the line that `fasttfm --help` shows); no module where fasttfm.config.kinds knows it."""
+"""Title -> command -> (module, summary in `fasttfm --help`); the module is empty if fasttfm.config.kinds names it."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
@@ -76,7 +75,7 @@ _LESS_MEMORY = {
     "serve": "give a smaller model, --precision int8, or --max-tokens",
     "plot": "give a shorter sentence",
 }
-"""Command -> what makes it need less memory."""
+"""Command -> how to reduce its memory use."""
 
 _WITHOUT_TORCH = ("prepare", "score", "tokenize")
 
@@ -85,61 +84,59 @@ EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None, started: float | None = None) -> int:
-    """Run one command; argv without the program's name, sys.argv when None. Returns the exit status.
+    """Run one command and return its exit status. argv: without the program name; None: sys.argv.
 
-    started: when the command began, by time.monotonic(); None: now.
+    started: start time of the command by time.monotonic(); None: now.
     """
     started = time.monotonic() if started is None else started
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Only --help, --version and --completion may stand before the command: it is the first word, or there is none.
+    # Only --help, --version and --completion may precede a command: the command is the first word, or there is none.
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     _standard_streams()
     with stoppable():
-        return _answer(name, arguments, started)
+        try:
+            status = _run(name, arguments, started)
+            raise_dropped()
+            return status
+        except UserError as error:
+            return _fail(name, arguments, str(error))
+        except KeyboardInterrupt as interrupt:
+            status = interrupted(interrupt)
+            is_ctrl_c = status == 128 + signal.SIGINT
+            default = "interrupted" if is_ctrl_c else f"stopped by {signal.Signals(status - 128).name}"
+            return _fail(name, arguments, str(interrupt) or default, status)
+        except BrokenPipeError:  # the reader (head, less) is gone
+            _discard_output()
+            return EXIT_BROKEN_PIPE
+        except Exception as error:
+            message = _limit_message(name, error)
+            if message is None:
+                raise
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _discard_output()
+            return _fail(name, arguments, message)
 
 
-def _answer(name: str | None, arguments: list[str], started: float) -> int:
-    """Run the command and say how it failed or was stopped, in one line; returns the exit status."""
-    try:
-        status = _run(name, arguments, started)
-        raise_dropped()
-        return status
-    except UserError as error:
-        return _fail(_called(name, arguments), str(error), EXIT_USER_ERROR)
-    except KeyboardInterrupt as interrupt:
-        status = interrupted(interrupt)
-        stopped = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal.Signals(status - 128).name}"
-        return _fail(_called(name, arguments), str(interrupt) or stopped, status)
-    except BrokenPipeError:
-        # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
-        _discard_output()
-        return EXIT_BROKEN_PIPE
-    except Exception as error:
-        message = _told(name, error)
-        if message is None:
-            raise
-        _give_up_output()
-        return _fail(_called(name, arguments), message, EXIT_USER_ERROR)
-
-
-def _called(name: str | None, arguments: list[str]) -> str:
-    """Return what a command calls itself: its verb is known once its module is there."""
+def _full_name(name: str | None, arguments: list[str]) -> str:
+    """Return `fasttfm COMMAND VERB`; the verb is known once the command's module is imported."""
     verbs = {} if name is None else getattr(sys.modules.get(_module_of(name)), "VERBS", {})
-    return " ".join(["fasttfm", *([] if name is None else [name]), *(each for each in arguments[1:2] if each in verbs)])
+    return " ".join(["fasttfm", *([] if name is None else [name]), *(word for word in arguments[1:2] if word in verbs)])
 
 
 def _module_of(name: str) -> str:
-    """Return the module of a command; '' where it is not installed."""
+    """Return the module of a command; '' if it is not installed."""
     return COMMANDS[name][0] or kinds.module_of(name)
 
 
-def _told(name: str | None, error: Exception) -> str | None:
-    """One line for a limit of the machine that the command has met; None for what is a bug."""
+def _limit_message(name: str | None, error: Exception) -> str | None:
+    """Return a one-line message if the machine reached a limit (memory, disk, permissions); None for a bug."""
     if is_out_of_memory(error):
         less = _LESS_MEMORY.get(name or "") or kinds.less_memory(name)
         remedy = (less or "close other programs, or use a machine with more") + limit_remedy()
         return f"out of memory: {remedy} ({str(error).strip() or 'MemoryError'})"
-    if isinstance(error, OSError) and error.errno is not None:  # None: raised by hand somewhere, which is a bug
+    if isinstance(error, OSError) and error.errno is not None:  # without errno it was raised by our code: a bug
         prefix = f"{error.filename}: " if error.filename else ""
         remedy = ": free some space, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{prefix}{error.strerror}{remedy}"
@@ -151,7 +148,7 @@ def _run(name: str | None, arguments: list[str], started: float) -> int:
     parser = build_parser([] if name is None else [name])
     try:
         args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments, started=started))
-    except SystemExit:  # --help and --version have printed
+    except SystemExit:  # after --help or --version
         sys.stdout.flush()
         raise
     if name is None:
@@ -160,35 +157,32 @@ def _run(name: str | None, arguments: list[str], started: float) -> int:
     if name not in _WITHOUT_TORCH:
         refuse_small_limit()
     check_paths(args)
-    with _warnings_in_a_line(_called(name, arguments)):
+    with _one_line_warnings(_full_name(name, arguments)):
         status = args.run(args) or 0
     sys.stdout.flush()
     return status
 
 
 @contextmanager
-def _warnings_in_a_line(where: str) -> Iterator[None]:
-    """Shows RuntimeWarning, which fasttfm's operators issue, without the place in the code that Python shows."""
-    shown = warnings.showwarning
+def _one_line_warnings(where: str) -> Iterator[None]:
+    """Print RuntimeWarning, which fasttfm's operators issue, without the source location that Python adds."""
+    default = warnings.showwarning
 
-    def show(message, category, *place, **options):
+    def show(message, category, *location, **options):
         if category is RuntimeWarning:
             print(f"{where}: warning: {message}", file=sys.stderr, flush=True)
         else:
-            shown(message, category, *place, **options)
+            default(message, category, *location, **options)
 
     warnings.showwarning = show
     try:
         yield
     finally:
-        warnings.showwarning = shown
+        warnings.showwarning = default
 
 
 def _standard_streams() -> None:
-    """Python has None for a standard stream that the caller closed (<&-); the null device is as empty.
-
-    What the terminal's encoding has no sign for, such as a file's name in another one, is written as an escape.
-    """
+    """Open the null device for closed standard streams (<&-), and escape characters that stdout cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as the process)
@@ -197,19 +191,12 @@ def _standard_streams() -> None:
 
 
 def _discard_output() -> None:
+    """Send buffered output to the null device: Python flushes stdout again at exit, and would report the failure."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _give_up_output() -> None:
-    """Drop what standard output did not take, which Python would try to write once more at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _discard_output()
-
-
 def build_parser(names: Collection[str]) -> Parser:
-    """The parser with all commands listed and only those of `names` complete: their arguments say what to `run`."""
+    """Return a parser that lists all commands and has the arguments of `names` only; args.run executes the command."""
     parser = _CommandParser(
         prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels."
     )
@@ -231,7 +218,7 @@ def build_parser(names: Collection[str]) -> Parser:
 
 
 class _CommandParser(Parser):
-    """Shows the shortest path from text to a score, then the commands by what they are for."""
+    """Top-level help: the shortest path from text to a score, then the commands grouped by purpose."""
 
     def format_help(self) -> str:
         width = max(map(len, COMMANDS)) + 2
@@ -244,7 +231,7 @@ class _CommandParser(Parser):
 
 
 class _Version(argparse.Action):
-    """Reads installed versions without importing the packages."""
+    """Prints installed versions without importing the packages."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         for package in ("fasttfm", "torch", "triton", "sentencepiece", "sacrebleu"):
@@ -252,9 +239,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _fail(where: str, message: str, status: int) -> int:
-    with suppress(OSError):  # a full disk or a closed terminal takes no complaint either; the status tells
-        print(f"{where}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
+def _fail(name: str | None, arguments: list[str], message: str, status: int = EXIT_USER_ERROR) -> int:
+    with suppress(OSError):  # stderr may be a full disk or a closed terminal; the status still reports the failure
+        print(f"{_full_name(name, arguments)}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
     return status
 
 

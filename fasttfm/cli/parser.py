@@ -1,6 +1,6 @@
-"""The command line's parser: argparse, but every complaint is one line that names the nearest flag.
+"""argparse with one-line errors that suggest the nearest flag, and the arguments that several commands share.
 
-Numbers are read as in configuration files (fasttfm.config.convert), paths by their purpose (fasttfm.cli.paths).
+Numbers are parsed as in configuration files (fasttfm.config.convert); paths have a purpose (fasttfm.cli.paths).
 """
 
 import argparse
@@ -22,25 +22,24 @@ _EXAMPLES = "examples:\n"
 
 
 class _Help(argparse.HelpFormatter):
-    """Help in which a flag's type says the word that stands for its value, where the flag itself does not."""
+    """Help formatter: the argument's type gives the default metavar, and examples are not wrapped."""
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         kind: Any = action.type
         if isinstance(kind, PathKind):
             return kind.metavar
-        return _METAVARS.get(
-            kind.kind if isinstance(kind, InRange) else kind
-        ) or super()._get_default_metavar_for_optional(action)
+        number = kind.kind if isinstance(kind, InRange) else kind
+        return _METAVARS.get(number) or super()._get_default_metavar_for_optional(action)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap each paragraph but the one of examples."""
+        """Wrap every paragraph except the examples."""
         fill = super()._fill_text
         paragraphs = text.split("\n\n")
-        return "\n\n".join(each if each.startswith(_EXAMPLES) else fill(each, width, indent) for each in paragraphs)
+        return "\n\n".join(part if part.startswith(_EXAMPLES) else fill(part, width, indent) for part in paragraphs)
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help of all flags and stops."""
+    """Prints the help of all flags and exits."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         parser.shown = None
@@ -49,39 +48,39 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would print its usage and exit; takes no abbreviated flags."""
+    """Raises UserError instead of printing usage and exiting; does not accept abbreviated flags."""
 
     needs: Mapping[str, Sequence[str]] = {}
-    """Flag -> flags of which one must be given beside it."""
+    """Flag -> flags, at least one of which it requires."""
     apart: Sequence[tuple[str, str]] = ()
-    """Pairs of flags that mean nothing beside one another."""
+    """Pairs of mutually exclusive flags."""
     elsewhere: Mapping[str, str] = {}
-    """fairseq's flags -> what to do in their place."""
+    """fairseq flag -> its replacement."""
     shown: frozenset[str] | None = None
-    """The flags that --help shows; None: all."""
+    """Flags shown by --help; None: all."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # --max-tok must not silently change its meaning when a version adds --max-token-something
+        # an abbreviation such as --max-tok would change its meaning when a version adds --max-token-something
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
 
     def shorten(self, *flags: str, examples: str) -> None:
-        """Let --help show these flags, the arguments that are none, and examples, a line each; --help-all shows all."""
+        """Show only these flags, positional arguments and examples (one a line) in --help; --help-all shows all."""
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag and stop")
         self.shown = frozenset(("--help", "--help-all", *flags))
         if self.usage is None:
             formatter = self._get_formatter()
-            formatter.add_usage(None, [each for each in self._actions if each.required], [], "")
+            formatter.add_usage(None, [action for action in self._actions if action.required], [], "")
             self.usage = f"{' '.join(formatter.format_help().split())} [--FLAG VALUE …]"
         lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
         self.epilog = "\n\n".join(filter(None, [self.epilog, f"{_EXAMPLES}{lines}"]))
 
     def format_help(self) -> str:
-        """The help as argparse has it, of the flags that are shown."""
+        """Format the help as argparse does, restricted to the flags in `shown`."""
         formatter = self._get_formatter()
-        formatter.add_usage(self.usage, list(self._of_help(self._actions)), self._mutually_exclusive_groups)
+        formatter.add_usage(self.usage, self._visible(self._actions), self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         for group in self._action_groups:
-            if actions := list(self._of_help(group._group_actions)):
+            if actions := self._visible(group._group_actions):
                 formatter.start_section(group.title)
                 formatter.add_text(group.description)
                 formatter.add_arguments(actions)
@@ -89,19 +88,21 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
-    def _of_help(self, actions: Iterable[argparse.Action]) -> Iterable[argparse.Action]:
+    def _visible(self, actions: Iterable[argparse.Action]) -> list[argparse.Action]:
         shown = self.shown
-        return (each for each in actions if shown is None or not each.option_strings or shown & {*each.option_strings})
+        return [a for a in actions if shown is None or not a.option_strings or shown & {*a.option_strings}]
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse, but refuse unknown arguments, and flags that would be ignored beside the others."""
+        """Parse like argparse, but reject unknown arguments, missing companions and mutually exclusive flags."""
         self._given: set[str] = set()
         for word in args or ():
             if word.startswith("-"):
                 self._refuse_removed(word.split("=")[0])
         parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown and unknown[0].startswith("-"):
+            self._unknown(unknown[0].split("=")[0], self._option_string_actions)
         if unknown:
-            self._refuse(unknown[0])
+            self.error(f"{unknown[0]!r} was not expected here")
         for flag, others in self.needs.items():
             if flag in self._given and self._given.isdisjoint(others):
                 raise UserError(f"{flag} goes with {' or '.join(others)}: give both, or leave out {flag}")
@@ -111,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Read the values of one argument like argparse, but refuse a second file where only the last would count."""
+        """Parse one argument's values like argparse, but reject a path flag given twice: the first would be ignored."""
         if action.option_strings:
             flag = action.option_strings[0]
             if flag in self._given and isinstance(action.type, PathKind) and type(action) is argparse._StoreAction:
@@ -120,35 +121,30 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Read one value: Python's own int and float read 1_0 as ten, and nan."""
+        """Parse one value; Python's int and float would accept 1_0 and nan."""
         if action.type not in (int, float):
             return super()._get_value(action, arg_string)
         name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
         return convert(arg_string, action.type, name)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError; argparse calls it for a wrong command line."""
+        """Raise UserError; called by argparse for an invalid command line."""
         end = "" if message.endswith("?") else ";"
         raise UserError(f"{message}{end} {self.prog} --help lists what there is")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown command with the nearest name in place of all names."""
+        """Reject an unknown command with the nearest name instead of a list of all."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             self._unknown(value, action.choices)
         super()._check_value(action, value)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print like argparse, but report a full disk or a reader that has gone, which argparse ignores."""
+        """Print like argparse, but let OSError (full disk, broken pipe) through, which argparse swallows."""
         (file or sys.stderr).write(message)
 
-    def _refuse(self, word: str) -> NoReturn:
-        if not word.startswith("-"):
-            self.error(f"{word!r} was not expected here")
-        self._unknown(word.split("=")[0], self._option_string_actions)
-
-    def _unknown(self, word: str, known: Iterable[str]) -> NoReturn:
+    def _unknown(self, word: str, names: Iterable[str]) -> NoReturn:
         self._refuse_removed(word)
-        near = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(word.replace("_", "-"), list(names), n=1, cutoff=0.5)
         self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
 
     def _refuse_removed(self, word: str) -> None:
@@ -160,20 +156,20 @@ class Parser(argparse.ArgumentParser):
 
 @functools.cache
 def _removed() -> dict[str, dict[str, str]]:
-    """Command -> flag, or command, that was removed -> what to use instead."""
+    """Command -> removed flag or command -> its replacement."""
     return parse_yaml(Path(__file__).with_name("removed.yaml").read_bytes())
 
 
 @dataclass(frozen=True)
 class InRange:
-    """The `type` of an argument that is a number from `least` to `most`."""
+    """Argument type: a number from `least` to `most`."""
 
     least: float
     most: float
     kind: type = int
 
     def __call__(self, text: str) -> float:
-        """The value of the argument, as argparse asks for it; raises ArgumentTypeError for any other."""
+        """Parse the argument; raises ArgumentTypeError if it is not a number in the range."""
         try:
             value = int(text) if self.kind is int and WHOLE_NUMBER.fullmatch(text) else convert(text, self.kind, "")
         except UserError as error:
@@ -187,7 +183,7 @@ THREADS = InRange(1, 1024)
 
 
 def _layer_numbers(text: str) -> list[int]:
-    """The layers that --layers names."""
+    """Parse the layer numbers of --layers."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -195,13 +191,13 @@ def _layer_numbers(text: str) -> list[int]:
 
 
 def add_model(parser: argparse.ArgumentParser, made_by: str = "fasttfm train") -> None:
-    """A model directory and which of its checkpoints; made_by: the commands that make one."""
+    """Add MODEL and --checkpoint. made_by: the commands that create such a directory."""
     parser.add_argument("model", type=MODEL, metavar="MODEL", help=f"model directory made by {made_by}")
     add_checkpoint(parser)
 
 
 def add_checkpoint(parser: argparse._ActionsContainer) -> None:
-    """--checkpoint: which of a model directory's."""
+    """Add --checkpoint: the checkpoint to load from the model directory."""
     parser.add_argument(
         "--checkpoint",
         type=CHECKPOINT,
@@ -212,17 +208,17 @@ def add_checkpoint(parser: argparse._ActionsContainer) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser, text: str) -> None:
-    """--data: a prepared directory, which must be given."""
+    """Add --data: a prepared data directory; required."""
     parser.add_argument("--data", type=LOADED_FOLDER, required=True, metavar="DATA", help=text)
 
 
 def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
-    """--out: the directory to write, which must be given."""
+    """Add --out: the output directory; required."""
     parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar=metavar, help=text)
 
 
 def add_downloads(parser: argparse.ArgumentParser) -> None:
-    """--data-dir and --mirror: where the files of a dataset are kept, and where they come from."""
+    """Add --data-dir and --mirror: where dataset files are kept and downloaded from."""
     parser.add_argument(
         "--data-dir",
         type=SHARED_FOLDER,
@@ -230,28 +226,27 @@ def add_downloads(parser: argparse.ArgumentParser) -> None:
         help="folder that keeps the downloads and text of datasets; files that are in DIR/downloads are not downloaded "
         "again (default: %(default)s)",
     )
-    parser.add_argument(
-        "--mirror",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="address that has the same files; tried before the official ones; may be repeated",
-    )
+    add_repeated(parser, "--mirror", "address that has the same files, tried before the official ones", metavar="URL")
+
+
+def add_repeated(parser: argparse._ActionsContainer, flag: str, text: str, **options: Any) -> None:
+    """Add a flag that may be repeated; its values form a list. text: its help."""
+    parser.add_argument(flag, action="append", default=[], help=f"{text}; may be repeated", **options)
 
 
 def add_attention_layers(parser: argparse._ActionsContainer) -> None:
-    """--layers of a picture of attention weights."""
+    """Add --layers: the layers in a plot of attention weights."""
     text = "layers to draw, counted from 1, such as 1,4 (default: all)"
     parser.add_argument("--layers", type=_layer_numbers, metavar="N,N", help=text)
 
 
 def add_device(parser: argparse._ActionsContainer) -> None:
-    """--device: where it is computed."""
+    """Add --device."""
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 
 
 def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> None:
-    """--precision: in which type."""
+    """Add --precision: the dtype of weights and matrix products."""
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "fp16", "int8"),
@@ -262,18 +257,18 @@ def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> N
 
 
 def add_workers(parser: argparse.ArgumentParser, text: str, default: str = "auto", timed: bool = False) -> None:
-    """--workers: how many processes; None for auto. text: what they do. timed: TIME can be given, too."""
+    """Add --workers, the number of processes (None for auto). text: its help. timed: accept TIME as well."""
     words = ("auto", TIME) if timed else ("auto",)
     text, kind = f"{text} (default: %(default)s)", functools.partial(_worker_count, words)
     parser.add_argument("--workers", default=default, type=kind, metavar="|".join([*words, "N"]), help=text)
 
 
 TIME = "time"
-"""The word that asks --workers to find out."""
+"""Value of --workers that asks for a measurement."""
 
 
 def _worker_count(words: Sequence[str], text: str) -> int | str | None:
-    """The number of processes that --workers asks for, None for auto, or TIME where that is one of the words."""
+    """Parse --workers: a number of processes, None for auto, or TIME if it is one of the words."""
     if text in words:
         return None if text == "auto" else text
     if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:

@@ -1,9 +1,9 @@
-"""Purpose of each path on a command line, as the `type` of its argument; all are checked before any work.
+"""Argument types for paths, one for each purpose; all paths are checked before a command starts its work.
 
     parser.add_argument("--out", type=OUTPUT_FILE, …)
 
-A command writes no file that it reads, and in the folder of a model or of data none that it did not make. What it reads
-is whole: a replacement that was cut off is finished or refused, and digests are compared once (fasttfm.system.folders).
+A command never overwrites its inputs, nor files in a model or data directory that another command wrote. Directories
+it reads are complete: an interrupted replacement is finished or refused, digests are verified (fasttfm.system.folders).
 """
 
 import argparse
@@ -21,25 +21,25 @@ from fasttfm.system.folders import compare, has_manifest, owner, settled
 
 @dataclass(frozen=True, kw_only=True)
 class PathKind:
-    """The `type` of an argument that is a path."""
+    """Argument type of a path."""
 
     metavar: str = "FILE"
-    """Placeholder of the path in a flag's help, unless the argument has its own."""
+    """Default metavar in --help."""
     writes: bool = False
     is_file: bool | None = None
-    """None: a file or a folder."""
+    """None: a file or a directory."""
     replaces: bool = False
-    """Of a folder that is written: nothing else stays in it."""
+    """The output directory is replaced as a whole."""
     compared: bool = False
-    """Of a folder that is read: its files are compared with their digests here, not by who loads it."""
+    """Digests of the input directory are verified here, not by its loader."""
     or_word: bool = False
-    """Other words are allowed, such as `best`: it stays a string."""
+    """Words such as `best` are allowed: the value stays a string."""
     own: str = ""
-    """Of a file that is written: the name under which the command writes it into a model's folder."""
+    """File name under which the command may write into a model directory."""
 
     def __call__(self, text: str) -> Path | str:
-        """The value of the argument, as argparse asks for it; raises ArgumentTypeError for what names no file."""
-        if "\0" in text:  # ValueError from whatever opens it; no shell can give one, a program that calls main() can
+        """Parse the argument; raises ArgumentTypeError if it cannot be a path."""
+        if "\0" in text:  # impossible from a shell, possible from a program that calls main()
             raise argparse.ArgumentTypeError(f"{text!r}: the name of a file holds no null byte")
         return text if self.or_word else Path(text)
 
@@ -56,11 +56,11 @@ OUTPUT_FILE = PathKind(writes=True, is_file=True)
 OUTPUT_PICTURE = PathKind(writes=True, is_file=True, own="attention.png")
 OUTPUT_SHORTLIST = PathKind(writes=True, is_file=True, own="vmap.txt")
 OUTPUT_FOLDER = PathKind(writes=True, is_file=False, replaces=True)
-"""Made anew, all of it or nothing (fasttfm.system.folders.replacing)."""
+"""Replaced atomically as a whole (fasttfm.system.folders.replacing)."""
 TRAINED_MODEL = PathKind(writes=True, is_file=False, metavar="MODEL")
-"""A model directory that is created, or gone on with."""
+"""A model directory to create or to resume."""
 SHARED_FOLDER = PathKind(writes=True, is_file=False, metavar="DIR")
-"""Files of several commands lie there, such as downloads."""
+"""Shared by several commands, such as the download folder."""
 _CHECKPOINTS, _CONFIG_FILE = "checkpoints", "config.yaml"
 
 
@@ -72,11 +72,17 @@ class _Given:
     was_given: bool
     """False for a default."""
 
+    def error(self, reason: str, remedy: str = "") -> UserError:
+        """Return an error that names flag and path."""
+        return UserError(f"{self.flag} {self.path}: {reason}: {remedy or f'choose another {self.flag}'}")
+
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Raise UserError for a path that may not be written, and for a folder to read that is damaged."""
+    """Raise UserError for an output that would overwrite other files, and for a damaged input directory."""
     given = list(_given(args))
-    _refuse_overwriting(given)
+    for output in given:
+        if output.kind.writes:
+            _refuse_overwriting(output, given)
     _refuse_streams(given)
     for each in given:
         if (each.kind.writes and each.kind is not TRAINED_MODEL) or not each.path.is_dir():
@@ -86,22 +92,16 @@ def check_paths(args: argparse.Namespace) -> None:
             compare(each.path)
 
 
-def _refuse_overwriting(given: Sequence[_Given]) -> None:
-    """Raise UserError where something that is written is read too, or belongs to a folder of others."""
-    for output in given:
-        if not output.kind.writes:
-            continue
+def _refuse_overwriting(output: _Given, given: Sequence[_Given]) -> None:
+    """Raise UserError if an output is also an input, or belongs to a directory of another command."""
+    if output.was_given or output.kind is not SHARED_FOLDER:
         for other in given:
-            if other is not output and (output.was_given or output.kind is not SHARED_FOLDER):
+            if other is not output:
                 _refuse_pair(output, other)
-        if output.kind.is_file:
-            _refuse_file(output, given)
-        elif (
-            output.kind.replaces and output.path.name == _CHECKPOINTS and (output.path.parent / _CONFIG_FILE).is_file()
-        ):
-            raise UserError(
-                f"{output.flag} {output.path}: has the name of the checkpoints of {output.path.parent}: choose another"
-            )
+    if output.kind.is_file:
+        _refuse_file(output, given)
+    elif output.kind.replaces and output.path.name == _CHECKPOINTS and (output.path.parent / _CONFIG_FILE).is_file():
+        raise output.error(f"has the name of the checkpoints of {output.path.parent}")
 
 
 def _given(args: argparse.Namespace) -> Iterator[_Given]:
@@ -118,56 +118,44 @@ def _refuse_pair(output: _Given, other: _Given) -> None:
     if other.kind is SHARED_FOLDER and not other.was_given:
         return
     if _same(output.path, other.path):
-        raise UserError(
-            f"{output.flag} {output.path}: is {other.flag} of this command, and would be overwritten: choose another"
-        )
+        raise output.error(f"is {other.flag} of this command, and would be overwritten")
     if output.kind is SHARED_FOLDER or other.kind.writes:
         return
     if output.kind.is_file is False and _is_inside(other.path, output.path):
+        remedy = f"choose another {output.flag}"
         if output.kind.replaces:
-            raise UserError(
-                f"{other.flag} {other.path}: stands in the directory that {output.flag} replaces: choose another "
-                f"{output.flag}"
-            )
+            raise other.error(f"is in the directory that {output.flag} replaces", remedy)
         if other.path.is_file() and not (output.path / _CHECKPOINTS).is_dir():
-            raise UserError(
-                f"{other.flag} {other.path}: stands in the new model directory {output.path}: choose another "
-                f"{output.flag}"
-            )
+            raise other.error(f"is in the new model directory {output.path}", remedy)
 
 
 def _refuse_file(output: _Given, given: Sequence[_Given]) -> None:
-    """A file's name must be free, or the file the user's own, outside of all folders of models and data."""
-    path, flag = output.path, output.flag
+    """Raise UserError unless the file is new or the user's own, outside the directories of models and data."""
+    path = output.path
     if str(path) == "-":
-        raise UserError(f"{flag} -: is written to a file: give its name (./- for a file that is called so)")
+        raise output.error("is written to a file", "give its name (./- for a file that is called so)")
     if path.is_dir():
-        raise UserError(f"{flag} {path}: is a directory: give the name of a file")
+        raise output.error("is a directory", "give the name of a file")
     target = Path(os.path.realpath(path))
-    folder = target.parent
+    folder, other = target.parent, f"or choose another {output.flag}"
     if not folder.is_dir():
-        raise UserError(f"{flag} {path}: there is no directory {folder}: make it first, or choose another {flag}")
+        raise output.error(f"there is no directory {folder}", f"make it first, {other}")
     if (target.is_file() or not target.exists()) and not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{flag} {path}: nothing can be written into {folder}: allow it, or choose another {flag}")
-    found = owner(target)
-    if found is not None and not (output.kind.own == target.name and target.parent == found.folder and not found.lists):
-        raise UserError(
-            f"{flag} {path}: {'is a file' if target.exists() else 'has the name of a file'} of {found.folder}, which "
-            f"this command did not make: choose another {flag}"
-        )
+        raise output.error(f"nothing can be written into {folder}", f"allow it, {other}")
+    owned = owner(target)
+    if owned is not None and not (output.kind.own == target.name and target.parent == owned.folder and not owned.lists):
+        kind = "is a file" if target.exists() else "has the name of a file"
+        raise output.error(f"{kind} of {owned.folder}, which this command did not make")
     with suppress(OSError):
         if path.stat().st_nlink > 1:
-            for each in given:
-                if not each.kind.writes and each.path.is_dir():
-                    for file in each.path.rglob("*"):
-                        if _same(file, path):
-                            raise UserError(
-                                f"{flag} {path}: is {file}, which this command reads: choose another {flag}"
-                            )
+            folders = (each.path for each in given if not each.kind.writes and each.path.is_dir())
+            for file in (file for folder in folders for file in folder.rglob("*")):
+                if _same(file, path):
+                    raise output.error(f"is {file}, which this command reads")
 
 
 def _refuse_streams(given: Sequence[_Given]) -> None:
-    """Standard input and output are files of the command too where the shell has opened files."""
+    """Raise UserError for a path that is the file behind standard input or output."""
     source, result = _stream(sys.stdin), _stream(sys.stdout)
     if source is not None and result is not None and os.path.samestat(source, result):
         raise UserError("standard input and standard output are one file: write into another")
@@ -175,13 +163,13 @@ def _refuse_streams(given: Sequence[_Given]) -> None:
         with suppress(OSError):
             status = each.path.stat()
             if source is not None and each.kind.writes and os.path.samestat(source, status):
-                raise UserError(f"{each.flag} {each.path}: is standard input: choose another {each.flag}")
+                raise each.error("is standard input")
             if result is not None and os.path.samestat(result, status):
-                raise UserError(f"{each.flag} {each.path}: is standard output, which is emptied: write into another")
+                raise each.error("is standard output, which is emptied", "write into another")
 
 
 def _stream(stream: object) -> os.stat_result | None:
-    """The status of the regular file that a standard stream is; None for a terminal, a pipe and a device."""
+    """Return the stat of a standard stream redirected to a regular file; None for a terminal, pipe or device."""
     try:
         status = os.fstat(stream.fileno())  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Draws training loss, validation loss and BLEU of training runs in one picture, a colour for each run.
+"""Plots training loss, validation loss and BLEU of training runs, one colour per run.
 
-With --attention it translates a sentence and draws the attention weights of encoder, decoder and cross-attention: a row
-of panels for each layer, a panel for each head.
+With --attention it translates a sentence and plots the attention weights of encoder, decoder and cross-attention: one
+row of panels per layer, one panel per head.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Draw, and say where the picture is."""
+    """Write the picture and print its path."""
     if args.attention is None:
         from fasttfm.training.plots import plot_runs
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _draw_attention(args: argparse.Namespace) -> str:
-    """Draw the attention weights of one translation, which is returned."""
+    """Plot the attention weights of one translation and return the translation."""
     from fasttfm.translate.attention_plot import attention_of, draw_attention
     from fasttfm.translate.translator import Translator
 

@@ -1,7 +1,7 @@
 """Trains a SentencePiece vocabulary on parallel text and writes the token ids of training and validation text.
 
-Text files are UTF-8 with one sentence a line, plain or compressed by gzip, bzip2, xz or zstandard. Several files of a
-side make one corpus, in the given order.
+Text files are UTF-8 with one sentence per line, plain or compressed with gzip, bzip2, xz or zstandard. Several files
+per side are concatenated in the given order.
 """
 
 import argparse
@@ -33,9 +33,8 @@ _SETTINGS = (
 _OF_A_NEW_VOCABULARY = (
     "vocab_size", "vocab_pairs", "model_type", "character_coverage", "byte_fallback", "normalization",
 )  # fmt: skip
-"""Settings that do nothing for one that is there."""
+"""Settings without effect on an existing vocabulary (--spm)."""
 _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
-"""Fields of PrepareOptions whose flags have their names."""
 _SHOWN = (
     *(*_TEXTS, "--out", "--dataset", "--data-dir", "--spm", "--threads"),
     *("--vocab-size", "--separate-vocab", "--model-type", "--max-length", "--subset"),
@@ -57,13 +56,13 @@ def add_arguments(parser: Parser) -> None:
     _add_sources(parser)
     add_field_flags(parser.add_argument_group("data settings"), PrepareOptions, _SETTINGS)
     rules = parser.add_argument_group(
-        "training pairs to leave out", "prepare reports how many pairs each rule left out, and the first of them"
+        "training pairs to leave out", "prepare reports the number of pairs that each rule left out, and the first"
     )
     add_field_flags(rules, PrepareOptions, _RULES)
     for flag, side in (("--src-script", "source"), ("--tgt-script", "target")):
-        told = f"leave out training pairs whose {side} is mostly in another script than NAME: {', '.join(SCRIPTS)}"
-        rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=told)
-    add_output_flags(parser, "the directory and what was told")
+        text = f"leave out training pairs whose {side} is mostly in another script than NAME: {', '.join(SCRIPTS)}"
+        rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=text)
+    add_output_flags(parser, "the directory and the notes")
     parser.add_argument(
         "--threads",
         type=THREADS,
@@ -79,7 +78,7 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         metavar="NAME",
-        help=f"dataset to download, in place of --src, --tgt, --valid-src and --valid-tgt: {', '.join(DATASETS)}; or "
+        help=f"dataset to download instead of --src, --tgt, --valid-src and --valid-tgt: {', '.join(DATASETS)}; or "
         f"{DEMO}, which is built in",
     )
     add_downloads(parser)
@@ -93,7 +92,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         type=float,
         action="append",
         default=[],
-        help="how often an epoch uses the pairs of this training file; 2: twice, 0.5: every second pair",
+        help="how often an epoch uses the pairs of this training file: 2 uses each twice, 0.5 every second pair",
     )
     for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
         several.add_argument(
@@ -102,7 +101,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="WORD",
-            help=f"token to put before each source line of this {what} file, such as <2de> for many languages",
+            help=f"token to prepend to each source line of this {what} file, such as <2de> in a multilingual model",
         )
     parser.add_argument(
         "--spm",
@@ -110,16 +109,16 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="vocabulary to use in place of training one: a model directory, data directory or SentencePiece "
-        "file; give it once for both sides, or the source's and then the target's",
+        help="vocabulary to use instead of training one: a model directory, data directory or SentencePiece file; give "
+        "it once for both sides, or the source's and then the target's",
     )
 
 
 def run(args) -> None:
     output = Output.of(args, "prepare")
-    given = {name: getattr(args, name) for name in ("source_script", "target_script")}
-    given |= {name: tuple(getattr(args, name)) for name in ("weights", "source_tags", "valid_source_tags")}
-    options = PrepareOptions(**given, **field_values(args, (*_SETTINGS, *_RULES)))
+    fields = {name: getattr(args, name) for name in ("source_script", "target_script")}
+    fields |= {name: tuple(getattr(args, name)) for name in ("weights", "source_tags", "valid_source_tags")}
+    options = PrepareOptions(**fields, **field_values(args, (*_SETTINGS, *_RULES)))
     progress = partial(output.progress, unit="pairs")
     texts = _texts(args, output)
     prepare(*texts, args.out, options, models=args.spm, threads=args.threads, say=output.note, progress=progress)
@@ -128,16 +127,16 @@ def run(args) -> None:
 
 
 def _texts(args, output: Output) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
-    """The files of the flags, or those of a dataset."""
-    given = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
+    """Return the files given as flags, or those of the dataset."""
+    files = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
     if args.dataset is None:
-        if missing := [flag for flag, files in given.items() if not files]:
+        if missing := [flag for flag in files if not files[flag]]:
             raise UserError(
                 f"the following arguments are required: {', '.join(missing)}; or give --dataset; "
                 "fasttfm prepare --help lists what there is"
             )
-        return given["--src"], given["--tgt"], given["--valid-src"], given["--valid-tgt"]
-    if more := [flag for flag, files in given.items() if files]:
+        return files["--src"], files["--tgt"], files["--valid-src"], files["--valid-tgt"]
+    if more := [flag for flag in files if files[flag]]:
         raise UserError(f"--dataset brings its own text: leave out {', '.join(more)}")
     texts = fetch_dataset(
         args.dataset,

@@ -1,5 +1,5 @@
-"""Converts a model's matrices to 8-bit integers with one scale for each output: a quarter of their size. Embeddings,
-norms and biases are unchanged. fasttfm translate then computes in int8 on a CPU.
+"""Converts a model's matrices to int8 with one scale per output channel: a quarter of the size. Embeddings, norms and
+biases are unchanged. fasttfm translate then computes in int8 on a CPU.
 """
 
 import argparse
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write Q and say how much smaller it is."""
+    """Write Q and print the sizes before and after."""
     from fasttfm.models import Transformer
     from fasttfm.store.conversion import quantize_model
 

@@ -1,4 +1,4 @@
-"""Scores the translations on standard input, one a line, with sacreBLEU."""
+"""Scores translations from standard input, one per line, with sacreBLEU."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
         type=INPUT_FILE,
         required=True,
         action="append",
-        help="reference translations, not tokenized, plain or gzip; may be repeated, for several of each sentence",
+        help="reference translations, not tokenized, plain or gzip; may be repeated for multiple references",
     )
     parser.add_argument(
         "--tokenize",
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--compound-split",
         action="store_true",
-        help="also print the tokenized score with split compounds, as papers report on WMT14 English-German (extra: "
+        help="also print tokenized BLEU with split compounds, as papers report it on WMT14 English-German (extra: "
         "moses)",
     )
     parser.add_argument("--ter", action="store_true", help="also print TER; takes some seconds for thousands of lines")
@@ -70,7 +70,7 @@ def run(args) -> None:
     if not reference:
         raise UserError(f"{first}: the file is empty, there is nothing to score against")
 
-    def of_each_reference(name: object, lines: Iterable[str], what: str = "translation") -> list[str]:
+    def aligned(name: object, lines: Iterable[str], what: str = "translation") -> list[str]:
         lines = list(lines)
         if lines and all(re.match(r"\d+ \|\|\| .* \|\|\| ", line) for line in lines):
             raise UserError(f"{name} is an n-best list: score one translation of each line, without number and score")
@@ -81,17 +81,17 @@ def run(args) -> None:
             )
         return lines
 
-    references = [reference, *(of_each_reference(each, read_lines(each), "reference") for each in others)]
+    references = [reference, *(aligned(path, read_lines(path), "reference") for path in others)]
     args.tokenize = _tokenizer(args.tokenize, reference)
 
-    # before standard input: what a pipe has given, perhaps the work of hours, cannot be read again
+    # check everything before reading standard input: a pipe cannot be read again, and may hold hours of work
     refuse_missing(args.tokenize, compound_split=args.compound_split, with_comet=args.comet is not None)
-    baseline = None if args.baseline is None else of_each_reference(args.baseline, read_lines(args.baseline))
-    sources = None if args.src is None else of_each_reference(args.src, read_lines(args.src), "source line")
+    baseline = None if args.baseline is None else aligned(args.baseline, read_lines(args.baseline))
+    sources = None if args.src is None else aligned(args.src, read_lines(args.src), "source line")
     if sys.stdin.isatty() and not args.quiet:
         print("fasttfm score: reading translations from the keyboard, end with Ctrl-D", file=sys.stderr)
-    hypotheses = of_each_reference("standard input", decode_lines(sys.stdin.buffer, "standard input"))
-    _tell_of_forms(hypotheses, reference)
+    hypotheses = aligned("standard input", decode_lines(sys.stdin.buffer, "standard input"))
+    _warn_of_unicode_forms(hypotheses, reference)
     scores = {
         "bleu": bleu(hypotheses, references, tokenize=args.tokenize),
         "bleu_lowercase": bleu(hypotheses, references, tokenize=args.tokenize, lowercase=True),
@@ -101,7 +101,7 @@ def run(args) -> None:
         scores["ter"] = ter(hypotheses, references)
     if args.compound_split:
         scores["bleu_compound_split"] = compound_split_bleu(hypotheses, references)
-    if sources is not None:  # and with them --comet
+    if sources is not None:  # --src requires --comet
         scores["comet"] = comet(args.comet, sources, hypotheses, reference)
     comparisons = {}
     if baseline is not None:
@@ -117,8 +117,8 @@ def run(args) -> None:
         print(f"{_TITLES[name]:<22}{each.baseline:6.2f} -> {each.system:.2f}, p = {each.p_value:.4f}  {each.signature}")
 
 
-def _tell_of_forms(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Warn of translations that differ from their references in Unicode's normal form alone."""
+def _warn_of_unicode_forms(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Warn of translations that differ from their references only in Unicode normalization."""
     from fasttfm.data.unicode_forms import composed
     from fasttfm.system.wording import Tally
 
@@ -127,12 +127,12 @@ def _tell_of_forms(hypotheses: Sequence[str], references: Sequence[str]) -> None
         if ours != theirs and composed(ours) == composed(theirs):
             differing.add(number)
     if differing.count:
-        told = f"equal to the reference but for Unicode's normal form: {differing}: convert both sides (uconv -x nfc)"
-        print(f"fasttfm score: warning: {told}", file=sys.stderr)
+        warning = f"equal to the reference but for Unicode's normal form: {differing}: convert both sides"
+        print(f"fasttfm score: warning: {warning} (uconv -x nfc)", file=sys.stderr)
 
 
 def _tokenizer(name: str, references: Sequence[str]) -> str:
-    """The tokenizer that a name stands for; warns of one that does not find the words of the references."""
+    """Resolve --tokenize; warns if the tokenizer cannot segment the script of the references."""
     from fasttfm.data.scoring import AUTO, TOKENIZERS, script_without_words, tokenizer_of
     from fasttfm.errors import UserError
 
@@ -141,8 +141,8 @@ def _tokenizer(name: str, references: Sequence[str]) -> str:
     if name not in TOKENIZERS:
         raise UserError(f"--tokenize {name}: one of {', '.join((AUTO, *TOKENIZERS))} is allowed")
     if name in ("13a", "intl", "none") and script_without_words(references):
-        told = f"--tokenize {name} finds no words in this script: BLEU counts whole lines; leave it out, or give char"
-        print(f"fasttfm score: warning: {told}", file=sys.stderr)
+        warning = f"--tokenize {name} finds no words in this script: BLEU counts whole lines"
+        print(f"fasttfm score: warning: {warning}; leave it out, or give char", file=sys.stderr)
     return name
 
 

@@ -1,6 +1,6 @@
-"""Translates over HTTP: POST /translate, GET /health, /metrics, /openapi.json, /docs, and a page to type into.
+"""Translates over HTTP: POST /translate, GET /health, /metrics, /openapi.json, /docs, and a web page.
 
-Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the server after the requests that it has.
+Sentences of all clients are batched together. On Ctrl-C or SIGTERM the server finishes pending requests and stops.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.cli.parser import Parser, add_device, add_precision, add_workers
+from fasttfm.cli.parser import Parser, add_device, add_precision, add_repeated, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError, optional
@@ -56,8 +56,7 @@ def add_arguments(parser: Parser) -> None:
     add_precision(parser)
     add_workers(
         parser,
-        "processes that translate on a CPU, with one copy of the weights and one queue; auto: "
-        "OMP_NUM_THREADS, or one for each core",
+        "processes that translate on a CPU and share the weights and one queue; auto: OMP_NUM_THREADS, or one per core",
         default="1",
     )
     parser.add_argument(
@@ -65,28 +64,16 @@ def add_arguments(parser: Parser) -> None:
         type=INPUT_FILE,
         help=f"file with the bearer token that requests must send (default: the environment variable {TOKEN_VARIABLE})",
     )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="host name that requests may use; may be repeated (default: localhost, 127.0.0.1 and [::1]; any "
-        "with another --host)",
-    )
-    parser.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin whose web pages may send requests, such as https://example.org; may be repeated (default: "
-        "the server's own page)",
-    )
+    hosts = "host name allowed in requests (default: localhost, 127.0.0.1 and [::1]; any with another --host)"
+    add_repeated(parser, "--allow-host", hosts, metavar="NAME")
+    origins = "origin whose web pages may send requests, such as https://example.org (default: the server's own page)"
+    add_repeated(parser, "--allow-origin", origins, metavar="ORIGIN")
     add_field_flags(parser.add_argument_group("limits"), Limits, _LIMITS, prefix="max_")
     parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit status."""
+    """Serve until a signal arrives. Returns the exit status."""
     for package in ("uvicorn", "starlette", "prometheus_client"):
         optional(package, "serve")
     from fasttfm.translate.server.app import App
@@ -96,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from fasttfm.translate.translator import Translator
 
     if sys.__stdout__ is None:
-        print("fasttfm serve: standard output is closed: the address is told there; use >/dev/null", file=sys.stderr)
+        print("fasttfm serve: standard output is closed, but the address goes there; use >/dev/null", file=sys.stderr)
         return 1
     try:
         limits = Limits(**field_values(args, _LIMITS))
@@ -109,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     with _listening(args.host, args.port) as listener:
         names = [path.resolve().name.removesuffix(".zip") for path in args.model]
         if len(set(names)) < len(names):
-            raise UserError("two models have the same name: requests could not tell them apart; rename a directory")
+            raise UserError("two models have the same name, which requests use: rename a directory")
         translators = {
             name: Translator.from_directory(path, device=args.device, precision=args.precision, workers=1)
             for name, path in zip(names, args.model)
@@ -121,21 +108,21 @@ def run(args: argparse.Namespace) -> int:
         app = App(translators, limits, token, count, hosts=hosts, origins=args.allow_origin)
         if isinstance(app.engine, Pool):
             for each in translators.values():
-                each.model = None  # the workers have it
+                each.model = None  # the workers hold it
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {', '.join(translators)} at http://{shown}:{port}", flush=True)
         if token is None and not is_local:
             print(f"fasttfm serve: warning: {host} is open to others and there is no --token-file", file=sys.stderr)
-        room = connections_that_fit(limits.connections)
-        if room < limits.connections:
-            told = f"as many as open files allow (ulimit -n), not {limits.connections:,}"
-            print(f"fasttfm serve: warning: it takes {room:,} connections, {told}", file=sys.stderr, flush=True)
-        running = server(app, listener, replace(limits, connections=room))
+        most = connections_that_fit(limits.connections)
+        if most < limits.connections:
+            reason = f"as many as open files allow (ulimit -n), not {limits.connections:,}"
+            print(f"fasttfm serve: warning: it takes {most:,} connections, {reason}", file=sys.stderr, flush=True)
+        running = server(app, listener, replace(limits, connections=most))
         if isinstance(app.engine, Pool):
             app.engine.call_on_failure(lambda: setattr(running, "should_exit", True))
         try:
             running.run(sockets=[listener])
-        except KeyboardInterrupt:  # the signal that it has ended by, once more
+        except KeyboardInterrupt:  # uvicorn raises the signal that stopped it again
             taken_over()
         finally:
             app.engine.stop()
@@ -146,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
-    """UserError for more processes than one where models are not on a CPU, or this system cannot fork."""
+    """Return the number of processes; UserError for several if a model is not on a CPU or the system cannot fork."""
     import torch
 
     from fasttfm.system.processes import can_fork
@@ -167,7 +154,7 @@ def _listening(host: str, port: int) -> "Listener":
         listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # who connects while models are loaded waits
+        listener.listen()  # clients that connect while models load wait
     except OSError as error:
         wrong = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another {wrong}") from None
@@ -175,7 +162,7 @@ def _listening(host: str, port: int) -> "Listener":
 
 
 def _token(path: Path | None) -> str | None:
-    """The token of a file, or of the environment; None where neither is given."""
+    """Read the token from the file or the environment; None if neither is set."""
     if path is None and TOKEN_VARIABLE not in os.environ:
         return None
     try:

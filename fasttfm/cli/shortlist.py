@@ -1,5 +1,5 @@
-"""Writes the target tokens that each source token is likely to translate to (IBM model 1), in the format of
-CTranslate2's vmap.txt. fasttfm translate --shortlist FILE computes only these.
+"""Writes the likely target tokens of each source token (IBM model 1) in the format of CTranslate2's vmap.txt.
+fasttfm translate --shortlist FILE computes only these.
 """
 
 import argparse
@@ -12,11 +12,11 @@ from fasttfm.errors import UserError
 _MOST = 1_000_000_000
 _COUNTS = {
     "best": (100, _MOST, "target tokens for each source token"),
-    "frequent": (100, _MOST, "most frequent target tokens, which every sentence may use"),
+    "frequent": (100, _MOST, "most frequent target tokens, allowed in every sentence"),
     "iterations": (5, 100, "iterations of expectation maximization"),
     "pairs": (100_000, _MOST, "training pairs to count, evenly spread over the data; each takes about 10 kB of memory"),
 }
-"""Flag -> its default, the most that is allowed, and its help."""
+"""Flag -> (default, maximum, help)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the file and say how many tokens sentences keep."""
+    """Write the file and print how many target tokens it leaves to a sentence."""
     import numpy as np
 
     from fasttfm.data.prepared import ParallelTokens, PreparedData
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     )
     out = args.out or args.model / FILE_NAME
     shortlist.save(out, source, target)
-    valid = data.valid  # of the training pairs next to nothing is left out
+    valid = data.valid  # measured on validation pairs: the map covers nearly all training pairs
     kept = [shortlist.tokens(valid.source(i).tolist()) for i in range(len(valid))]
     missing = sum(int((~np.isin(valid.target(i), tokens)).sum()) for i, tokens in enumerate(kept))
     left_out = missing / max(1, sum(len(valid.target(i)) for i in range(len(valid))))

@@ -1,4 +1,4 @@
-"""Reads lines of text and writes their subwords, or token numbers, separated by spaces. --decode does the reverse."""
+"""Reads lines of text and writes their subwords, or token ids, separated by spaces. --decode does the reverse."""
 
 import argparse
 import sys
@@ -11,31 +11,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", type=INPUT, metavar="DIR", help="model directory, data directory or SentencePiece model"
     )
     parser.add_argument("--decode", action="store_true", help="join subwords to text; special tokens are removed")
-    parser.add_argument(
-        "--target", action="store_true", help="use the target's vocabulary, where each side has its own"
-    )
-    parser.add_argument("--ids", action="store_true", help="token numbers in place of subwords")
+    parser.add_argument("--target", action="store_true", help="use the target's vocabulary, if each side has its own")
+    parser.add_argument("--ids", action="store_true", help="token ids instead of subwords")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Work line by line, so that it may stand in a pipe."""
+    """Convert standard input line by line."""
     from fasttfm.data.corpus import decode_lines
     from fasttfm.data.tokenizer import Tokenizer
     from fasttfm.data.tokenizer_files import load_tokenizers
     from fasttfm.errors import UserError
 
     tokenizer = load_tokenizers(args.model)[args.target] if args.model.is_dir() else Tokenizer.load(args.model)
-    numbers: dict[str, int] = {}
+    id_of: dict[str, int] = {}
     if args.decode:
         ids = range(len(tokenizer))
-        numbers = {word: number for number, word in enumerate(map(str, ids) if args.ids else tokenizer.pieces(ids))}
+        id_of = {word: i for i, word in enumerate(map(str, ids) if args.ids else tokenizer.pieces(ids))}
     for count, line in enumerate(decode_lines(sys.stdin.buffer, "standard input"), start=1):
         if not args.decode:
             words = tokenizer.encode(line)
             sys.stdout.write(" ".join(map(str, words) if args.ids else tokenizer.pieces(words)) + "\n")
             continue
         try:
-            text = tokenizer.decode([numbers[word] for word in line.split(" ") if word])
+            text = tokenizer.decode([id_of[word] for word in line.split(" ") if word])
         except KeyError as error:
             raise UserError(
                 f"standard input: line {count:,}: {error.args[0]} is not a subword of {args.model}"

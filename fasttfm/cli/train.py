@@ -1,4 +1,4 @@
-"""Trains a Transformer on prepared data. The same command resumes a run that was stopped."""
+"""Trains a Transformer on prepared data. The same command resumes an interrupted run."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import TIME, Parser, add_workers
+from fasttfm.cli.parser import TIME, Parser, add_repeated, add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, LOADED_FOLDER, TRAINED_MODEL
 from fasttfm.cli.workers import launch, number_of_workers, usable_cores
 from fasttfm.config import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
     fasttfm train --preset multi30k --data DATA --out MODEL
     fasttfm train --preset multi30k --d-model 256 --max-minutes 30 --data DATA --out MODEL
-    fasttfm train --preset paper-base --config my.yaml --dump-config     # what is in force, as YAML
+    fasttfm train --preset paper-base --config my.yaml --dump-config     # the resulting configuration as YAML
 """
 _FAIRSEQ: dict[str, str] = parse_yaml(Path(__file__).with_name("fairseq_flags.yaml").read_bytes())
 SHOWN = (
@@ -54,16 +54,16 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "fasttfm train --preset NAME --data DATA --out MODEL [--SETTING VALUE …]"
     parser.epilog = "Settings of --config files replace those of the preset, and flags replace both."
     add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
-    parser.elsewhere = {flag: told for flags, told in _FAIRSEQ.items() for flag in flags.split()}
+    parser.elsewhere = {flag: remedy for flags, remedy in _FAIRSEQ.items() for flag in flags.split()}
     parser.shorten(*SHOWN, examples=_EXAMPLES)
 
 
 def add_run_flags(
     parser: argparse.ArgumentParser, kind: str, made_by: str, presets: Sequence[str] | None = None
 ) -> None:
-    """Add the flags that training on prepared data takes; made_by: the command that makes the data.
+    """Add the flags for training on prepared data. made_by: the command that prepares it.
 
-    presets: their names; None: those of kind.
+    presets: names of the presets; None: those of kind.
     """
     parser.add_argument("--data", type=LOADED_FOLDER, metavar="DATA", help=f"directory made by {made_by}")
     parser.add_argument("--out", type=TRAINED_MODEL, help="model directory to create or to resume")
@@ -71,15 +71,15 @@ def add_run_flags(
         "--init-from",
         type=CHECKPOINT_OR_MODEL,
         metavar="CHECKPOINT",
-        help="start a new run from the weights of a checkpoint, or of a model directory's best one; the "
-        "vocabulary must be the same",
+        help="start a new run from the weights of a checkpoint, or of a model directory's best checkpoint; "
+        "requires the same vocabulary",
     )
     add_recipe_flags(parser, preset_names(kind) if presets is None else presets)
     add_flags(parser, kind=kind)
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None:
-    """Add the flags of training besides data, directories and configuration fields; presets: their names."""
+    """Add the training flags other than data, directories and configuration fields. presets: their names."""
     parser.add_argument(
         "--preset", metavar="NAME", help=f"recipe to start from: {', '.join(presets)}; list: print what each is for"
     )
@@ -87,31 +87,19 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to train on (default: a GPU if there is one)")
     add_workers(
         parser,
-        "processes that share each update, as under torchrun; auto: one for each CPU core unless --threads "
-        "is given, or one with a GPU; time: the division of the CPU's cores into processes and threads that is fastest "
-        "in a few updates",
+        "data-parallel processes, as under torchrun; auto: one per CPU core, or one with --threads or a GPU; time: the "
+        "split of the CPU cores into processes and threads that trains a few updates fastest",
         timed=True,
     )
-    parser.add_argument(
-        "--config",
-        type=INPUT_FILE,
-        action="append",
-        default=[],
-        help="YAML file of settings that replace the preset's; may be repeated",
-    )
-    parser.add_argument(
-        "--resume-with",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"go on with another value, the optimizer's moments kept; of {', '.join(RESUMABLE)}; may be repeated",
-    )
+    add_repeated(parser, "--config", "YAML file of settings that replace the preset's", type=INPUT_FILE)
+    resume = f"resume with a new value of {', '.join(RESUMABLE)}, keeping the optimizer's state"
+    add_repeated(parser, "--resume-with", resume, metavar="NAME=VALUE")
     parser.add_argument("--dump-config", action="store_true", help="print the resulting configuration as YAML and stop")
     add_output_flags(parser, "how the run ended")
 
 
 def lists_presets(args: argparse.Namespace) -> bool:
-    """Return whether the presets were asked for; prints a line on each then."""
+    """Print a line for each preset if --preset list was given, and return whether it was."""
     if args.preset == "list":
         width = max(map(len, args.presets)) + 2
         print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in args.presets))
@@ -119,12 +107,12 @@ def lists_presets(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve the configuration, train, and say where the model is and how well it scored."""
+    """Resolve the configuration, train, and print the model's path and scores."""
     return run_task(args, TRANSFORMER, "fasttfm train", lambda: None)
 
 
 def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
-    """Run a training of any kind of model; command: its name. task: makes the training.task.Task; None: translation."""
+    """Train a model of any kind. command: its name; task: makes the training.task.Task, None for translation."""
     if lists_presets(args):
         return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
@@ -143,12 +131,12 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         division = _timed_division(args, values, command)
         arguments, args.workers = division.of(arguments), division.workers
         values.put("threads", division.threads, "--workers")
-        args.started = time.monotonic()  # or a short run's --max-minutes would be over before it begins
+        args.started = time.monotonic()  # the trials do not count towards --max-minutes
     workers = number_of_workers(args.workers, values["training"].get("threads", 0), args.device)
     if workers > 1:
         return launch(workers, arguments, args.started)
 
-    import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
+    import torch  # after the configuration is valid, so that a wrong flag is reported at once
 
     from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
@@ -160,7 +148,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     device = torch.device(args.device) if args.device else None
     is_on_cpu = args.device == "cpu" or (device is None and not torch.cuda.is_available())
     if values["training"].get("precision") == "bf16" and is_on_cpu and emulates_bfloat16(processor_units()):
-        tell("warning: this processor has no units for bf16 and takes several times as long: give --precision fp32")
+        tell("warning: this CPU emulates bf16 (several times slower): give --precision fp32")
     try:
         with hushed(args.quiet):
             outcome = train(
@@ -175,19 +163,19 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
                 started=args.started,
             )
     except KeyboardInterrupt as interrupt:
-        line = str(interrupt) or _what_is_saved(args.out)
+        line = str(interrupt) or _saved_state(args.out)
         raise Stopped(line, getattr(interrupt, "number", signal.SIGINT)) from None
-    if outcome is not None:  # of a rank that leaves all this to the first
-        _tell(args, command, outcome)
+    if outcome is not None:  # None on ranks other than 0
+        _report(args, command, outcome)
     return 0
 
 
-def _tell(args: argparse.Namespace, command: str, outcome: "Outcome") -> None:
-    """Print how a run has ended, and what it leaves."""
+def _report(args: argparse.Namespace, command: str, outcome: "Outcome") -> None:
+    """Print why the run ended, its scores and its files."""
     from fasttfm.store.steps import saved_steps
 
     is_saved = bool(saved_steps(args.out))
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
         "best checkpoint": outcome.best,
         "last checkpoint": outcome.score,
@@ -195,41 +183,39 @@ def _tell(args: argparse.Namespace, command: str, outcome: "Outcome") -> None:
         "loss curve": _drawn_curve(args.out),
         "model": args.out if is_saved else None,
     }
-    told = {what: str(value) for what, value in told.items() if value is not None}
+    fields = {name: str(value) for name, value in fields.items() if value is not None}
     Output.of(args, command.removeprefix("fasttfm ")).result(
-        "\n".join(f"{what}: {value}" for what, value in told.items()),
-        **{what.replace(" ", "_"): value for what, value in told.items()},
+        "\n".join(f"{name}: {value}" for name, value in fields.items()),
+        **{name.replace(" ", "_"): value for name, value in fields.items()},
     )
 
 
-def _put_resumed(values: Values, given: Sequence[str]) -> list[str]:
-    """Put the values of --resume-with among the others; their names."""
+def _put_resumed(values: Values, assignments: Sequence[str]) -> list[str]:
+    """Put the NAME=VALUE pairs of --resume-with into values and return the names."""
     names = []
-    for name, equals, value in (each.partition("=") for each in given):
+    for name, equals, value in (each.partition("=") for each in assignments):
+        flag = f"--resume-with {name}"
         if name not in RESUMABLE or not equals:
-            raise UserError(
-                f"--resume-with {name}{equals}{value}: must be NAME=VALUE with one of {', '.join(RESUMABLE)}"
-            )
-        kind = field_types(TrainingConfig)[name]
-        values.put(name, convert(value, kind, f"--resume-with {name}"), f"--resume-with {name}")
+            raise UserError(f"{flag}{equals}{value}: must be NAME=VALUE with one of {', '.join(RESUMABLE)}")
+        values.put(name, convert(value, field_types(TrainingConfig)[name], flag), flag)
         names.append(name)
     return names
 
 
 def _timed_division(args: argparse.Namespace, values: Values, command: str) -> Division:
-    """The fastest division of this CPU's cores for the run; UserError where --workers time cannot be."""
+    """Return the fastest split of the CPU cores for this run; UserError if --workers time cannot be used."""
     if values["training"].get("threads", 0):
         raise UserError("--workers time finds the number of threads too: leave --threads out")
     if "WORLD_SIZE" in os.environ or number_of_workers(None, 0, args.device) != usable_cores():
-        raise UserError("--workers time divides the cores of a CPU: it goes neither with a GPU nor with torchrun")
+        raise UserError("--workers time splits the cores of a CPU: it cannot be used with a GPU or torchrun")
     output = Output.of(args, command.removeprefix("fasttfm "))
     division = fastest_division(args.arguments, usable_cores(), output.note)
     output.note(f"training with {division}")
     return division
 
 
-def _what_is_saved(model_dir: Path) -> str:
-    """Say what a run that was stopped outside the updates leaves, and what to do."""
+def _saved_state(model_dir: Path) -> str:
+    """Describe what a run interrupted outside the training loop has saved, and how to continue."""
     from fasttfm.store.steps import saved_steps
 
     try:
@@ -237,29 +223,29 @@ def _what_is_saved(model_dir: Path) -> str:
     except UserError:
         steps = []
     if not steps:
-        return f"stopped before anything was saved in {model_dir}: run the same command again to begin anew"
-    return f"stopped; update {steps[-1]:,} is saved in {model_dir} and whole: run the same command again to go on"
+        return f"stopped before anything was saved in {model_dir}: run the same command again to start over"
+    return f"stopped; update {steps[-1]:,} is saved in {model_dir}: run the same command again to resume"
 
 
 def _drawn_curve(model_dir: Path) -> Path | None:
-    """The picture of the run's log; None when there is nothing to draw, or, with a warning, when drawing fails."""
+    """Plot the run's log; None if there is nothing to plot or, with a warning, if plotting fails."""
     from fasttfm.store.run_log import read_log
     from fasttfm.training.plots import plot_curve
     from fasttfm.training.progress import tell
 
     try:
-        # a run of fewer updates than log_interval that never validates has no curve
+        # the log is empty if the run had fewer updates than log_interval and no validation
         return plot_curve(model_dir) if read_log(model_dir) else None
-    except Exception as error:  # the model is saved: nothing that a picture may meet makes the training fail
+    except Exception as error:  # the model is saved: a failed plot must not fail the training
         reason = " ".join(str(error).split()) or type(error).__name__
         tell(f"warning: the loss curve could not be drawn: {reason}")
         return None
 
 
 def _shorten_warmup(values: Values) -> str | None:
-    """Let a short trial run of a recipe with a cosine or a line end its warm-up in time; a line that says so, or None.
+    """Shorten a preset's warm-up that would not end before --max-update; returns a warning, or None.
 
-    Only what a preset or a file says is changed, and only for a limit that was given on the command line.
+    Only for cosine and linear schedules, and only if --max-update was given and --warmup-updates was not.
     """
     training = values["training"]
     last, warmup = training.get("max_update"), training.get("warmup_updates")

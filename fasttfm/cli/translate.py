@@ -1,6 +1,6 @@
-"""Translates UTF-8 text from standard input to standard output, one sentence a line: one line out for every line in.
-Settings that are not given come from the model's config.yaml. With --nbest above 1 each line is `NUMBER ||| TRANSLATION
-||| SCORE`, where NUMBER is the input line's, counted from 0.
+"""Translates UTF-8 text from standard input to standard output, one sentence per line: one line out for every line in.
+Defaults come from the model's config.yaml. With --nbest above 1 each output line is `NUMBER ||| TRANSLATION ||| SCORE`,
+where NUMBER is that of the input line, counted from 0.
 """
 
 import argparse
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add_workers
+from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add_repeated, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
 from fasttfm.system.files import writing
 
 if TYPE_CHECKING:
-    from fasttfm.system.wording import Tally
     from fasttfm.translate.translator import Translation, Translator
 
 
@@ -29,26 +28,25 @@ def add_arguments(parser: Parser) -> None:
     add_precision(parser, "translation_precision")
     add_workers(
         parser,
-        "processes that translate on a CPU, with one copy of the weights; auto: OMP_NUM_THREADS, or one for "
-        "each core, if the input is long enough",
+        "processes that translate on a CPU and share the weights; auto: OMP_NUM_THREADS, or one per core, if the "
+        "input is long enough",
     )
     _add_companions(parser)
     parser.add_argument(
         "--score",
         type=INPUT_FILE,
-        help="print the natural logarithm of the probability of these translations, a line for each line of the input "
-        "and end of sentence included, in place of translating",
+        help="instead of translating, print the natural log-probability of these translations, end of sentence "
+        "included, one line for each input line",
     )
     add_flags(parser, ["decoding"])
     add_output_flags(parser, lines="its translations with their scores")
-    named = [each.option_strings[0] for each in parser._actions if each.option_strings]
-    parser.apart = [("--split-sentences", "--prefix")]
-    parser.apart += [("--score", flag) for flag in named if flag not in _OF_SCORES]
+    flags = [action.option_strings[0] for action in parser._actions if action.option_strings]
+    parser.apart = [("--split-sentences", "--prefix"), *(("--score", flag) for flag in flags if flag not in _SCORING)]
     parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
 
-_OF_SCORES = ("--score", "--checkpoint", "--device", "--precision", "--buffer-size", "--quiet", "--json", "--help")
-"""Flags that mean something beside --score."""
+_SCORING = ("--score", "--checkpoint", "--device", "--precision", "--buffer-size", "--quiet", "--json", "--help")
+"""Flags that may be combined with --score."""
 _SHOWN = (
     *("--checkpoint", "--device", "--precision", "--workers", "--ensemble", "--split-sentences", "--quiet", "--json"),
     *("--prefix", "--banned", "--terminology", "--shortlist", "--alignment", "--score"),
@@ -63,47 +61,41 @@ _EXAMPLES = """
 
 _FILES = {
     "--prefix": "file with a line for every input line: the start of its translation, or empty",
-    "--banned": "file of words or phrases, one a line, that no translation may contain; words that begin with the "
+    "--banned": "file of words or phrases, one per line, that no translation may contain; words that begin with the "
     "same tokens are banned too",
-    "--terminology": "file of terms, one a line: the source term and its translations, separated by tabs; a line with "
-    "the term gets one of these translations",
-    "--shortlist": "vocabulary map of fasttfm shortlist or CTranslate2's vmap.txt: compute only the target tokens that "
-    "it lists for a line's source tokens",
-    "--alignment": "file to write each line's word alignment to, in Pharaoh format: `0-0 1-2` links source words with "
-    "words of the translation, counted from 0",
+    "--terminology": "file of terms, one per line: the source term and its translations, separated by tabs; lines with "
+    "the term use one of these translations",
+    "--shortlist": "vocabulary map from fasttfm shortlist, or CTranslate2's vmap.txt: restricts the output to the "
+    "target tokens listed for the line's source tokens",
+    "--alignment": "file to write word alignments to, in Pharaoh format: `0-0 1-2` links source words to words of the "
+    "translation, counted from 0",
 }
-"""Flag of a file that goes with the lines -> its help."""
+"""Flag of a file that accompanies the input -> its help."""
 
 
 def _add_companions(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what goes with the lines: files, other models, and how lines are read."""
+    """Add the flags for files that accompany the input, for ensembles and for sentence splitting."""
     for flag, text in _FILES.items():
         parser.add_argument(flag, type=OUTPUT_FILE if flag == "--alignment" else INPUT_FILE, metavar="FILE", help=text)
-    parser.add_argument(
-        "--ensemble",
-        type=MODEL,
-        action="append",
-        default=[],
-        help="another model directory with the same tokenizer; its probabilities are averaged with MODEL's; may "
-        "be repeated",
-    )
+    ensemble = "model directory with the same tokenizer, whose probabilities are averaged with MODEL's"
+    add_repeated(parser, "--ensemble", ensemble, type=MODEL)
     parser.add_argument(
         "--split-sentences",
         metavar="LANGUAGE",
-        help="split lines into sentences of this language (en, de, ...), translate each, and join them again; "
-        "needs sentencex",
+        help="split lines into sentences of this language (en, de, ...), translate each, and rejoin them; needs "
+        "sentencex",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Translate standard input, buffer by buffer."""
+    """Translate standard input one buffer of lines at a time."""
     from fasttfm.data.corpus import is_cut, read_lines
     from fasttfm.translate.combinations import refuse_config
     from fasttfm.translate.translator import Translator
 
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
-        settings["buffer_size"] = 1  # somebody is typing and waits for each line
+        settings["buffer_size"] = 1  # interactive: translate each line as it is typed
     for path in (args.prefix, args.banned, args.terminology):
         if path is not None and is_cut(path):
             _warn(f"{path}: its last line has no end: copy the file again if it was cut off")
@@ -133,25 +125,17 @@ def run(args: argparse.Namespace) -> None:
         )
     _translate_lines(args, translator)
     split = "split the input into sentences (--split-sentences)"
-    _tell(
-        translator.cut, f"cut off after {config.max_source_length:,} tokens",
-        f"{split}, or raise --max-source-length (at most the model's positions, where they are learned)",
-    )  # fmt: skip
-    longest = translator.trained_length
-    _tell(
-        translator.long,
-        f"longer than twice the longest line of training ({longest} tokens)",
-        f"{split}, or parts get lost",
-    )
-    uncomposed = "convert the input (uconv -x nfc), or prepare the data with --normalization nfc"
-    _tell(translator.decomposed, "not in Unicode's normal form C", uncomposed)
-    _tell(translator.empty, "empty translation", "give --min-len 1" if not config.min_len else "look at the input")
-
-
-def _tell(lines: "Tally", what: str, remedy: str) -> None:
-    """Warn of lines that something is told of, if there are any."""
-    if lines.count:
-        _warn(f"{what}: {lines}: {remedy}")
+    too_long = f"longer than twice the longest line of training ({translator.trained_length} tokens)"
+    for lines, problem, remedy in (
+        (translator.cut, f"cut off after {config.max_source_length:,} tokens",
+         f"{split}, or raise --max-source-length (at most the model's positions, where they are learned)"),
+        (translator.long, too_long, f"{split}, or parts get lost"),
+        (translator.decomposed, "not in Unicode's normal form C",
+         "convert the input (uconv -x nfc), or prepare the data with --normalization nfc"),
+        (translator.empty, "empty translation", "give --min-len 1" if not config.min_len else "look at the input"),
+    ):  # fmt: skip
+        if lines.count:
+            _warn(f"{problem}: {lines}: {remedy}")
 
 
 def _warn(text: str) -> None:
@@ -159,7 +143,7 @@ def _warn(text: str) -> None:
 
 
 def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
-    """Pair after pair, a buffer of lines at a time."""
+    """Print the log-probability of each given translation, one buffer of lines at a time."""
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.errors import UserError
     from fasttfm.translate.translator import Translator
@@ -167,8 +151,8 @@ def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     translator = Translator.from_directory(
         args.model, args.checkpoint, device=args.device, precision=args.translation_precision, workers=1, **settings
     )
-    lines, given = decode_lines(sys.stdin.buffer, "standard input"), read_lines(args.score)
-    pairs, number = itertools.zip_longest(lines, given), 0
+    lines = decode_lines(sys.stdin.buffer, "standard input")
+    pairs, number = itertools.zip_longest(lines, read_lines(args.score)), 0
     output = Output.of(args, "translate")
     with output.bar(unit=" pairs") as bar:
         while buffer := list(itertools.islice(pairs, translator.config.buffer_size)):
@@ -185,7 +169,7 @@ def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 
 def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None:
-    """Standard input line by line, with what goes with the lines."""
+    """Translate standard input line by line, with prefixes and alignments if given."""
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.translate.alignment import pharaoh
     from fasttfm.translate.sentences import sentence_splitter, translate_sentences
@@ -198,22 +182,22 @@ def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None
             stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
         else:
             stream = translator.translate_stream(lines, prefixes)
-        for number, translations in enumerate(_shown(stream, args.quiet)):
+        for number, translations in enumerate(_with_progress(stream, args.quiet)):
             _write(number, translations, numbered=translator.config.nbest > 1, as_json=args.json)
             if alignment is not None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n".encode() for each in translations)
 
 
-def _shown(stream: "Iterator[list[Translation]]", quiet: bool) -> "Iterator[list[Translation]]":
-    """The same, with the number of lines and their rate on standard error where somebody looks at that alone."""
+def _with_progress(stream: "Iterator[list[Translation]]", quiet: bool) -> "Iterator[list[Translation]]":
+    """Wrap the stream in a progress bar if standard error is the only stream on a terminal."""
     from tqdm import tqdm
 
-    looks = not quiet and sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
-    return iter(tqdm(stream, unit=" lines", file=sys.stderr, disable=not looks))
+    visible = not quiet and sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
+    return iter(tqdm(stream, unit=" lines", file=sys.stderr, disable=not visible))
 
 
 def _write(number: int, translations: "list[Translation]", numbered: bool, as_json: bool) -> None:
-    """The lines of one input line to standard output, at once, in UTF-8 whatever the locale says."""
+    """Write the output of one input line and flush; always UTF-8, whatever the locale."""
     if as_json:
         outputs = [{"text": each.text, "score": round(each.score, 6)} for each in translations]
         text = json.dumps({"line": number, "translations": outputs}, ensure_ascii=False) + "\n"

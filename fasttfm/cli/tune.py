@@ -1,6 +1,6 @@
-"""Measures the fastest tile and route of each kernel on this GPU. Keeps the result in the cache directory
-($FASTTFM_CACHE, by default ~/.cache/fasttfm) for this device, its driver and the installed versions. On a CPU there is
-nothing to tune.
+"""Measures the fastest tile and backend of each kernel on this GPU, and stores the result in the cache directory
+($FASTTFM_CACHE, by default ~/.cache/fasttfm) for this device, driver and package versions. On a CPU there is nothing to
+tune.
 """
 
 import argparse
@@ -10,16 +10,14 @@ from fasttfm.cli.output import Output, add_output_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--quick", action="store_true", help="measure less: half precision and the base model's sizes alone"
-    )
-    parser.add_argument("--only", default="", metavar="WORD", help="only decisions whose name contains it")
+    parser.add_argument("--quick", action="store_true", help="measure only half precision and the base model's sizes")
+    parser.add_argument("--only", default="", metavar="WORD", help="only decisions whose name contains WORD")
     parser.add_argument("--device", help="cuda, cuda:1, ... (default: a GPU if there is one)")
-    add_output_flags(parser, "what was measured and where it is kept")
+    add_output_flags(parser, "the measurements and the file that stores them")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, store the result, and print what changed."""
+    """Measure, store the result, and print the changes."""
     import torch
 
     from fasttfm.errors import UserError
@@ -31,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     device, output = pick_device(args.device), Output.of(args, "tune")
     if device.type == "cpu":
         output.result(
-            "on a CPU there is nothing to tune: what ships is in force",
+            "on a CPU there is nothing to tune: the shipped settings are used",
             device="cpu", decisions=0, differ_from_shipped=0, differ_from_last=0, file=None,
         )  # fmt: skip
         return
@@ -47,14 +45,14 @@ def run(args: argparse.Namespace) -> None:
     system = choice_cache.system_of(device, chip)
     try:
         kept = choice_cache.read(system)
-    except ValueError:  # damaged: this run writes it anew
+    except ValueError:  # damaged: replaced by this run
         kept = {}
-    choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
-    asked = tuning.decisions_of(tuning.model_work(device, quick=args.quick), chip)
-    decisions = {decision: work for decision, work in asked.items() if args.only in decision[0]}
+    choices.keep(chip, {})  # compare with the shipped settings, not with those of an earlier run
+    every = tuning.decisions_of(tuning.model_work(device, quick=args.quick), chip)
+    decisions = {decision: work for decision, work in every.items() if args.only in decision[0]}
     if not decisions:
-        names = ", ".join(sorted({name for name, _ in asked}))
-        raise UserError(f"--only {args.only}: no decision is called so; they are {names}")
+        names = ", ".join(sorted({name for name, _ in every}))
+        raise UserError(f"--only {args.only}: no decision has such a name: they are {names}")
     clock, fresh, seconds = DeviceClock(device).microseconds, {}, 0.5 if args.quick else 2.0
     with output.bar(total=len(decisions)) as bar:
         for decision, work in decisions.items():

@@ -1,4 +1,4 @@
-"""Commands of several verbs, such as `fasttfm lm train`."""
+"""Commands with verbs, such as `fasttfm lm train`."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -8,21 +8,20 @@ from fasttfm.cli.parser import Parser
 
 
 class Verb(NamedTuple):
-    """A verb: its arguments, its function and its line of help."""
+    """One verb of a command."""
 
     add_arguments: Callable[[Any], None]
     run: Callable[[argparse.Namespace], int | None]
     summary: str
     description: str = ""
-    """First paragraph of its --help; the summary if empty."""
+    """First paragraph of --help; the summary if empty."""
 
 
 def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> None:
-    """Add the verbs of a command."""
+    """Add a subparser for each verb of a command."""
     subparsers = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
     for name, verb in verbs.items():
         description = verb.description or f"{verb.summary[0].upper()}{verb.summary[1:]}."
         verb_parser = subparsers.add_parser(name, help=verb.summary, description=description)
-        # the words after fasttfm, by which the verb calls itself
         verb_parser.set_defaults(run=verb.run, parser=verb_parser, verb=f"{parser.prog.rpartition(' ')[2]} {name}")
         verb.add_arguments(verb_parser)

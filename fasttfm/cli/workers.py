@@ -1,9 +1,9 @@
-"""`fasttfm train --workers N`: torchrun's own launcher, started for the user on this machine.
+"""`fasttfm train --workers N`: starts torchrun's launcher on this machine.
 
     fasttfm train --workers 2 …      is      torchrun --standalone --nproc-per-node 2 --no-python fasttfm train …
 
-with each process's own message in place of torchrun's report. On a CPU it is one process a core: threads wait for one
-another at every one of some thousand operators of an update, processes once.
+with each process's own messages instead of torchrun's report. The default on a CPU is one process per core: threads
+synchronize at each of an update's thousands of operators, processes once per update.
 """
 
 import logging
@@ -23,23 +23,23 @@ from fasttfm.system.children import PARENT, child_environment, command_line, sig
 from fasttfm.system.machine import allowed_cores
 
 _GRACE = 600
-"""Seconds that ranks have to finish an update and save when they are stopped."""
-_LOOK = 3
-"""Seconds between two looks at the ranks."""
+"""Seconds that stopped ranks have to finish the update and save."""
+_INTERVAL = 3
+"""Seconds between two checks of the ranks."""
 
 
-def number_of_workers(wanted: int | None, threads: int, device: str | None) -> int:
-    """Return how many processes to start; 1 for training in this one, also where it is one of torchrun's already.
+def number_of_workers(workers: int | None, threads: int, device: str | None) -> int:
+    """Return the number of processes to start; 1 to train in this process, as under torchrun.
 
-    wanted: by --workers, None for auto. threads: of each process, 0 if that was left open. device: by --device.
+    workers: --workers, None for auto. threads: --threads, 0 if not set. device: --device.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is not None:
-        if wanted not in (None, int(size)):
-            raise UserError(f"--workers {wanted}: torchrun has started {size} processes: leave --workers out")
+        if workers not in (None, int(size)):
+            raise UserError(f"--workers {workers}: torchrun has started {size} processes: leave --workers out")
         return 1
-    if wanted is not None:
-        return wanted
+    if workers is not None:
+        return workers
     if threads:
         return 1
     if device is None:
@@ -50,23 +50,23 @@ def number_of_workers(wanted: int | None, threads: int, device: str | None) -> i
 
 
 def launch(workers: int, arguments: Sequence[str], started: float) -> int:
-    """Run `fasttfm` with these arguments in so many processes, and return its exit status.
+    """Run `fasttfm ARGUMENTS` in this many processes and return the exit status.
 
-    started: when this command began, by time.monotonic(), which all processes of a machine share.
-    The first process that fails ends all; it has told why. Raises Stopped when this process was asked to stop, after
-    rank 0 has saved and said so, and UserError for a process that was killed, which could say nothing, or where the
-    processes of this machine cannot connect. A rank that is paused (SIGSTOP) is told.
+    started: start time of the command by time.monotonic(), a clock that all processes of the machine share.
+    The first process that fails reports its error and ends the others. A stop signal exits after rank 0 has saved and
+    printed a message. Raises UserError for a process killed by a signal and if processes cannot connect to each other.
+    Warns of a paused rank (SIGSTOP).
     """
     _refuse_without_loopback()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE))
     if Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the machine's name resolves to
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host name may resolve to another interface
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.CRITICAL)  # of the launcher, which reports signals and failures in its own way
+    logging.disable(logging.CRITICAL)  # the launcher's own reports of signals and failures
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -78,8 +78,8 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
-            # SIGTERM and SIGHUP are left to this program's handler: a second one would strike the launcher's shutdown,
-            # which would send it on to ranks that are ending
+            # SIGTERM and SIGHUP go to this program's handler: a second signal would interrupt the launcher's shutdown
+            # and be forwarded to ranks that are ending
             signals_to_handle="SIGINT,SIGQUIT",
         )
         os.environ.update(child_environment({}))
@@ -89,7 +89,7 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             program, *words = command_line(*arguments, started=started)
             elastic_launch(config, program)(*words)
         except SignalException as stopped:
-            sys.exit(128 + stopped.sigval)  # rank 0 has said so
+            sys.exit(128 + stopped.sigval)  # rank 0 has printed the message
         except KeyboardInterrupt as stopped:
             sys.exit(interrupted(stopped))
         except ChildFailedError as failed:
@@ -101,7 +101,7 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
 
 
 def _refuse_without_loopback() -> None:
-    """Raise UserError where this machine cannot connect to itself, for which torchrun would try for minutes."""
+    """Raise UserError if loopback connections fail; torchrun would retry for minutes."""
     try:
         with socket.create_server(("localhost", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
@@ -113,37 +113,37 @@ def _refuse_without_loopback() -> None:
 
 
 def _watch(over: threading.Event) -> None:
-    """Warn of each rank that stays paused from one look to the next: all others wait for it."""
+    """Warn of each rank that is paused in two successive checks: all others wait for it."""
     paused = None
-    while hasattr(os, "waitid") and not over.wait(_LOOK):
+    while hasattr(os, "waitid") and not over.wait(_INTERVAL):
         with suppress(ChildProcessError):
-            found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-            if found is not None and found.si_pid == paused:
-                os.waitid(os.P_PID, paused, os.WSTOPPED | os.WNOHANG)  # is not seen again
+            child = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            if child is not None and child.si_pid == paused:
+                os.waitid(os.P_PID, paused, os.WSTOPPED | os.WNOHANG)  # do not report it again
                 print(
-                    f"fasttfm train: warning: process {paused} is paused ({signal_name(found.si_status)}), and the "
-                    f"others wait for it: kill -CONT {paused} lets it go on",
+                    f"fasttfm train: warning: process {paused} is paused ({signal_name(child.si_status)}), and the "
+                    f"others wait for it: kill -CONT {paused} resumes it",
                     file=sys.stderr,
                 )
-            paused = found and found.si_pid
+            paused = child and child.si_pid
 
 
 def _status(statuses: dict[int, int]) -> int:
-    """The exit status of a run whose ranks ended with these; UserError for a rank that a signal has killed."""
-    # a rank that ends with another, on its own or by the launcher, is not the one that failed
-    led = (LOST_PEER, -signal.SIGTERM, 128 + signal.SIGTERM)
-    rank, status = min(statuses.items(), key=lambda item: (item[1] in led, item[0]))
+    """Return the exit status of the rank that failed first; UserError if a signal killed it."""
+    # ranks that end after losing a peer or by the launcher's SIGTERM are not the cause
+    secondary = (LOST_PEER, -signal.SIGTERM, 128 + signal.SIGTERM)
+    rank, status = min(statuses.items(), key=lambda item: (item[1] in secondary, item[0]))
     if status < 0:
         name = signal_name(-status)
-        cause = " (memory may not have sufficed)" if name == "SIGKILL" else ""
+        cause = " (perhaps out of memory)" if name == "SIGKILL" else ""
         raise UserError(
-            f"worker {rank} was ended by {name}{cause}: run the same command again, which goes on from the last "
-            "checkpoint if there is one"
+            f"worker {rank} was ended by {name}{cause}: run the same command again to resume from the last checkpoint "
+            "if there is one"
         )
     return status
 
 
 def usable_cores() -> int:
-    """Return the cores that OMP_NUM_THREADS leaves to this program."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return min(allowed_cores(), int(told)) if told.isdecimal() and int(told) else allowed_cores()
+    """Return the number of cores this process may use, limited by OMP_NUM_THREADS."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(allowed_cores(), int(limit)) if limit.isdecimal() and int(limit) else allowed_cores()

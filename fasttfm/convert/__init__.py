@@ -1,4 +1,4 @@
-"""Models that were not written for fasttfm: torch.nn's modules exchanged in place, Hugging Face architectures."""
+"""Foreign models on fasttfm: in-place replacement of torch.nn modules, Hugging Face models, other tools' formats."""
 
 from fasttfm.convert.replace import Report, replace_modules, restore_modules
 

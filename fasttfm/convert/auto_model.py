@@ -1,10 +1,10 @@
-"""Our models behind Hugging Face's AutoModelForSeq2SeqLM.
+"""fasttfm's translation models as Hugging Face's AutoModelForSeq2SeqLM.
 
     register()                                                 # once
-    model = AutoModelForSeq2SeqLM.from_pretrained(DIR)         # what Transformer.save_pretrained() wrote
+    model = AutoModelForSeq2SeqLM.from_pretrained(DIR)         # a directory of Transformer.save_pretrained()
     model.generate(input_ids=ids, attention_mask=mask)
 
-PEFT's adapters wrap its layers. For speed there is decoding.Translator. Needs the package transformers.
+PEFT adapters can wrap its layers. translate.Translator is faster. Needs the package transformers.
 """
 
 import contextlib
@@ -43,31 +43,31 @@ from fasttfm.system.folders import MANIFEST
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
            "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
-"""Options of from_pretrained() that only say how files come here."""
+"""Options of from_pretrained() that only concern downloads."""
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 """Name of the cache in transformers' calls and outputs: `cache` since 5.24."""
 
 
 class GenerationCache(DecoderCache):
-    """Keys and values between the steps of generate(), whose names of its calls these are."""
+    """KV cache with the interface that generate() expects."""
 
     is_compileable, is_linear = False, (False,)
 
     def get_seq_length(self) -> int:
-        """Target positions seen."""
+        """Number of cached target positions."""
         return self.length
 
     def reorder_cache(self, rows: Tensor) -> None:
-        """Row r goes on from what row rows[r] of the same sentence was."""
+        """Let row r continue the hypothesis in row rows[r] of the same sentence."""
         self.reorder(rows, memory=False)
 
 
 class _Encoder(nn.Module):
-    """The encoder, which generate() calls first."""
+    """The encoder, as returned by get_encoder()."""
 
     def __init__(self, model: "FasttfmForSeq2SeqLM") -> None:
         super().__init__()
-        self.models = [model]  # in a list, whose parameters are not this module's too
+        self.models = [model]  # a list, so that the model is not registered as a submodule
 
     def forward(
         self,
@@ -77,15 +77,15 @@ class _Encoder(nn.Module):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """The encoder's output for input_ids (B, S), padding anywhere."""
+        """Encode input_ids (B, S); padding may be anywhere."""
         model = self.models[0]
-        attentions, states, return_dict = model._asked(output_attentions, output_hidden_states, return_dict)
+        attentions, states, return_dict = model._or_config(output_attentions, output_hidden_states, return_dict)
         output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), attentions, states)
         return output if return_dict else output.to_tuple()
 
 
 class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
-    """A models.Transformer with transformers' arguments and outputs; padding may be anywhere in a row."""
+    """models.Transformer with transformers' arguments and outputs; padding may be anywhere in a row."""
 
     config_class = FasttfmConfig
     main_input_name = "input_ids"
@@ -100,23 +100,22 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: models.Transformer draws its weights itself."""
+        """Do nothing: models.Transformer initializes its weights."""
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, *_: Any, config: Any = None, **options: Any
     ) -> Any:
-        """The model of a directory on this machine. UserError for what is missing or damaged, ValueError for an option
-        that is not supported.
+        """Load a local directory. UserError for missing or damaged files, ValueError for an unsupported option.
 
-        dtype: of the weights; float32 unless given. Fields of the configuration, such as dropout, may be given too.
-        output_loading_info: return a pair, whose second says that all weights were there.
+        dtype: of the weights, default float32. Fields of the configuration, such as dropout, are accepted too.
+        output_loading_info: return (model, info); info lists no missing or unexpected weights.
         """
         path, with_info = pretrained_model_name_or_path, options.pop("output_loading_info", False)
         dtype = options.pop("dtype", options.pop("torch_dtype", None))
         if config is None:
             config, options = FasttfmConfig.from_pretrained(path, return_unused_kwargs=True, **options)
-        adapter = (options.pop("adapter_kwargs", None) or {}).get("_adapter_model_path")  # AutoModel's, with peft
+        adapter = (options.pop("adapter_kwargs", None) or {}).get("_adapter_model_path")  # set by AutoModel with peft
         _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
         weights, saved = read_pretrained(Path(path))[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
@@ -129,8 +128,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         if adapter is not None:
             model.load_adapter(adapter)
-        nothing: dict[str, Any] = {name: set() for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-        return (model.eval(), {**nothing, "error_msgs": []}) if with_info else model.eval()
+        info: dict[str, Any] = {name: set() for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+        return (model.eval(), {**info, "error_msgs": []}) if with_info else model.eval()
 
     def save_pretrained(
         self,
@@ -139,69 +138,70 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         state_dict: Mapping[str, Tensor] | None = None,
         **others: Any,
     ) -> None:
-        """Write what from_pretrained() and Transformer.from_pretrained() read, a shared table once, with the tokenizer
-        of the directory that the model came from. Other files stay. UserError for a directory of `fasttfm train`."""
+        """Write a directory for from_pretrained() and Transformer.from_pretrained(), with the original's tokenizer.
+
+        Shared tables are written once; other files in the directory stay. UserError for a directory of `fasttfm train`.
+        """
         if others.pop("push_to_hub", False):
-            raise ValueError("push_to_hub is not supported: write a directory, and give it to huggingface_hub")
-        if getattr(self, "_hf_peft_config_loaded", False):  # add_adapter(): the adapter is saved, as everywhere
+            raise ValueError("push_to_hub is not supported: write a directory and upload it with huggingface_hub")
+        if getattr(self, "_hf_peft_config_loaded", False):  # after add_adapter() transformers saves only the adapter
             super().save_pretrained(folder, is_main_process, None if state_dict is None else dict(state_dict), **others)
             return
         if not is_main_process:
             return
-        place = Path(folder)
-        if (place / CONFIG_FILE).exists():
-            raise UserError(f"{place}: is a model directory of fasttfm train: choose another one")
+        folder = Path(folder)
+        if (folder / CONFIG_FILE).exists():
+            raise UserError(f"{folder}: is a model directory of fasttfm train: choose another one")
         weights: Mapping[str, Tensor] = model_weights(self.model)
         with torch.device("meta"):
             if weights.keys() != model_weights(Transformer(self.config.transformer())).keys():
                 raise ValueError("the model has adapters in it: save them by PEFT, or merge_and_unload() before")
-        place.mkdir(parents=True, exist_ok=True)
-        if state_dict is not None:  # of a wrapper that has gathered the weights
-            given = {name.removeprefix("model."): each for name, each in state_dict.items()}
-            weights = {name: given[name] for name in weights}
-        (place / MANIFEST).unlink(missing_ok=True)  # Trainer writes into directories that have more files
-        fields = describe(self.config.transformer(), DecodingConfig(**self.config.decoding))
-        write_files(place, fields, weights)
-        origin = Path(self.config.name_or_path or place)
-        if origin != place and origin.is_dir():
-            copy_tokenizers(origin, place)
-        if (place / PIECES_FILE).is_file():
-            write_tokenizer(Tokenizer.load(place / PIECES_FILE), place, "end")
-        self.generation_config.save_pretrained(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        if state_dict is not None:  # weights gathered by a wrapper such as FSDP
+            gathered = {name.removeprefix("model."): each for name, each in state_dict.items()}
+            weights = {name: gathered[name] for name in weights}
+        (folder / MANIFEST).unlink(missing_ok=True)  # Trainer adds files that the digests do not cover
+        write_files(folder, describe(self.config.transformer(), DecodingConfig(**self.config.decoding)), weights)
+        origin = Path(self.config.name_or_path or folder)
+        if origin != folder and origin.is_dir():
+            copy_tokenizers(origin, folder)
+        if (folder / PIECES_FILE).is_file():
+            write_tokenizer(Tokenizer.load(folder / PIECES_FILE), folder, "end")
+        self.generation_config.save_pretrained(folder)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
     def get_encoder(self, *_: Any, **__: Any) -> nn.Module:
-        """The encoder: input_ids (B, S) to (B, S, d)."""
+        """Return the encoder: input_ids (B, S) to (B, S, d)."""
         return _Encoder(self)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The source's table."""
+        """Return the source embedding."""
         return self.model.source_embedding
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Another table of the source, and of what shares it."""
+        """Replace the source embedding and the tables tied to it."""
         if self.config.share_embeddings == "all":
             self.model.target_embedding, self.model.output.weight = value, value.weight
         self.model.source_embedding = value
 
     def get_output_embeddings(self) -> nn.Module:
-        """The output's projection."""
+        """Return the output projection."""
         return self.model.output
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Cut the vocabulary off, or add tokens, whose rows are the mean of the others (mean_resizing) or drawn.
+        """Truncate the vocabulary or add tokens; new rows are the mean of the others (mean_resizing) or random.
 
-        Returns the embedding. ValueError where the sides have tables of their own. The tokenizer's files stay: with
-        other tokens than it has, the model is used with a tokenizer of transformers, and not by fasttfm translate.
+        Returns the embedding. ValueError unless all tables are shared. Tokenizer files are unchanged: a resized model
+        needs a transformers tokenizer and does not work with fasttfm translate.
         """
         table = self.model.target_embedding
         if self.model.source_embedding is not table:
-            raise ValueError("share_embeddings is not all: a table of each side cannot be resized")
+            raise ValueError("share_embeddings is not all: separate tables cannot be resized")
         size = new_num_tokens or table.num_embeddings
         size = -(-size // (pad_to_multiple_of or 1)) * (pad_to_multiple_of or 1)
         if size <= EOS:
@@ -215,15 +215,15 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         return table
 
     def gradient_checkpointing_enable(self, *_: Any, **__: Any) -> None:
-        """Layers are computed again in the backward pass: less memory."""
+        """Recompute layers in the backward pass to save memory."""
         self.model.checkpoint_activations(True)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Layers keep what their gradients need."""
+        """Keep activations for the backward pass."""
         self.model.checkpoint_activations(False)
 
     def generate(self, inputs: Tensor | None = None, *others: Any, **options: Any) -> Any:
-        """transformers' generate(); without attention_mask, padding's number tells what is padding."""
+        """Call transformers' generate(); without attention_mask it is derived from pad_token_id."""
         source = options.get("input_ids") if inputs is None else inputs
         if source is not None and options.get("attention_mask") is None:
             options["attention_mask"] = (source != self.config.pad_token_id).long()
@@ -242,9 +242,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the arguments of forward() at a step; a parameter named kwargs makes generate() take what they are."""
+        """Return the arguments of forward() for a step; the name `kwargs` lets generate() take forward()'s options."""
         cache = _one_cache(cache, past_key_values)
-        if decoder_attention_mask is not None:  # of the prefix that the caller gave
+        if decoder_attention_mask is not None:  # covers only the caller's prefix
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
         return {
@@ -257,7 +257,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         }
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels (B, L) one to the right, behind the token that begins a sentence; -100 becomes padding."""
+        """Shift labels (B, L) right and prepend the start token; -100 becomes padding."""
         shifted = labels[:, :-1].masked_fill(labels[:, :-1] == -100, PAD)
         return torch.cat([torch.full_like(labels[:, :1], BOS), shifted], dim=1)
 
@@ -278,16 +278,16 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Logits (B, L, V) of decoder_input_ids (B, L); with labels (B, L), -100 ignored, the mean loss too.
+        """Compute logits (B, L, V) of decoder_input_ids (B, L), and with labels (B, L; -100 ignored) the mean loss.
 
-        attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding wherever it is; None: padding's number tells
-        of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
-        use_cache gives a cache (or past_key_values), with which the next call takes the targets that are new; not with
-        decoder_attention_mask, output_attentions or gradients: all are computed anew. output_attentions gives every
-        layer's weights, without dropout, output_hidden_states every layer's input and the final norm's output.
+        attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding, anywhere; None: derived from pad_token_id for
+        sources, no padding for targets. num_items_in_batch: divisor of the loss instead of the number of labels.
+        use_cache: return a cache with which the next call takes only new targets; ignored with decoder_attention_mask,
+        output_attentions or gradients. output_attentions: return every layer's weights, without dropout.
+        output_hidden_states: return every layer's input and the final norm's output.
         """
         _refuse(others)
-        attentions, states, return_dict = self._asked(output_attentions, output_hidden_states, return_dict)
+        attentions, states, return_dict = self._or_config(output_attentions, output_hidden_states, return_dict)
         if labels is not None and decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None:
@@ -324,21 +324,21 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             logits=scores,
             **{CACHE: cache},
             encoder_last_hidden_state=memory,
-            decoder_attentions=_placed(self_weights, target, target) if attentions else None,
-            cross_attentions=_placed(cross_weights, target, source) if attentions else None,
+            decoder_attentions=_unpacked(self_weights, target, target) if attentions else None,
+            cross_attentions=_unpacked(cross_weights, target, source) if attentions else None,
             encoder_attentions=getattr(encoded, "attentions", None) if attentions else None,
             decoder_hidden_states=tuple(map(target.unpacked, [*inputs, hidden])) if states else None,
             encoder_hidden_states=getattr(encoded, "hidden_states", None) if states else None,
         )
         return output if return_dict else output.to_tuple()
 
-    def _asked(self, *given: bool | None) -> tuple[bool, ...]:
-        """output_attentions, output_hidden_states and return_dict, or where they are None the configuration's."""
+    def _or_config(self, *flags: bool | None) -> tuple[bool, ...]:
+        """Return output_attentions, output_hidden_states and return_dict, from the configuration if None."""
         names = ("output_attentions", "output_hidden_states", "return_dict")
-        return tuple(getattr(self.config, name) if each is None else each for name, each in zip(names, given))
+        return tuple(getattr(self.config, name) if flag is None else flag for name, flag in zip(names, flags))
 
     def _source_rows(self, tokens: Tensor, mask: Tensor | None) -> Rows:
-        """Rows of token numbers (B, S), or of an encoder's output (B, S, d)."""
+        """Return the Rows of token ids (B, S) or of an encoder output (B, S, d)."""
         if mask is None and not tokens.is_floating_point():
             mask = tokens != self.config.pad_token_id
         return Rows.of(mask, tokens, "attention_mask")
@@ -352,27 +352,27 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             memory = self.model.encode(rows.packed(tokens), rows.lengths)
         return BaseModelOutput(
             last_hidden_state=rows.unpacked(memory),
-            attentions=_placed(weights, rows, rows) if attentions else None,
+            attentions=_unpacked(weights, rows, rows) if attentions else None,
             hidden_states=tuple(map(rows.unpacked, [*inputs, memory])) if states else None,
         )
 
 
 def register() -> None:
-    """Make directories of Transformer.save_pretrained() known to AutoConfig and AutoModelForSeq2SeqLM."""
+    """Register the model type of Transformer.save_pretrained() with AutoConfig and AutoModelForSeq2SeqLM."""
     AutoConfig.register(MODEL_TYPE, FasttfmConfig, exist_ok=True)
     AutoModelForSeq2SeqLM.register(FasttfmConfig, FasttfmForSeq2SeqLM, exist_ok=True)
 
 
 @torch.no_grad()
 def _resized(rows: Tensor, size: int, std: float) -> nn.Parameter:
-    """Rows (V, ...) of another number; new ones are normal(0, std), or with std 0 the mean of the others."""
+    """Resize rows (V, ...); new rows are normal(0, std), or the mean of the others if std is 0."""
     new = rows.new_empty((max(0, size - len(rows)), *rows.shape[1:]))
     new = new.normal_(0.0, std) if std else new.copy_(rows.mean(dim=0))
     return nn.Parameter(torch.cat([rows[:size], new]), requires_grad=rows.requires_grad)
 
 
 def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor:
-    """Cross entropy of logits (B, L, V): the mean over labels (B, L), or their sum through a number."""
+    """Cross entropy of logits (B, L, V): the mean over labels (B, L), or the sum divided by a number."""
     reduction = "mean" if number is None else "sum"
     loss = nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
     return loss if number is None else loss / number
@@ -380,39 +380,38 @@ def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor
 
 @contextlib.contextmanager
 def _layer_inputs(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
-    """Inside, every call of these layers appends its input (B, L, d) to the list."""
+    """Record the inputs (B, L, d) of these layers in the yielded list."""
     inputs: list[Tensor] = []
     with contextlib.ExitStack() as hooks:
         for layer in layers:
-            hooks.callback(layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])).remove)
+            hooks.callback(layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])).remove)
         yield inputs
 
 
-def _placed(weights: list[Tensor], queries: Rows, keys: Rows) -> tuple[Tensor, ...]:
-    """Attention weights (B, H, L, S) of every layer, where the tokens stood."""
+def _unpacked(weights: list[Tensor], queries: Rows, keys: Rows) -> tuple[Tensor, ...]:
+    """Move attention weights (B, H, L, S) of every layer back to the tokens' original positions."""
     return tuple(keys.unpacked(queries.unpacked(each, dim=2), dim=3) for each in weights)
 
 
 def _refuse(others: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of transformers that says something and is not supported."""
+    """Raise ValueError for unsupported arguments of transformers, unless None or False."""
     for name, value in others.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not supported by {FasttfmForSeq2SeqLM.__name__}: leave it out")
 
 
 def _one_cache(cache: Any, past_key_values: Any) -> GenerationCache | None:
-    """The cache under either name. ValueError for both, or for what is not ours."""
+    """Return the cache passed under either name. ValueError for both, or for a cache that is not a GenerationCache."""
     if cache is not None and past_key_values is not None:
         raise ValueError("cache and past_key_values are both given: they are one argument, give cache alone")
-    given = past_key_values if cache is None else cache
-    if not isinstance(given, GenerationCache | None):
-        name = "past_key_values" if cache is None else "cache"
-        raise ValueError(f"{name} is a {type(given).__name__}: give what a call with use_cache=True returned")
-    return given
+    value, name = (past_key_values, "past_key_values") if cache is None else (cache, "cache")
+    if not isinstance(value, GenerationCache | None):
+        raise ValueError(f"{name} is a {type(value).__name__}: give what a call with use_cache=True returned")
+    return value
 
 
 def _with_prefix(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Lets load_state_dict() take the names of model.safetensors, which has a shared table once."""
+    """Hook for load_state_dict(): accepts the names in model.safetensors, which has a shared table once."""
     own = f"{prefix}model."
     names = {name.removeprefix(own): name for name in module.model.state_dict()}  # type: ignore[union-attr]
     for name in names:
@@ -425,7 +424,7 @@ def _with_prefix(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, 
 
 
 def _shared(model: Transformer) -> list[list[str]]:
-    """Names of each parameter that has several."""
+    """Return the names of each parameter that has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)

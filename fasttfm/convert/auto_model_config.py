@@ -1,4 +1,4 @@
-"""The configuration of our models as transformers has it."""
+"""transformers' configuration class of fasttfm's translation models."""
 
 import dataclasses
 from typing import Any
@@ -9,11 +9,11 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.models.pretrained import MODEL_TYPE, SPECIAL_TOKENS
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
-_NAMES = {"max_length": "max_position_embeddings"}  # generate() takes max_length for a setting of its own
+_NAMES = {"max_length": "max_position_embeddings"}  # max_length is a setting of generate()
 
 
 class FasttfmConfig(PretrainedConfig):
-    """The fields of TransformerConfig, and `decoding`, as config.json has them."""
+    """The fields of TransformerConfig, and `decoding`, as in config.json."""
 
     model_type = MODEL_TYPE
 
@@ -25,5 +25,5 @@ class FasttfmConfig(PretrainedConfig):
         super().__init__(**{"is_encoder_decoder": True, **SPECIAL_TOKENS, **values})
 
     def transformer(self) -> TransformerConfig:
-        """The configuration of models.Transformer."""
+        """Return the configuration of models.Transformer."""
         return TransformerConfig(**{name: getattr(self, _NAMES.get(name, name)) for name in _FIELDS})

@@ -1,4 +1,4 @@
-"""Common parts of the files of BART's relatives: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
+"""Common parts of formats with BART's names: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -48,16 +48,16 @@ KNOWN = {
     *("share_encoder_decoder_embeddings", "decoder_vocab_size", "forced_eos_token_id"),
     *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
     *("length_penalty", "num_beams", "early_stopping", "no_repeat_ngram_size", "suppress_tokens"),
-    # how they are trained, searched and run
+    # training, search and runtime
     *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
     *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
 }
-"""Fields of config.json that are read, or that change no logit, beside those of every model."""
+"""Fields of config.json that are read or do not affect logits, besides those common to all models."""
 _SHARED = r"model\.shared\.weight"
-"""Written, and not read, where every side has a table of its own."""
+"""Present but unused if each side has its own table."""
 _READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "suppress_tokens")
 _OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
-"""Fields that config.json had before there was a generation_config.json."""
+"""Search settings in config.json before generation_config.json existed."""
 
 
 def read_network(
@@ -70,11 +70,10 @@ def read_network(
     *,
     padding: int | None = None,
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
-    """Configuration and weights of a Marian or M2M-100, in our names and our order of tokens.
+    """Return configuration and weights of a Marian or M2M-100 model, by our names and in our token order.
 
-    config: as config.json says, with one table for all; embeddings: what tables() gives; bias: of the logits (V,);
-    padding: the row of the positions that is zero. Raises UserError for a weight that is missing, of another shape, or
-    has no place here.
+    config: from config.json, with share_embeddings "all"; embeddings: from tables(); bias: of the logits (V,);
+    padding: the zero row of the positions. Raises UserError for a weight that is missing, unknown or of a wrong shape.
     """
     source, target, output = embeddings
     if output is not None or source is not target:
@@ -89,7 +88,7 @@ def read_network(
 
 
 def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
-    """The layers' weights by our names; UserError for one that is missing or of another shape than config says."""
+    """Return the layers' weights by our names; UserError for one that is missing or does not match config."""
     for side, number in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         weights.refuse_other_layers(f"{prefix}{side}.layers.", number, f"{side}_layers")
     return weights.ours(BART.parameters(config, prefix), shapes(config))
@@ -98,9 +97,9 @@ def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "m
 def tables(
     weights: TheirWeights, given: Mapping[str, Any], path: Path, *, joint: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Source's and target's embeddings, and the output's where config.json says that it is of its own.
+    """Return the source and target embeddings, and the output projection if it is not tied.
 
-    Tied, Hugging Face gives every side of a joint vocabulary the shared table, whatever else a file has.
+    If tied, Hugging Face uses the shared table for both sides of a joint vocabulary and ignores other tables.
     """
     tied = field(given, "tie_word_embeddings", bool, str(path), True)
     of_sides = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
@@ -117,7 +116,7 @@ def tables(
 
 
 def _refuse_trained_positions(weights: TheirWeights, variant: str, padding: int | None) -> None:
-    """Raise UserError for positions in a file that are not the sinusoids that are computed here."""
+    """Raise UserError if a file's positions are not the sinusoids that we compute."""
     name = "weight" if variant == "paper" else "weights"
     for side in ("encoder", "decoder"):
         table = weights.get(f"model.{side}.embed_positions.{name}")
@@ -138,9 +137,9 @@ def _refuse_trained_positions(weights: TheirWeights, variant: str, padding: int 
 def bart_config(
     given: Mapping[str, Any], path: Path, vocab_size: int, activation: str, **fields: Any
 ) -> TransformerConfig:
-    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not.
+    """Convert config.json of Marian or M2M-100 to our configuration; UserError for unsupported values.
 
-    activation: where that does not say one.
+    activation: default if config.json has none.
     """
     for name in ("attention_heads", "ffn_dim"):
         if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
@@ -150,19 +149,18 @@ def bart_config(
 
 
 def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None, pad: int | None) -> DecodingConfig:
-    """Return Hugging Face's search settings: generation_config.json, or what an older config.json says.
+    """Return the search settings of generation_config.json, or of an older config.json.
 
-    Warns of those that have no counterpart here. eos, start, pad: the tokens that end, begin and fill up a translation;
-    UserError where a file says others.
+    Warns of settings without a counterpart. eos, start, pad: the vocabulary's ids; UserError if a file has others.
     """
     path = folder / "generation_config.json"
     search = read_search(folder)
     settings, where = {**given, **search}, str(path)
     for name, number in (("eos_token_id", eos), ("decoder_start_token_id", start), ("pad_token_id", pad)):
-        for file, says in ((folder / "config.json", given.get(name)), (path, search.get(name))):
-            if number is not None and says not in (None, number, [number]):
+        for file, value in ((folder / "config.json", given.get(name)), (path, search.get(name))):
+            if number is not None and value not in (None, number, [number]):
                 raise UserError(
-                    f"{file}: {name} is {shown(says)}, of the vocabulary it is {number}: copy both from one model"
+                    f"{file}: {name} is {shown(value)}, in the vocabulary it is {number}: copy both from one model"
                 )
     older = {name: given[name] for name in _OF_SEARCHES if name in given}
     tell_search(folder, {**older, **search}, (*_READ, "eos_token_id", "decoder_start_token_id"))

@@ -1,7 +1,7 @@
-"""Compares an import or export with the other tool: both translate the same lines greedily, up to _LONGEST tokens.
+"""Verifies an import or export against the other tool: both translate the same lines greedily, up to _LONGEST tokens.
 
-Lines are of the validation text where the model's training has recorded it, else pieces of the source's vocabulary in a
-fixed random order. Tokens whose logits differ by no more than rounding count as equal.
+Lines come from the validation text if the model's training recorded it, otherwise from random pieces of the source
+vocabulary with a fixed seed. Tokens whose logits are equal up to rounding count as equal.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from fasttfm.system.files import read_json, read_plain_yaml
 
 _LINES, _TEXTS, _PIECES, _LONGEST = 100, 3, 7, 16
 _TIE = 0.02
-"""Difference of two logits up to which rounding may decide; quantized weights are scaled back by both tools alike."""
+"""Largest difference of two logits that rounding may cause; both tools dequantize weights to float32."""
 _PACKAGES = {
     "ctranslate2": "ctranslate2", "marian-hf": "transformers", "m2m100": "transformers", "onnx": "onnxruntime",
 }  # fmt: skip
@@ -39,12 +39,12 @@ _PACKAGES = {
 
 @contextlib.contextmanager
 def computing_in(package: str, does: str) -> Iterator[None]:
-    """Inside, another package computes, without gradients and bars of progress; UserError where it fails.
+    """Run another package without gradients and progress bars; UserError if it fails.
 
-    does: what the package cannot do then, such as load this model.
+    does: the failed action in the message, such as "load this model".
     """
     with (
-        foreign_errors(f"{package} cannot {does}", "--no-check leaves the comparison out"),
+        foreign_errors(f"{package} cannot {does}", "--no-check skips the comparison"),
         torch.inference_mode(),
         contextlib.redirect_stderr(io.StringIO()),
     ):
@@ -52,10 +52,10 @@ def computing_in(package: str, does: str) -> Iterator[None]:
 
 
 def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:
-    """Translate in both: a model of ours, and what lies in a folder in another tool's format.
+    """Compare translations of our model with those of the other tool on `folder`; returns notes.
 
-    languages: source's and target's, of M2M-100 and NLLB. Returns lines for the user. Raises UserError where the other
-    tool cannot load the folder, or translates otherwise.
+    languages: source and target language of M2M-100 and NLLB. Raises UserError if the other tool cannot load the
+    directory or translates differently.
     """
     package = _PACKAGES.get(form)
     if package is None:
@@ -71,17 +71,17 @@ def check(model: Model, form: str, folder: Path, languages: Sequence[str | None]
         else:
             theirs = _by_transformers(model, form, folder, lines, languages)
     network = with_weights(lambda: Transformer(model.config), model.weights, folder).eval()
-    for line, written in zip(lines, theirs, strict=True):
-        if not _agree(model, network, line, written):
+    for line, translation in zip(lines, theirs, strict=True):
+        if not _agree(model, network, line, translation):
             raise UserError(
-                f"{package} translates {line!r} otherwise than this model does here: report it; --no-check leaves the "
-                "comparison out"
+                f"{package} translates {line!r} differently from this model: please report it; --no-check skips the "
+                "comparison"
             )
     return [f"{len(lines)} texts are translated as {package} translates them"]
 
 
 def _validation_lines(model: Model) -> list[str]:
-    """Some source lines of a model's validation set, if that is one pair of files and still exists."""
+    """Return source lines of the model's validation set, if it is one pair of files that still exists."""
     described = None if model.folder is None else model.folder / DATA_FILE
     if described is None or not described.is_file():
         return []
@@ -90,35 +90,35 @@ def _validation_lines(model: Model) -> list[str]:
         return []
     try:
         lines = [line for line in read_lines(files[2]) if line.strip()]
-    except UserError:  # it has changed since
+    except UserError:  # changed since training
         return []
     count = min(_LINES, len(lines))
     return [lines[index * len(lines) // count] for index in range(count)]
 
 
 def _texts(tokenizer: Tokenizer) -> list[str]:
-    drawn = random.Random(1)
-    names = tokenizer.pieces(range(len(tokenizer)))[EOS + 1 :]
-    shown = [name for name in names if name.strip("\u2581").isalnum()] or names
-    return ["".join(drawn.choices(shown, k=_PIECES)).replace("\u2581", " ").strip() for _ in range(_TEXTS)]
+    """Draw texts of random pieces."""
+    generator = random.Random(1)
+    pieces = tokenizer.pieces(range(len(tokenizer)))[EOS + 1 :]
+    words = [piece for piece in pieces if piece.strip("\u2581").isalnum()] or pieces
+    return ["".join(generator.choices(words, k=_PIECES)).replace("\u2581", " ").strip() for _ in range(_TEXTS)]
 
 
 def _source(model: Model, line: str) -> list[int]:
-    """The ids of a line with what sources end with."""
+    """Encode a line with the prefix and end token of sources."""
     tokenizer = model.source_tokenizer
     return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
 
 
 def _names(model: Model, folder: Path) -> list[list[str]]:
-    """Return CTranslate2's names of our source's and target's tokens: of a model that came from there its pieces, of
-    one that goes there the lists that were written."""
+    """Return CTranslate2's names of our tokens: an import's pieces, or the vocabulary files that an export wrote."""
     if model.folder is None:
         return [each.pieces(range(len(each))) for each in model.tokenizers]
     return [vocabulary(folder, side) for side in ("source", "target")]
 
 
-def _unwritten(model: Model) -> list[int]:
-    """Return what a search here never writes, and the other tool might."""
+def _suppressed(model: Model) -> list[int]:
+    """Return the tokens that our search never produces but the other tool might."""
     bias = model.weights.get("output.bias")
     return [PAD, *([BOS] if bias is None or bias[BOS] > NEVER else [])]
 
@@ -127,18 +127,18 @@ def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[li
     import ctranslate2
 
     source, target = _names(model, folder)
-    known = vocabulary(folder, "target")
-    suppressed = [[target[number]] for number in _unwritten(model) if target[number] in known]
+    their_pieces = vocabulary(folder, "target")
+    suppressed = [[target[token]] for token in _suppressed(model) if target[token] in their_pieces]
     ended = len(model.source_tokenizer.source_end) if read_json(folder / "config.json").get("add_source_eos") else 0
-    prefix = [target[number] for number in model.target_tokenizer.prefix]
+    prefix = [target[token] for token in model.target_tokenizer.prefix]
     results = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1).translate_batch(
-        [[source[number] for number in ids[: len(ids) - ended]] for ids in (_source(model, line) for line in lines)],
+        [[source[token] for token in ids[: len(ids) - ended]] for ids in (_source(model, line) for line in lines)],
         target_prefix=[prefix] * len(lines) if prefix else None,
         beam_size=1,
         max_decoding_length=_LONGEST,
         suppress_sequences=suppressed or None,
     )
-    return [_numbers(target, each.hypotheses[0]) for each in results]
+    return [_ids(target, each.hypotheses[0]) for each in results]
 
 
 def _by_onnxruntime(model: Model, folder: Path, line: str) -> list[int]:
@@ -152,13 +152,13 @@ def _by_onnxruntime(model: Model, folder: Path, line: str) -> list[int]:
     memory = {"memory_keys": keys, "memory_values": values, "source_mask": mask}
     past = [np.zeros((search["layers"], 1, search["heads"], 0, search["head_size"]), np.float32)] * 2
     token, forced = search["start"], [*search["target_prefix"]]
-    written: list[int] = []
-    while len(written) < _LONGEST and token != EOS:
+    tokens: list[int] = []
+    while len(tokens) < _LONGEST and token != EOS:
         logits, *past = step.run(None, {"tokens": np.array([token]), "keys": past[0], "values": past[1], **memory})
-        logits[:, _unwritten(model)] = -np.inf
+        logits[:, _suppressed(model)] = -np.inf
         token = forced.pop(0) if forced else int(logits.argmax())
-        written.append(token)
-    return written[:-1] if token == EOS else written
+        tokens.append(token)
+    return tokens[:-1] if token == EOS else tokens
 
 
 def _by_transformers(
@@ -166,7 +166,7 @@ def _by_transformers(
 ) -> list[list[int]]:
     import transformers
 
-    ours = model.target_tokenizer  # of an import with their names, of an export with those that were written
+    ours = model.target_tokenizer  # an import has their names, an export those that were written
     names = ours.pieces(range(len(ours))) if model.folder is None else piece_names(ours, SPECIAL_PIECES)
     forced: dict[str, Any] = {}
     tokenizer: Any
@@ -180,7 +180,7 @@ def _by_transformers(
     else:
         tokenizer = transformers.MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
         network = transformers.MarianMTModel.from_pretrained(str(folder), dtype=torch.float32)
-    suppressed = tokenizer.convert_tokens_to_ids([names[number] for number in _unwritten(model)])
+    suppressed = tokenizer.convert_tokens_to_ids([names[token] for token in _suppressed(model)])
     rows = []
     for line in lines:
         (row,) = network.eval().generate(
@@ -188,29 +188,29 @@ def _by_transformers(
             max_length=None, repetition_penalty=1.0, no_repeat_ngram_size=0, bad_words_ids=None,
             suppress_tokens=suppressed, forced_eos_token_id=None, **forced,
         )  # fmt: skip
-        rows.append(_numbers(names, tokenizer.convert_ids_to_tokens(row[1:].tolist())))
+        rows.append(_ids(names, tokenizer.convert_ids_to_tokens(row[1:].tolist())))
     return rows
 
 
-def _numbers(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
-    """Our numbers of their pieces up to the end of the sentence, -1 for one that is not ours."""
-    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
-    written = [numbers.get(str(piece), -1) for piece in pieces]
-    return written[: written.index(EOS)] if EOS in written else written
+def _ids(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
+    """Return our ids of their pieces up to the end of the sentence; -1 for unknown pieces."""
+    id_of = {name: i for i, name in reversed(list(enumerate(names)))}
+    ids = [id_of.get(str(piece), -1) for piece in pieces]
+    return ids[: ids.index(EOS)] if EOS in ids else ids
 
 
 def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
-    """Return whether a greedy search here writes what they have written."""
+    """Return whether our greedy search produces their tokens, ties of logits aside."""
     source, prefix = _source(model, line), model.target_tokenizer.prefix
     greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
     ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens
     both = [each[len(prefix) :] if each[: len(prefix)] == prefix else each for each in (ours, theirs)]
     shortest = min(map(len, both))
     same = next((at for at in range(shortest) if both[0][at] != both[1][at]), shortest)
-    if same == len(both[0]) == len(both[1]) or same >= _LONGEST - 2:  # limits are counted with the end or without
+    if same == len(both[0]) == len(both[1]) or same >= _LONGEST - 2:  # the length limit may include the end token
         return True
-    chosen = [each[same] if same < len(each) else EOS for each in both]
+    different = [each[same] if same < len(each) else EOS for each in both]
     with torch.inference_mode():
-        begun = torch.tensor([[BOS, *prefix, *both[0][:same]]], device="cpu")
-        logits = network(torch.tensor([source], device="cpu"), begun)[0, -1]
-    return -1 not in chosen and abs(float(logits[chosen[0]] - logits[chosen[1]])) < _TIE
+        target = torch.tensor([[BOS, *prefix, *both[0][:same]]], device="cpu")
+        logits = network(torch.tensor([source], device="cpu"), target)[0, -1]
+    return -1 not in different and abs(float(logits[different[0]] - logits[different[1]])) < _TIE

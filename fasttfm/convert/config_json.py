@@ -1,4 +1,4 @@
-"""Fields of Hugging Face's config.json and of our configurations: tables that are read in both directions."""
+"""Conversion between Hugging Face's config.json and our configurations, by tables that serve both directions."""
 
 import warnings
 from collections.abc import Container, Iterable, Mapping
@@ -14,27 +14,23 @@ from fasttfm.system.parsing import REQUIRED, field, shown
 
 _OF_EVERY_MODEL = {
     *("model_type", "vocab_size", "tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"),
-    # what Hugging Face keeps of where a model came from, and how it is run
+    # provenance and runtime settings
     *("architectures", "is_encoder_decoder", "transformers_version", "torch_dtype", "dtype", "use_cache"),
     *("id2label", "label2id", "_num_labels", "num_labels", "problem_type", "_name_or_path", "name_or_path"),
     *("gradient_checkpointing", "chunk_size_feed_forward", "return_dict", "tokenizer_class", "prefix"),
     *("output_attentions", "output_hidden_states", "output_past", "torchscript", "task_specific_params"),
     *("_attn_implementation_autoset", "cls_token_id", "sep_token_id", "mask_token_id"),
 }
-"""Fields of config.json that are read elsewhere, or that change no logit."""
-
-
+"""Fields of config.json that are read elsewhere or do not affect logits."""
 _OF_NO_SEARCH = {
     *("pad_token_id", "bos_token_id", "unk_token_id", "transformers_version", "_from_model_config", "use_cache")
 }
-"""Fields of generation_config.json that change no search."""
-
-
+"""Fields of generation_config.json that do not affect the search."""
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
     "swish": "silu",
 }  # fmt: skip
-"""Their activation -> ours, of several names of one the usual first."""
+"""Their activation -> ours; the usual one of several names comes first."""
 THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
 
@@ -48,7 +44,7 @@ class Field(NamedTuple):
 
 
 def read_config(folder: Path, *kinds: str) -> dict[str, Any]:
-    """config.json of a folder, of one of these types of model; UserError where it is missing or of another."""
+    """Read config.json with one of these values of model_type; UserError if it is missing or of another type."""
     path = folder / "config.json"
     settled(folder)
     if (folder / CONFIG_FILE).is_file() and not path.is_file():
@@ -63,49 +59,49 @@ def read_config(folder: Path, *kinds: str) -> dict[str, Any]:
 
 
 def refuse_others(given: Mapping[str, Any], path: Path, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise UserError for a field that has another value than those allowed; None: it is not given."""
+    """Raise UserError for a field whose value is not among the allowed ones; None allows a missing field."""
     for name, values in allowed.items():
         if given.get(name) not in values:
             raise UserError(f"{path}: {name} {shown(given[name])} is not supported")
 
 
 def tell_unknown_fields(given: Mapping[str, Any], path: Path, known: Container[str]) -> None:
-    """Warn of fields of a config.json that nobody reads and that may say something of the model."""
+    """Warn of fields in config.json that are not read and may affect the model."""
     names = [
         name for name, value in given.items() if name not in _OF_EVERY_MODEL and name not in known and value is not None
     ]
     if names:
-        message = f"{path}: nobody here knows the fields {', '.join(sorted(names))}: they were left out"
+        message = f"{path}: the fields {', '.join(sorted(names))} are unknown: they were left out"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """generation_config.json of a folder; nothing where there is none."""
+    """Read generation_config.json; empty if there is none."""
     path = folder / "generation_config.json"
     return read_json(path) if path.exists() or path.is_symlink() else {}
 
 
 def tell_search(folder: Path, given: Mapping[str, Any], read: Container[str]) -> None:
-    """Warn of settings of a search that are left out; given: of generation_config.json or an older config.json."""
+    """Warn of search settings that are not read. given: generation_config.json or an older config.json."""
     left = [f"{name} {shown(value)}" for name, value in given.items()
             if name not in read and name not in _OF_NO_SEARCH and value not in (None, False)]  # fmt: skip
     if left:
-        message = f"{folder}: left out how it is searched with there: {', '.join(left)}"
+        message = f"{folder}: left out its search settings {', '.join(left)}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def our_activation(
-    given: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str] = ACTIVATIONS
+    given: Mapping[str, Any], path: Path, name: str, default: str, names: Mapping[str, str] = ACTIVATIONS
 ) -> Any:
-    """Our name of the activation that field `name` has; known: theirs -> ours. UserError for another one."""
+    """Translate the activation in field `name`. names: theirs -> ours. UserError for an unknown one."""
     activation = field(given, name, str, str(path), default)
-    if activation not in known:
-        raise UserError(f"{path}: {name} {activation} is not supported: {', '.join(known)} are")
-    return known[activation]
+    if activation not in names:
+        raise UserError(f"{path}: {name} {activation} is not supported: {', '.join(names)} are")
+    return names[activation]
 
 
 def configuration(cls: type, given: Mapping[str, Any], path: Path, fields: Iterable[Field], **values: Any) -> Any:
-    """Our configuration, of class cls; values: of other fields than these. UserError for what cls refuses."""
+    """Build cls from config.json's fields and further values by our names; UserError for invalid values."""
     kinds = field_types(cls)
     for ours, theirs, default in fields:
         if default is REQUIRED and theirs not in given:
@@ -118,5 +114,5 @@ def configuration(cls: type, given: Mapping[str, Any], path: Path, fields: Itera
 
 
 def described(config: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """Their fields of a configuration of ours."""
+    """Return the fields of our configuration by their names."""
     return {theirs: getattr(config, ours) for ours, theirs, _ in fields}

@@ -1,6 +1,6 @@
-"""CTranslate2's model format, written by its own specification and read without it.
+"""Export to CTranslate2, written with its own model specification.
 
-https://opennmt.net/CTranslate2/conversion.html                            specifications filled by hand
+https://opennmt.net/CTranslate2/conversion.html                            filling a specification manually
 https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/model_spec.py       the binary format
 https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/transformer_spec.py
 """
@@ -37,29 +37,29 @@ _DECODER_LAYER: Table = {
     "norm3": "ffn.layer_norm",
 }
 NAMES = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layer_{}")
-"""Of the variables, with dots, and with weight and bias for a norm's gamma and beta."""
+"""Variable names with dots, and with weight and bias for a norm's gamma and beta."""
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write what ctranslate2.Translator() loads, and the tokenizers' files beside it; returns lines for the user.
+    """Write a model for ctranslate2.Translator() with the tokenizers' files; returns notes.
 
-    It takes pieces, and adds the end of a sentence itself where sources have one.
+    The Translator takes pieces, and adds the end token itself if sources have one.
     """
     names = [piece_names(tokenizer, SPECIAL) for tokenizer in model.tokenizers]
     write(model.config, model.weights, folder, *names, add_source_eos=bool(model.source_tokenizer.source_end))
-    told = ["padding, begin-of-sentence and the unknown token: give suppress_sequences and disable_unk to exclude them"]
+    notes = ["to exclude padding, begin-of-sentence and the unknown token, give suppress_sequences and disable_unk"]
     for side, tokenizer in zip(("source", "target"), model.tokenizers):
         if isinstance(tokenizer, MosesTokenizer):
             tokenizer.save(folder / f"{side}.codes")
-            told.append(f"{side} text is cut by sacremoses and {side}.codes: {tokenizer.vocabulary}")
+            notes.append(f"{side} text is tokenized by sacremoses and {side}.codes: {tokenizer.vocabulary}")
         else:
             (folder / f"{side}.spm").write_bytes(tokenizer.model)
     if model.decoding.length_penalty == "wu" and model.decoding.alpha:
-        told.append(f"the length penalty wu {model.decoding.alpha} is not known there: its length_penalty is a power")
+        notes.append(f"the length penalty wu {model.decoding.alpha} is not known there: its length_penalty is a power")
     if any(each.prefix for each in model.tokenizers):
         codes = [each.pieces(each.prefix) for each in model.tokenizers]
-        told.append(f"sources must begin with {codes[0]}, and target_prefix must be {codes[1]}")
-    return told
+        notes.append(f"sources must begin with {codes[0]}, and target_prefix must be {codes[1]}")
+    return notes
 
 
 def write(
@@ -70,12 +70,8 @@ def write(
     target_words: Sequence[str],
     *,
     add_source_eos: bool = False,
-    alignment_layer: int = 0,
 ) -> None:
-    """Write a model under models.Transformer's names to folder, in float32. UserError where ctranslate2 is missing.
-
-    alignment_layer: decoder layer, from 1, whose heads' mean it gives as attention; 0 is one head of the last one.
-    """
+    """Write weights by models.Transformer's names to folder, in float32. UserError if ctranslate2 is not installed."""
     specs = optional("ctranslate2.specs", "ctranslate2")
     spec = specs.transformer_spec.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -83,8 +79,6 @@ def write(
         pre_norm=config.norm_first,
         no_final_norm=not config.final_norm,
         activation=getattr(specs.common_spec.Activation, _ACTIVATIONS[config.activation]),
-        alignment_layer=alignment_layer - 1,
-        alignment_heads=config.heads if alignment_layer else 1,
     )
     target = weights["target_embedding.weight"]
     tables = {"encoder": weights.get("source_embedding.weight", target), "decoder": target}
@@ -112,7 +106,7 @@ def _array(x: Tensor) -> Any:
 
 
 def _set(spec: Any, name: str, value: Any) -> None:
-    """Fills the variable of a specification that has a name such as decoder.layer_3.attention.linear_0.weight."""
+    """Set a variable of a specification by a name such as decoder.layer_3.attention.linear_0.weight."""
     *path, kind = name.split(".")
     for part in path:
         entry = re.fullmatch(r"(\w+)_(\d+)", part)

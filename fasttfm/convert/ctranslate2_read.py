@@ -1,9 +1,9 @@
-"""Reads a model directory of CTranslate2, without CTranslate2.
+"""Import of CTranslate2's model directories; does not need CTranslate2.
 
 https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/model_spec.py       ModelSpec._serialize
 
-model.bin, little-endian: version, name of the specification, its revision; the number of variables, and each one's
-name, number of dimensions, dimensions, type, number of bytes, bytes; the number of aliases, and each one's two names.
+model.bin, little-endian: version, name and revision of the specification; number of variables, and for each its name,
+rank, shape, type, size in bytes and data; number of aliases, and for each the alias and the variable's name.
 """
 
 import io
@@ -27,9 +27,9 @@ from fasttfm.convert.exchange import (
     fitting_tokenizer,
     language_token,
     learned_positions,
-    number,
     refuse_other_corpus,
     shapes,
+    special_id,
     with_tables,
 )
 from fasttfm.convert.names import TheirWeights
@@ -42,28 +42,30 @@ from fasttfm.system.files import read_content, read_json
 from fasttfm.system.folders import settled
 from fasttfm.system.parsing import field
 
+_SIDES = ("encoder", "decoder")
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16, 5: np.uint16}
+_QUANTIZED = (np.int8, np.int16)
 _BFLOAT16 = 5
 _VERSIONS = (5, 6)
 _ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
 _TOLERANCE = 1e-3
-"""Of a sinusoid: position times a frequency in float32, for positions up to some thousands."""
+"""For sinusoids: error of position times frequency in float32, at positions up to some thousands."""
 _BFLOAT16_TOLERANCE = 4e-3
-"""Of a sinusoid that was rounded to bfloat16."""
+"""For sinusoids that were rounded to bfloat16."""
 _SETTINGS = ("add_source_eos", "bos_token", "decoder_start_token", "eos_token", "layer_norm_epsilon", "unk_token")
-"""Fields of config.json that are read, or that change nothing here: a source always ends with its end token."""
+"""Fields of config.json that are read or have no effect here."""
 _VALUES = ("num_heads", "pre_norm", "activation", "scale_embeddings", "encodings", "start_from_zero_embedding")
-"""Variables beside weights, of either side, that are read."""
+"""Variables other than weights that are read, on either side."""
 _OF_BOTH_SIDES = ("num_heads", "pre_norm", "activation", "encodings")
-"""Variables that both sides must have, or neither of them; alike, but for positions that are learned."""
+"""Variables that must exist on both sides or neither, with equal values (except encodings)."""
 _WITHOUT_EFFECT = ("alibi_use_positive_positions", "scale_alibi", "embeddings_merge", "alignment_heads",
                    "alignment_layer", "weight_scale")  # fmt: skip
-"""Variables that change nothing, for want of ALiBi and of several embeddings, or that only alignments need."""
+"""Variables without effect in a model without ALiBi and with one embedding, or used only for alignments."""
 _WEIGHTS = ("weight", "bias", "gamma", "beta")
 _OFF = ("alibi", "multi_query_attention")
 """Variables that must be zero."""
 _LANGUAGE = re.compile(r"__[a-z]{2,3}__|[a-z]{3}_[A-Z][a-z]{3}")
-"""Tokens of languages of M2M-100 (__en__) and NLLB (eng_Latn)."""
+"""Language tokens of M2M-100 (__en__) and NLLB (eng_Latn)."""
 _SENTENCEPIECE = {
     "source": ("source.spm", "sentencepiece.bpe.model", "spm.src.model", "spm.model", "sentencepiece.model"),
     "target": ("target.spm", "sentencepiece.bpe.model", "spm.tgt.model", "spm.model", "sentencepiece.model"),
@@ -71,9 +73,9 @@ _SENTENCEPIECE = {
 
 
 def read(folder: Path, **languages: Any) -> Model:
-    """The model of a directory of CTranslate2's converters, with the SentencePiece models that lie in it.
+    """Read a directory of CTranslate2's converters with its SentencePiece models.
 
-    Raises UserError for a file that is missing, cut off or of another architecture.
+    Raises UserError for a file that is missing, truncated or of another architecture.
     """
     settled(folder)
     variables = _read_variables(folder / "model.bin")
@@ -92,9 +94,9 @@ def read(folder: Path, **languages: Any) -> Model:
     output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
     layers = given.ours(NAMES.parameters(config), shapes(config))
     given.refuse_rest()
-    told: list[str] = []
+    notes: list[str] = []
     if config.positions is not None:
-        learned, told = learned_positions(_encodings(variables))
+        learned, notes = learned_positions(_encodings(variables))
         layers |= learned
     config, weights = with_tables(
         config, layers, list(arrangements.values()), tables, output, bias, path=folder / "model.bin"
@@ -111,12 +113,12 @@ def read(folder: Path, **languages: Any) -> Model:
         pairs_from_halves(weights, config.d_model) if halved else weights,
         (source, target),
         DecodingConfig(beam=2, length_penalty="power", alpha=1.0, early_stopping=True, allow_unk=True),
-        notes=(*told, *_notes(variables, settings)),
+        notes=(*notes, *_notes(variables, settings)),
     )
 
 
 def _read_variables(path: Path) -> dict[str, np.ndarray]:
-    """Every variable by name, aliases among them; of whole numbers as they are."""
+    """Read all variables and aliases of model.bin by name; integer weights are not dequantized."""
     reader = _Reader(read_content(path, "is missing: give the directory that a converter of CTranslate2 wrote"))
     try:
         version = reader.number("I")
@@ -135,17 +137,17 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
         for _ in range(reader.number("I")):
             alias, name = reader.text(), reader.text()
             variables[alias] = variables[name]
-            if f"{name}_scale" in variables:  # a weight of whole numbers, whose scale has no alias of its own
+            if f"{name}_scale" in variables:  # the scale of a quantized weight has no alias of its own
                 variables.setdefault(f"{alias}_scale", variables[f"{name}_scale"])
         if reader.read(1):
-            raise ValueError("it goes on behind its end")
+            raise ValueError("it has bytes after its end")
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: is cut off or damaged ({error}): copy it again") from None
     return variables
 
 
 class _Reader(io.BytesIO):
-    """Reads what struct packs, from the beginning on. ValueError at the end."""
+    """Reads struct-packed values in order; ValueError at the end of the data."""
 
     def number(self, kind: str) -> int:
         (value,) = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(kind)))
@@ -172,12 +174,12 @@ class _Reader(io.BytesIO):
 
 
 def vocabulary(folder: Path, side: str) -> list[str]:
-    """The pieces of a side; UserError for a file that is damaged."""
+    """Return the pieces of "source" or "target"; UserError for a damaged file."""
     names = ("shared_vocabulary.json", f"{side}_vocabulary.json")
     path = next((folder / name for name in names if (folder / name).exists()), folder / names[1])
     pieces = read_json(path, list)
     if not all(isinstance(piece, str) for piece in pieces):
-        raise UserError(f"{path}: has entries that are not texts: copy it again")
+        raise UserError(f"{path}: has entries that are not strings: copy it again")
     if len(set(pieces)) < len(pieces):
         twice = next(piece for piece in pieces if pieces.count(piece) > 1)
         raise UserError(f"{path}: has {twice!r} twice: copy it again")
@@ -190,19 +192,22 @@ def _arrangement(
     where = str(folder / "config.json")
     usual = {"unk": "<unk>", "eos": "</s>"}
     names = {name: field(settings, f"{name}_token", str, where, token) for name, token in usual.items()}
-    unk, eos = (number(pieces, names[name], folder / f"{side}_vocabulary.json") for name in ("unk", "eos"))
+    unk, eos = (special_id(pieces, names[name], folder / f"{side}_vocabulary.json") for name in ("unk", "eos"))
     pad = next((pieces.index(each) for each in ("<blank>", "<pad>") if each in pieces), None)
     start: int | None = None
     if not variables.get("decoder/start_from_zero_embedding", 0):
         name = _start_token(settings, where)
-        beside = side == "source" and name not in pieces  # a table of its own, which nothing begins with
-        start = eos if beside else number(pieces, name, folder / f"{side}_vocabulary.json")
+        unused = side == "source" and name not in pieces  # sources do not begin with a start token
+        start = eos if unused else special_id(pieces, name, folder / f"{side}_vocabulary.json")
     return Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
 
 
 def _ends(variables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Return whether sources end with their end token: as config.json says, or by what translations begin with. Where
-    that is <s> the model is OpenNMT's, whose sources have no end; else whoever cuts a text adds it."""
+    """Return whether sources end with the end token.
+
+    If config.json does not say so, the start token decides: a model that starts with <s> is OpenNMT's, whose sources
+    have no end token; in other models the tokenizer adds it.
+    """
     ended = field(settings, "add_source_eos", bool, "config.json", False)
     if ended or variables.get("decoder/start_from_zero_embedding", 0):
         return True
@@ -210,21 +215,21 @@ def _ends(variables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 
 def _notes(variables: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Iterator[str]:
-    """Return what was assumed, for the user."""
-    yield "searches as CTranslate2 does unless it is told otherwise: beam 2, length penalty 1"
+    """Yield the assumptions of the import."""
+    yield "searches with CTranslate2's defaults: beam 2, length penalty 1"
     if not _ends(variables, settings):
-        yield "sources have no end token, as OpenNMT's: if these have one, write add_source_eos true in config.json"
+        yield "sources have no end token, as in OpenNMT: if these have one, write add_source_eos true in config.json"
     elif not settings.get("add_source_eos"):
-        yield "sources end with their end token, which config.json leaves to whoever cuts the text"
+        yield "sources end with the end token, which config.json leaves to the tokenizer"
     if "decoder/position_encodings/encodings" not in variables:
-        yield "has no table of positions: CTranslate2's sinusoids, which count from 1, were taken"
+        yield "has no table of positions: CTranslate2's sinusoids, which start at 1, were used"
     types = sorted({str(values.dtype) for name, values in variables.items() if name.endswith("/weight")} - {"float32"})
     if types:
-        yield f"weights were {', '.join(types)} and are float32 now"
+        yield f"weights were converted from {', '.join(types)} to float32"
 
 
 def _start_token(settings: Mapping[str, Any], where: str) -> str:
-    """Return the token that a translation begins with."""
+    """Return the token that starts a translation."""
     if "decoder_start_token" in settings and settings["decoder_start_token"] is None:
         raise UserError(f"{where}: decoder_start_token is null: write there the token that translations begin with")
     return field(settings, "decoder_start_token", str, where, field(settings, "bos_token", str, where, "<s>"))
@@ -236,7 +241,7 @@ def _config(
     joint: bool,
     arrangements: Mapping[str, Arrangement],
 ) -> tuple[TransformerConfig, bool]:
-    """The configuration, and whether the sinusoids are the paper's with all sines first."""
+    """Return the configuration, and whether the positions are the paper's sinusoids with all sines first."""
     names = ("encoder/embeddings_0", "decoder/embeddings", "decoder/projection")
     source, target, output = (_table(variables, name) for name in names)
     for name, table in zip(names, (source, target, output)):
@@ -256,11 +261,9 @@ def _config(
     if activation not in _ACTIVATIONS:
         raise UserError(f"activation {activation} is not supported: ReLU, GELU and Swish are")
     kind, first, halved, length = _positions(_encodings(variables), width)
-    tied = joint and source.shape == target.shape and np.array_equal(source, target)
-    if not (output.shape == target.shape and np.array_equal(output, target)):
-        shared = "none"
-    else:
-        shared = "all" if tied else "decoder"
+    shared = "none"
+    if np.array_equal(output, target):
+        shared = "all" if joint and np.array_equal(source, target) else "decoder"
     pre_norm = bool(variables.get("decoder/pre_norm", np.int8(1)))
     config = TransformerConfig(
         vocab_size=len(arrangements["target"]),
@@ -282,14 +285,11 @@ def _config(
     return config, halved
 
 
-_SIDES = ("encoder", "decoder")
-
-
 def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
-    """Raise UserError for what a variable or a field of config.json says and no model here can be."""
+    """Raise UserError for variables and fields of config.json that describe an unsupported architecture."""
     for name, value in settings.items():
         if name not in _SETTINGS and value:
-            raise UserError(f"config.json says {name} {value!r}, which is not supported")
+            raise UserError(f"config.json has {name} {value!r}, which is not supported")
     for name, values in variables.items():
         side, _, rest = name.partition("/")
         kind = name.rpartition("/")[2]
@@ -299,8 +299,8 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
             raise UserError(f"has {name}, which is not supported: it is of another architecture")
         if kind in _VALUES and kind != "encodings" and values.size != 1:
             raise UserError(f"{name} has {values.size} numbers: one is needed")
-        if kind == "weight_scale" and variables[name.removesuffix("_scale")].dtype not in _WHOLE:
-            raise UserError(f"has {name}, and its weight is not of whole numbers: it is of another architecture")
+        if kind == "weight_scale" and variables[name.removesuffix("_scale")].dtype not in _QUANTIZED:
+            raise UserError(f"has {name}, but its weight is not quantized: it is of another architecture")
         if kind in _OF_BOTH_SIDES and (side == "encoder" or f"encoder/{rest}" not in variables):
             other = f"{'decoder' if side == 'encoder' else 'encoder'}/{rest}"
             if other not in variables:
@@ -310,22 +310,22 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
 
 
 def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
-    """Return the factor of embeddings: int8 switches sqrt(d_model) on or off, another type is the factor itself."""
+    """Return the scale of embeddings: int8 switches sqrt(d_model) on or off, other types are the scale itself."""
     if variable is None or (variable.dtype == np.int8 and variable):
         return width**0.5
     return 1.0 if variable.dtype == np.int8 else float(variable)
 
 
 def _encodings(variables: Mapping[str, np.ndarray]) -> list[Tensor]:
-    """The tables of positions of encoder and decoder (L, d), where there are any."""
+    """Return the position tables (L, d) of encoder and decoder, if the model has any."""
     tables = [variables.get(f"{side}/position_encodings/encodings") for side in _SIDES]
     return [torch.from_numpy(table.astype(np.float32)) for table in tables if table is not None]
 
 
 def _positions(tables: list[Tensor], width: int) -> tuple[str, int, bool, int]:
-    """(variant, first position, whether the paper's have all sines first, rows); no sinusoids are learned."""
+    """Return (variant, first position, all sines first, rows); tables other than sinusoids count as learned."""
     if not tables:
-        return "tensor2tensor", 1, False, 1024  # CTranslate2's own, which begin at 1
+        return "tensor2tensor", 1, False, 1024  # computed by CTranslate2, starting at 1
     for table in tables:
         if table.dim() != 2 or table.shape[1] != width or not len(table):
             raise UserError(f"position_encodings/encodings are {tuple(table.shape)}: (positions, {width}) is needed")
@@ -344,24 +344,21 @@ def _positions(tables: list[Tensor], width: int) -> tuple[str, int, bool, int]:
     return "learned", 0, False, len(table)
 
 
-_WHOLE = (np.int8, np.int16)
-
-
 def _table(variables: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """A weight in float32; whole numbers were multiplied by a scale, one a row or one for all."""
+    """Return a weight as float32, dequantized by its scale (one per row, or one)."""
     weight = variables[f"{name}/weight"]
-    if not (weight.dtype in _WHOLE or weight.dtype.kind == "f"):
-        raise UserError(f"{name}/weight is {weight.dtype}: floats, or whole numbers of 8 or 16 bits are needed")
-    if weight.dtype in _WHOLE:
+    if not (weight.dtype in _QUANTIZED or weight.dtype.kind == "f"):
+        raise UserError(f"{name}/weight is {weight.dtype}: a floating-point type, int8 or int16 is needed")
+    if weight.dtype in _QUANTIZED:
         scale = variables[f"{name}/weight_scale"].astype(np.float32)
         if scale.shape not in ((), (1,), weight.shape[:1]):
-            raise UserError(f"{name}/weight_scale is {scale.shape}, its weight {weight.shape}: one a row is needed")
+            raise UserError(f"{name}/weight_scale is {scale.shape}, its weight {weight.shape}: one per row is needed")
         return weight.astype(np.float32) / (scale[:, None] if scale.ndim else scale)
     return weight.astype(np.float32)
 
 
 def _dotted(variables: Mapping[str, np.ndarray], path: Path) -> TheirWeights:
-    """The weights among the variables in float32, by the names that NAMES has."""
+    """Return the weights among the variables as float32, by the names in NAMES."""
     weights = {}
     for name, values in variables.items():
         module, _, kind = name.rpartition("/")
@@ -377,15 +374,15 @@ def _dotted(variables: Mapping[str, np.ndarray], path: Path) -> TheirWeights:
 def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None, *, ends: bool) -> Tokenizer:
     languages = {piece.strip("_"): piece for piece in pieces if _LANGUAGE.fullmatch(piece)}
     if language is not None and not languages:
-        raise UserError(f"{folder}: --{side}-language {language}: this model has no languages to choose: leave it out")
+        raise UserError(f"{folder}: --{side}-language {language}: this model has no language tokens: leave it out")
     prefix = [language_token(languages, side, language)] if languages else []
-    codes = folder / f"{side}.codes"  # of our own export
+    codes = folder / f"{side}.codes"  # written by our export
     if codes.exists():
         return MosesTokenizer.load(codes, pieces=pieces, ends=ends)
     path = next((folder / name for name in _SENTENCEPIECE[side] if (folder / name).exists()), None)
     if path is None:
         raise UserError(
-            f"{folder}: has no SentencePiece model, which CTranslate2's converters do not copy: put it there as "
+            f"{folder}: has no SentencePiece model: CTranslate2's converters do not copy it; add it as "
             f"{_SENTENCEPIECE[side][0]}"
         )
     vocabulary = Vocabulary(pieces=pieces, prefix=prefix, silent=[*languages.values()], codes=not prefix, ends=ends)

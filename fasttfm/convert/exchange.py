@@ -1,4 +1,4 @@
-"""A model with its tokenizers between our directories and other systems' formats, and what these have in common."""
+"""Common parts of the import and export formats: a model with its tokenizers, vocabulary order, special tokens."""
 
 import dataclasses
 import re
@@ -26,31 +26,31 @@ from fasttfm.store.weights import model_weights, refuse_others
 from fasttfm.system.files import read_content, write_file
 from fasttfm.system.folders import replacing
 
-_NUMBERED = 0.5
-"""Of a SentencePiece model's pieces; a vocabulary may leave out what its training text never had."""
+_MIN_NUMBERED = 0.5
+"""Minimum share of a SentencePiece model's pieces in the vocabulary, which may omit pieces unseen in training."""
 NO_TEXT = re.compile(r"madeupword\d+|<\S+>|__\S+__|\[\S+\]|>>\S+<<")
-"""Entries that other tools and their users add to a vocabulary besides pieces."""
-_KNOWN = 0.85
-"""Of a vocabulary's pieces. Of three German-English corpora in 4,000 and 8,000 pieces a side their own SentencePiece
-models have at least 97 %, with one model of another corpus at most 75 %."""
+"""Vocabulary entries other than pieces that other tools and their users add."""
+_MIN_COVERED = 0.85
+"""Minimum share of a vocabulary's pieces in the SentencePiece models. On three German-English corpora with 4,000 and
+8,000 pieces a side, the right models cover at least 97 %, one model of another corpus at most 75 %."""
 NEVER = -1e4
-"""A logit's bias that makes its token impossible, and that float16 can hold."""
+"""Logit bias that excludes a token; representable in float16."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """All that translating takes."""
+    """Everything needed to translate."""
 
     config: TransformerConfig
     weights: Mapping[str, Tensor]
-    """Under the names of models.Transformer, a shared table once."""
+    """By the names of models.Transformer; a shared table occurs once."""
     tokenizers: tuple[Tokenizer, Tokenizer]
-    """The source's and the target's, one object where the vocabulary is joint."""
+    """Source and target; the same object if the vocabulary is joint."""
     decoding: DecodingConfig
     folder: Path | None = None
-    """Folder of its training records."""
+    """Directory of its training records."""
     notes: tuple[str, ...] = ()
-    """Assumptions and omissions of the import from another tool's files."""
+    """Assumptions and omissions of the import."""
 
     @property
     def source_tokenizer(self) -> Tokenizer:
@@ -62,9 +62,9 @@ class Model:
 
 
 def load(model_dir: Path, checkpoint: str = "best") -> Model:
-    """The model of a directory of `fasttfm train`, `fasttfm import` or save_pretrained().
+    """Load a directory of `fasttfm train`, `fasttfm import` or save_pretrained().
 
-    Raises UserError naming what is missing, damaged or of another model.
+    Raises UserError for files that are missing, damaged or of another model.
     """
     config, weights, saved = read_pretrained(model_dir, checkpoint)
     refuse_others(lambda: Transformer(config), weights, saved)
@@ -79,9 +79,9 @@ def load(model_dir: Path, checkpoint: str = "best") -> Model:
 
 
 def store(model: Model, folder: Path, origin: Sequence[str] = ()) -> None:
-    """Write a directory that `fasttfm translate` and the others take; UserError where nothing can be written.
+    """Write a model directory for `fasttfm translate` and other commands; UserError if it cannot be written.
 
-    origin: lines of the model card on where the model comes from.
+    origin: lines for the model card on the model's origin.
     """
     write_pretrained(
         folder, model.config, model.weights, decoding=model.decoding, tokenizers=model.tokenizers, origin=origin
@@ -89,10 +89,7 @@ def store(model: Model, folder: Path, origin: Sequence[str] = ()) -> None:
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write what Transformer.from_pretrained() and transformers' AutoTokenizer load into a new directory.
-
-    Returns lines for the user.
-    """
+    """Write a directory for Transformer.from_pretrained() and transformers' AutoTokenizer; returns notes."""
     write_model(
         folder, model.config, model.weights, model.decoding, tokenizers=model.tokenizers, model_dir=model.folder
     )
@@ -102,7 +99,7 @@ def export(model: Model, folder: Path) -> list[str]:
 
 
 def add_notes(folder: Path, lines: Sequence[str]) -> None:
-    """Write what an export left out, assumed or was compared with into the folder's model card, README.md."""
+    """Append the notes of an export to the model card, README.md."""
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8") if path.exists() else "# Model exported by fasttfm\n"
     write_file(path, "\n".join([card, "## Export", "", *(f"- {line}" for line in lines), ""]).encode())
@@ -110,16 +107,16 @@ def add_notes(folder: Path, lines: Sequence[str]) -> None:
 
 @contextmanager
 def exporting(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Give a fresh folder, which takes the place of this one at the end, and lines for the user, its card's notes."""
-    told: list[str] = []
+    """Yield a new directory that replaces `folder` on exit, and a list for notes, which go to its model card."""
+    notes: list[str] = []
     with replacing(folder, "exporting a model into it", "exported model") as fresh:
-        yield fresh.path, told
-        add_notes(fresh.path, told)
+        yield fresh.path, notes
+        add_notes(fresh.path, notes)
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[list[str]]:
-    """Inside, a warning of what is left out or assumed becomes a line of the list, which is there in the end."""
+    """Capture RuntimeWarnings; the yielded list holds their messages on exit."""
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -128,10 +125,10 @@ def warnings_as_lines() -> Iterator[list[str]]:
 
 
 class Arrangement:
-    """The rows of another system's vocabulary in our order: padding, unknown, start, end, then the others in theirs."""
+    """Permutation from another system's vocabulary to ours: pad, unk, start, eos, then the rest in their order."""
 
     def __init__(self, size: int, *, pad: int | None, unk: int, start: int | None, eos: int) -> None:
-        """Numbers of their special tokens; None: it has none, or its embedding is zero, and a row of zeros is made."""
+        """Takes the ids of their special tokens; None adds a row of zeros for a token that has no embedding."""
         special = [pad, unk, start, eos]
         if wrong := [row for row in special if row is not None and not 0 <= row < size]:
             raise UserError(
@@ -141,7 +138,7 @@ class Arrangement:
         self.their_size = size
         self.rows: list[int | None] = [*special, *others]
         self.impossible = [position for position, row in ((PAD, pad), (BOS, start)) if row is None]
-        """Our tokens that theirs has not, and that must not take any probability."""
+        """Special tokens of ours that theirs lacks; their probability must be zero."""
         if start is not None and start in (pad, unk, eos):
             self.impossible.append(BOS)
 
@@ -149,12 +146,12 @@ class Arrangement:
         return len(self.rows)
 
     def apply(self, table: Tensor) -> Tensor:
-        """The rows of a table (V, ...) in our order."""
+        """Permute the rows of a table (V, ...) to our order."""
         extended = torch.cat([table, torch.zeros_like(table[:1])])
         return extended[[len(table) if row is None else row for row in self.rows]]
 
     def bias(self, bias: Tensor | None) -> Tensor | None:
-        """The logits' bias (V,) in our order; None where none is needed."""
+        """Permute the logits' bias (V,) to our order; None if none is needed."""
         if bias is None and not self.impossible:
             return None
         if bias is None:
@@ -164,7 +161,7 @@ class Arrangement:
         return arranged
 
     def pieces(self, theirs: Sequence[str]) -> list[str]:
-        """Their pieces in our order."""
+        """Permute their pieces to our order."""
         names = ["<pad>", "<unk>", "<s>", "</s>"]
         return [
             names[position] if row is None or position in self.impossible else theirs[row]
@@ -182,21 +179,21 @@ def with_tables(
     *,
     path: Path,
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
-    """Configuration and weights with embeddings, output and the logits' bias in our order.
+    """Add the embeddings, output projection and logits' bias, permuted to our order, to the weights.
 
-    arrangements, tables: of source and target, theirs; output: their table (V, d), read where none is shared; path:
-    where they are from. Raises UserError for a table of another shape than the configuration and the vocabulary say.
+    arrangements, tables: source's and target's; output: projection (V, d), used if share_embeddings is "none"; path:
+    their file. Returns configuration and weights. Raises UserError for a table of the wrong shape.
     """
     source, target = arrangements
-    for name, given, arrangement in (
+    for name, table, arrangement in (
         ("the source's embedding", tables[0], source),
         ("the target's embedding", tables[1], target),
         ("the output's table", output, target),
         ("the output's bias", bias, target),
     ):
-        wanted = (arrangement.their_size, config.d_model)[: 1 if given is bias else 2]
-        if given is not None and given.shape != wanted:
-            raise UserError(f"{path}: {name} is {tuple(given.shape)}: {wanted} fits its vocabulary and width")
+        shape = (arrangement.their_size, config.d_model)[: 1 if table is bias else 2]
+        if table is not None and table.shape != shape:
+            raise UserError(f"{path}: {name} is {tuple(table.shape)}: {shape} fits its vocabulary and width")
     result = {**weights, "target_embedding.weight": target.apply(tables[1])}
     if config.share_embeddings != "all":
         result["source_embedding.weight"] = source.apply(tables[0])
@@ -209,27 +206,24 @@ def with_tables(
 
 
 def shapes(config: TransformerConfig) -> dict[str, torch.Size]:
-    """Shapes of a model's weights by our names, of which nothing is built."""
+    """Return the shapes of a model's weights by our names, computed on the meta device."""
     with torch.device("meta"):
         return {name: each.shape for name, each in model_weights(Transformer(config)).items()}
 
 
 def learned_positions(tables: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Weights of the positions of source and target (L, d), theirs without the rows before the first, as many for both;
-    and lines for the user."""
+    """Cut source's and target's position tables (L, d) to one length; returns weights by our names, and notes."""
     length = min(map(len, tables))
-    names = ("source", "target")
-    told = [
-        f"left out the {side}'s positions behind the {length:,} that both sides have"
-        for side, table in zip(names, tables)
-        if len(table) > length
-    ]
-    weights = {f"{side}_positions.weight": table[:length].clone() for side, table in zip(names, tables)}
-    return weights, [f"positions are learned: no text may have more than {length:,} tokens", *told]
+    weights, notes = {}, [f"positions are learned: no text may have more than {length:,} tokens"]
+    for side, table in zip(("source", "target"), tables):
+        weights[f"{side}_positions.weight"] = table[:length].clone()
+        if len(table) > length:
+            notes.append(f"left out the {side}'s positions beyond the {length:,} that both sides have")
+    return weights, notes
 
 
 def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
-    """A SentencePiece model, or codes, whose pieces another file numbers; UserError where it is missing or damaged."""
+    """Load a SentencePiece model or BPE codes with the ids of another tool's vocabulary; UserError if not readable."""
     what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
     content = read_content(path, f"no such {what} as the other tool saved it")
     try:
@@ -239,35 +233,34 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer]
 
 
 def fitting_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
-    """A numbered_tokenizer() whose SentencePiece model cuts text into pieces that have numbers; UserError for one of
-    which most have none, such as the other side's."""
+    """A numbered_tokenizer() with a SentencePiece model; UserError if most of its pieces are not in the vocabulary."""
     tokenizer = numbered_tokenizer(path, vocabulary)
     share = tokenizer.numbered_share()
-    if share < _NUMBERED:
+    if share < _MIN_NUMBERED:
         raise UserError(
-            f"{path}: {share:.0%} of its pieces are in the vocabulary, {_NUMBERED:.0%} are needed: it is of another "
-            "model, or of the other side"
+            f"{path}: {share:.0%} of its pieces are in the vocabulary, {_MIN_NUMBERED:.0%} are needed: it belongs to "
+            "another model, or to the other side"
         )
     return tokenizer
 
 
 def refuse_other_corpus(folder: Path, tokenizers: Sequence[Tokenizer]) -> None:
-    """Raise UserError where a side's vocabulary has many pieces that no side's SentencePiece model cuts text into."""
-    for vocabulary in (each.vocabulary for each in tokenizers):
+    """Raise UserError if a vocabulary has many pieces that none of the SentencePiece models can produce."""
+    for tokenizer in tokenizers:
+        vocabulary = tokenizer.vocabulary
         assert vocabulary is not None
         silent = {*vocabulary.prefix, *vocabulary.silent}
         text = [each for each in vocabulary.pieces[UNK + 1 :] if each not in silent and not NO_TEXT.fullmatch(each)]
         share = sum(any(each.cuts_into(piece) for each in tokenizers) for piece in text) / max(1, len(text))
-        if share < _KNOWN:
+        if share < _MIN_COVERED:
             raise UserError(
-                f"{folder}: its SentencePiece models have {share:.0%} of the vocabulary's pieces, {_KNOWN:.0%} are "
-                "needed: one is of another corpus"
+                f"{folder}: its SentencePiece models have {share:.0%} of the vocabulary's pieces, {_MIN_COVERED:.0%} "
+                "are needed: one of them belongs to another corpus"
             )
 
 
 def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:
-    """The learned positions of a model's encoder or decoder, or sinusoids (at least 1,024, d) for systems that make
-    none themselves."""
+    """Return the positions (L, d) of "encoder" or "decoder": the learned table, or at least 1,024 sinusoids."""
     if config.positions is not None:
         return weights[f"{'source' if side == 'encoder' else 'target'}_positions.weight"].float()
     length = max(config.max_length, 1024)
@@ -277,12 +270,12 @@ def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: st
 
 
 def suppressed(decoding: DecodingConfig) -> list[int]:
-    """Our special tokens that a search never writes."""
+    """Return our special tokens that a search never produces."""
     return [PAD, BOS] if decoding.allow_unk else [PAD, UNK, BOS]
 
 
 def generation_settings(decoding: DecodingConfig) -> dict[str, Any]:
-    """The fields of Hugging Face's generation_config.json, whose search divides scores by length^length_penalty."""
+    """Return the fields of generation_config.json; transformers divides scores by length^length_penalty."""
     penalties = {"power": decoding.alpha, "avg": 1.0, "wu": 1.0 if decoding.alpha else 0.0, "none": 0.0}
     return {
         **SPECIAL_TOKENS,
@@ -294,10 +287,10 @@ def generation_settings(decoding: DecodingConfig) -> dict[str, Any]:
 
 
 def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
-    """A tokenizer's pieces for a format that tells them apart by name, special tokens under the names given.
+    """Return unique names of a tokenizer's pieces, for formats that identify pieces by name.
 
-    A piece that no text is cut into, such as the <s> of a model that begins with another token, has its number behind
-    its name where an earlier one has that name. UserError where text is cut into it.
+    special: names of the special tokens. A later piece with the same name gets its id appended if no text is cut into
+    it, such as <s> in a model whose start token is another one; otherwise UserError is raised.
     """
     names = tokenizer.pieces(range(len(tokenizer)))
     for position, name in special.items():
@@ -308,7 +301,7 @@ def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
             if tokenizer.cuts_into(name):
                 raise UserError(
                     f"piece {position} of the vocabulary is {name!r}, and so is piece {numbers[name]} in this format, "
-                    "which tells pieces by their names: export this model as onnx or pretrained"
+                    "which identifies pieces by name: export this model as onnx or pretrained"
                 )
             names[position] = f"{name}#{position}"
         numbers[names[position]] = position
@@ -316,15 +309,15 @@ def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
 
 
 def language_token(codes: Mapping[str, str], side: str, language: str | None) -> str:
-    """The token of a side's language, by codes; UserError for a language that is unknown or not given."""
+    """Return the token of a side's language from language -> token; UserError if it is missing or unknown."""
     if language is None or language not in codes:
-        told = "none was given" if language is None else f"{language} is unknown"
-        raise UserError(f"--{side}-language: {told}: give one of {', '.join(sorted(codes)[:8])}, ...")
+        problem = "none was given" if language is None else f"{language} is unknown"
+        raise UserError(f"--{side}-language: {problem}: give one of {', '.join(sorted(codes)[:8])}, ...")
     return codes[language]
 
 
-def number(pieces: Sequence[str], piece: str, path: Path) -> int:
-    """The number of a special token; UserError where there is none."""
+def special_id(pieces: Sequence[str], piece: str, path: Path) -> int:
+    """Return the id of a special token; UserError, which names path, if it is missing."""
     try:
         return list(pieces).index(piece)
     except ValueError:

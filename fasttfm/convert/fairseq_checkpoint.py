@@ -1,8 +1,8 @@
-"""Reads a checkpoint of fairseq-train without fairseq, and without running anything in it.
+"""Reads a checkpoint of fairseq-train without fairseq and without running code from it.
 
-Settings are an argparse.Namespace, a dict, or a DictConfig of OmegaConf, which may lie one in the other. A class that
-torch does not know becomes a Shell, which keeps what the file says of an object and does nothing.
-https://omegaconf.readthedocs.io     a container has _content, a value _val; ${model.dropout} names another value
+Settings are an argparse.Namespace, a dict or an OmegaConf DictConfig, possibly nested. Classes that torch does not load
+are replaced by Shell, an inert object that keeps the pickled state.
+https://omegaconf.readthedocs.io     a container has _content, a value _val; ${model.dropout} refers to another value
 """
 
 import argparse
@@ -27,11 +27,11 @@ _NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
-"""Norms that old checkpoints number."""
+"""Names of the norms that old checkpoints number."""
 
 
 class Shell:
-    """An object of a class that is not loaded: what it was made of."""
+    """Inert stand-in for an object of a class that is not loaded; keeps its arguments and state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -41,7 +41,7 @@ class Shell:
 
 
 def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
-    """Settings, flat as fairseq's flags are, with those of the task, and float32 weights of a checkpoint."""
+    """Return the settings of task and model, flat like fairseq's flags, and the float32 weights of a checkpoint."""
     if not path.is_file():
         raise UserError(f"{path}: no such file: give a checkpoint of fairseq-train")
     names = set(_unknown_classes(path)) - {"argparse.Namespace"}
@@ -49,12 +49,12 @@ def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
     weights, settings = loaded.get("model"), _settings(loaded)
     if not isinstance(weights, dict) or not settings:
         raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
-    found = {name: each for name, each in weights.items() if not str(name).endswith("embed_positions._float_tensor")}
-    return settings, TheirWeights(path, _renamed(plain_weights(found, path)))
+    kept = {name: each for name, each in weights.items() if not str(name).endswith("embed_positions._float_tensor")}
+    return settings, TheirWeights(path, _renamed(plain_weights(kept, path)))
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under today's names, which checkpoints of 2018 (WMT14 and WMT16) have not."""
+    """Rename the weights of 2018's checkpoints (WMT14 and WMT16) to the current names."""
     result: dict[str, Tensor] = {}
     for name, weight in weights.items():
         joint, norm = _JOINT.fullmatch(name), _NORM.fullmatch(name)
@@ -69,38 +69,32 @@ def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unknown_classes(path: Path) -> list[str]:
-    """Names of what a checkpoint refers to and torch does not load."""
+    """Return the names of classes in a checkpoint that torch does not load by default."""
     if not zipfile.is_zipfile(path):
-        return []  # before PyTorch 1.6, when settings were a Namespace
+        return []  # written before PyTorch 1.6, when settings were a Namespace
     with foreign_errors(f"{path}: is cut off", "copy it again"):
         return torch.serialization.get_unsafe_globals_in_checkpoint(path)
 
 
 def _settings(loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model and of its task; empty where there are none."""
+    """Return the settings of task and model; empty if there are none."""
     whole = _plain(loaded.get("cfg"), 0)
     whole = whole if isinstance(whole, dict) and whole.get("model") else {"model": _plain(loaded.get("args"), 0)}
     given: dict[str, Any] = {}
     for section in ("task", "model"):
         values = whole.get(section)
         if isinstance(values, dict):
-            given |= _flat({name: _resolved(value, whole) for name, value in values.items()})
+            for name, value in values.items():
+                value = _resolved(value, whole)
+                if name in ("encoder", "decoder") and isinstance(value, dict):  # {embed_dim: 512}: encoder_embed_dim
+                    given |= {f"{name}_{inner}": each for inner, each in value.items()}
+                else:
+                    given[name] = value
     return given
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """encoder: {embed_dim: 512} is --encoder-embed-dim 512."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in ("encoder", "decoder") and isinstance(value, dict):
-            flat |= {f"{name}_{inner}": each for inner, each in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
 def _plain(value: Any, depth: int) -> Any:
-    """A value without the objects around it."""
+    """Unwrap Namespace and Shell objects recursively."""
     if depth > _DEEPEST:
         return None
     if isinstance(value, argparse.Namespace):
@@ -118,13 +112,13 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _resolved(value: Any, whole: Mapping[str, Any], depth: int = 0) -> Any:
-    """Return the value that ${section.name} stands for."""
+    """Resolve ${section.name} references."""
     if isinstance(value, dict):
         return {name: _resolved(each, whole, depth) for name, each in value.items()}
     match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
     if match is None or depth > _DEEPEST:
         return value
-    found: Any = whole
+    target: Any = whole
     for name in match[1].split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return _resolved(found, whole, depth + 1)
+        target = target.get(name) if isinstance(target, dict) else None
+    return _resolved(target, whole, depth + 1)

@@ -1,8 +1,8 @@
-"""Layers of Hugging Face transformers whose residual connections and feed-forward networks run on fasttfm's operators.
+"""Layers of Hugging Face transformers with fused residual connections, norms and feed-forward networks.
 
-Each class is derived from the one that it stands for and adds no state, so that an object is given its other class.
-Residual connection, dropout and LayerNorm are one pass; the feed-forward network is one operator where its activation
-is ReLU or GELU. What has been exchanged, wrapped or hooked is called instead.
+Each class derives from the one it replaces and adds no state, so replacing only assigns __class__. Residual connection,
+dropout and LayerNorm are one pass; the feed-forward network is one operator if its activation is ReLU or GELU.
+Submodules that were replaced, wrapped or hooked are called as before.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ _GELU: dict[type[nn.Module], str] = {
 }
 
 
-def _name(activation: Any) -> str | None:
-    """The name of an activation in the feed-forward operator; None where it has none such."""
+def _activation_name(activation: Any) -> str | None:
+    """Return the feed-forward operator's name of an activation; None if it does not support it."""
     if type(activation) in _GELU:
         return _GELU[type(activation)] if untouched(activation, frozenset(_GELU)) else None
     return fused_activation(activation)
@@ -43,36 +43,33 @@ def _name(activation: Any) -> str | None:
 def _network(
     x: Tensor, first: Any, activation: Any, second: Any, dropout_p: float = 0.0, kinds: frozenset[Any] = LINEAR
 ) -> Tensor | None:
-    """second(dropout(activation(first(x)))) in one operator; None where that is not what the operator computes."""
+    """Compute second(dropout(activation(first(x)))) in one operator; None if the operator cannot."""
     plain = (
         untouched(first, kinds)
         and untouched(second, kinds)
         and ordinary(x, first.weight, first.bias, second.weight, second.bias)
         and first.weight.dtype == second.weight.dtype
     )
-    name = _name(activation) if plain else None
+    name = _activation_name(activation) if plain else None
     if name is None:
         return None
     inner, outer = first.weight, second.weight
-    if kinds is _CONV1D:  # which keeps them (in, out)
+    if kinds is _CONV1D:  # weights are (in, out)
         inner, outer = inner.t(), outer.t()
     return F.feed_forward(x, inner, first.bias, outer, second.bias, dropout_p=dropout_p, activation=name)
 
 
 class _Bart:
-    """Base of BART's and Marian's layers: post-norm, one feed-forward network in the layer itself.
-
-    Its sub-modules are those of the class that stands beside it among the bases.
-    """
+    """Base of BART's and Marian's layers: post-norm, with submodules of the transformers class mixed in."""
 
     def _through(self: Any, x: Tensor, *attentions: tuple[Any, nn.Module, dict[str, Any]]) -> Tensor:
-        """x (B, L, E) to the same; of each attention its norm and arguments, besides what it reads."""
+        """Apply attention sublayers (attention, norm, keyword arguments) and the network to x (B, L, E)."""
         dropout = Dropout(self.dropout if self.training else 0.0)
 
-        def attends(attention: Any, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+        def call(attention: Any, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
             return lambda y: attention(y, **options)[0]
 
-        sublayers = [SubLayer(attends(attention, options), norm, dropout) for attention, norm, options in attentions]
+        sublayers = [SubLayer(call(attention, options), norm, dropout) for attention, norm, options in attentions]
         return through(x, [*sublayers, SubLayer(self._feed_forward, self.final_layer_norm, dropout)], norm_first=False)
 
     def _feed_forward(self: Any, x: Tensor) -> Tensor:
@@ -84,9 +81,9 @@ class _Bart:
 class _Encoder(_Bart):
     def forward(self: Any, hidden_states: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         """hidden_states (B, S, E) to the same shape."""
-        given = {"attention_mask": attention_mask, **options}
-        x = self._through(hidden_states, (self.self_attn, self.self_attn_layer_norm, given))
-        if x.dtype == torch.float16 and not torch.isfinite(x).all():  # as transformers does
+        options["attention_mask"] = attention_mask
+        x = self._through(hidden_states, (self.self_attn, self.self_attn_layer_norm, options))
+        if x.dtype == torch.float16 and not torch.isfinite(x).all():  # as in transformers
             limit = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-limit, limit)
         return x
@@ -102,8 +99,7 @@ class _Decoder(_Bart):
         use_cache: bool | None = True,
         **options: Any,
     ) -> Tensor:
-        """hidden_states (B, L, E) to the same shape; encoder_hidden_states (B, S, E); options: the attention's, such
-        as its cache."""
+        """hidden_states (B, L, E) to the same shape; encoder_hidden_states (B, S, E); options: for the attentions."""
         own = {"attention_mask": attention_mask, **options}
         cross = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask, **options}
         attentions = [(self.self_attn, self.self_attn_layer_norm, own)]
@@ -116,7 +112,7 @@ class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
     """BartEncoderLayer on fasttfm's operators."""
 
 
-class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):  # names of the cache
+class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):
     """BartDecoderLayer on fasttfm's operators."""
 
 
@@ -124,12 +120,12 @@ class FusedMarianEncoderLayer(_Encoder, MarianEncoderLayer):
     """MarianEncoderLayer on fasttfm's operators."""
 
 
-class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):  # names of the cache
+class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):
     """MarianDecoderLayer on fasttfm's operators."""
 
 
 class _Bert:
-    """dense, dropout, and the LayerNorm of the sum: the end of BERT's two sub-layers."""
+    """Output part of BERT's two sublayers: dense, dropout, and LayerNorm of the sum with the residual."""
 
     def forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """hidden_states (B, S, F) and the residual input_tensor (B, S, E) to (B, S, E)."""
@@ -148,7 +144,7 @@ class FusedBertOutput(_Bert, BertOutput):
 
 
 class FusedBertLayer(BertLayer):
-    """BertLayer whose feed-forward network is one operator where its activation is ReLU or GELU."""
+    """BertLayer whose feed-forward network is one operator if its activation is ReLU or GELU."""
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """attention_output (B, S, E) to the same shape."""
@@ -180,7 +176,7 @@ class FusedT5DenseActDense(T5DenseActDense):
 
 
 class _OneDtypeRMSNorm:
-    """An RMSNorm on our kernel where input and weight are of one dtype: of two, transformers makes a third."""
+    """RMSNorm on our kernel if input and weight have one dtype; transformers promotes mixed dtypes."""
 
     weight: nn.Parameter
     variance_epsilon: float
@@ -193,35 +189,30 @@ class _OneDtypeRMSNorm:
 
 
 class FusedRMSNorm(_OneDtypeRMSNorm, LlamaRMSNorm):
-    """Llama's RMSNorm, and that of every model whose modeling file repeats it."""
+    """Llama's RMSNorm, copied under other names to many modeling files."""
 
 
 class FusedT5LayerNorm(_OneDtypeRMSNorm, T5LayerNorm):
-    """T5's RMSNorm, and that of every model whose modeling file repeats it."""
-
-
-_REPEATED: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
-    (LlamaRMSNorm, FusedRMSNorm),
-    (T5LayerNorm, FusedT5LayerNorm),
-)
+    """T5's RMSNorm, copied under other names to many modeling files."""
 
 
 def fused_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return the class that replaces module's; None where it stays.
+    """Return the class that replaces module's; None if there is none.
 
-    transformers repeats an RMSNorm under another name in each of some hundred modeling files; the same compiled forward
-    is the same norm.
+    transformers copies its RMSNorm under other names to about a hundred modeling files: classes whose forward has the
+    same bytecode are replaced too.
     """
     kind = type(module)
     if kind in FUSED:
         return FUSED[kind]
     if not isinstance(getattr(module, "weight", None), Tensor) or "forward" in module.__dict__:
         return None
-    return next((fused for origin, fused in _REPEATED if _code(kind) == _code(origin)), None)
+    copied = ((LlamaRMSNorm, FusedRMSNorm), (T5LayerNorm, FusedT5LayerNorm))
+    return next((fused for origin, fused in copied if _code(kind) == _code(origin)), None)
 
 
 def _code(kind: type[nn.Module]) -> tuple | None:
-    """Return what forward does and with which names and constants; None of what is not written in Python."""
+    """Return forward's bytecode, names and constants without docstring; None if it is not a plain Python function."""
     code = getattr(kind.forward, "__code__", None)
     if code is None or code.co_freevars:
         return None
@@ -230,32 +221,28 @@ def _code(kind: type[nn.Module]) -> tuple | None:
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
-    BartEncoderLayer: FusedBartEncoderLayer,
-    BartDecoderLayer: FusedBartDecoderLayer,
-    MarianEncoderLayer: FusedMarianEncoderLayer,
-    MarianDecoderLayer: FusedMarianDecoderLayer,
-    BertSelfOutput: FusedBertSelfOutput,
-    BertOutput: FusedBertOutput,
-    BertLayer: FusedBertLayer,
-    GPT2MLP: FusedGPT2MLP,
-    T5DenseActDense: FusedT5DenseActDense,
+    fused.__bases__[-1]: fused
+    for fused in (
+        *(FusedBartEncoderLayer, FusedBartDecoderLayer, FusedMarianEncoderLayer, FusedMarianDecoderLayer),
+        *(FusedBertSelfOutput, FusedBertOutput, FusedBertLayer, FusedGPT2MLP, FusedT5DenseActDense),
+    )
 }
-"""Replacements by class."""
+"""transformers' class -> its replacement."""
 
 
 def why_left(module: nn.Module) -> str:
-    """Say why a module of transformers stays as it is; '' for one that is exchanged or that nothing here is for."""
+    """Return why a module of transformers is not replaced; '' if it is, or if no replacement exists."""
     if type(module) is T5DenseGatedActDense:
         return "a gated network: the product of two, not one"
-    if type(module) in (GPT2MLP, T5DenseActDense) and not _name(module.act):
+    if type(module) in (GPT2MLP, T5DenseActDense) and not _activation_name(module.act):
         return "its activation is neither ReLU nor GELU"
     return ""
 
 
 def note(module: nn.Module) -> str:
-    """Say which part of an exchanged module stays as it is; '' where none does."""
+    """Return which part of a replaced module is not fused; '' if all of it is."""
     activation = getattr(module, "activation_fn", None)
     if isinstance(module, BertLayer):
         activation = module.intermediate.intermediate_act_fn
-    other = activation is not None and not _name(activation)
+    other = activation is not None and not _activation_name(activation)
     return "its activation is neither ReLU nor GELU: that network is called as before" if other else ""

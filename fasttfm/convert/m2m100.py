@@ -1,8 +1,8 @@
-"""Hugging Face's M2M-100 and NLLB: many languages in one model, each named by a token.
+"""Import of Hugging Face's M2M-100 and NLLB, multilingual models with a token for each language.
 
 https://huggingface.co/docs/transformers/model_doc/m2m_100 and model_doc/nllb
-Pre-norm with final norms, fairseq's sinusoids, which count from padding's number + 1. A source begins with the code of
-its language, a translation with that of its own.
+Pre-norm with final norms, and fairseq's sinusoids, which start at the padding id + 1. Source and translation each begin
+with the token of their language.
 """
 
 from pathlib import Path
@@ -20,14 +20,17 @@ _SENTENCEPIECE = "sentencepiece.bpe.model"
 
 
 def read(folder: Path, source_language: str | None = None, target_language: str | None = None) -> Model:
-    """The model of a directory as M2M100ForConditionalGeneration and its tokenizer save it, for one pair of languages.
+    """Read a directory saved by M2M100ForConditionalGeneration and its tokenizer, for one language pair.
 
-    source_language, target_language: as the tokenizer names them (en, de; eng_Latn, deu_Latn). Raises UserError for an
-    unknown one, and for a file that is missing, cut off or of another architecture.
+    source_language, target_language: the tokenizer's names (en, de; eng_Latn, deu_Latn). Raises UserError for an
+    unknown language, and for a file that is missing, truncated or of another architecture.
     """
     path, given = folder / "config.json", read_config(folder, "m2m_100")
     refuse_others(given, path, allowed := {"scale_embedding": (None, True), "is_decoder": (None, False)})
-    theirs = _load_tokenizer(folder)
+    transformers = optional("transformers", "hf")
+    with foreign_errors(f"{folder}: its tokenizer cannot be loaded", "copy its files again"):
+        options = {"local_files_only": True, "trust_remote_code": False}
+        theirs: Any = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
     weights = read_tensors(folder)
     tell_unknown_fields(given, path, {*KNOWN, *allowed})
     embeddings = tables(weights, given, path)
@@ -53,14 +56,8 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     return Model(config, result, (sides[0], sides[1]), search)
 
 
-def _load_tokenizer(folder: Path) -> Any:
-    transformers = optional("transformers", "hf")
-    with foreign_errors(f"{folder}: its tokenizer cannot be loaded", "copy its files again"):
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-
-
 def _codes(theirs: Any, pieces: list[str]) -> dict[str, str]:
-    """Language -> its token."""
+    """Return language -> token."""
     if hasattr(theirs, "lang_code_to_token"):  # M2M-100: en is __en__
         return {code: token for code, token in theirs.lang_code_to_token.items() if token in set(pieces)}
     special = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}

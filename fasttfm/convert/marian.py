@@ -1,7 +1,7 @@
-"""Hugging Face's MarianMTModel and MarianTokenizer: what OPUS-MT models are saved as.
+"""Import and export of Hugging Face's MarianMTModel and MarianTokenizer, the format of OPUS-MT models.
 
 https://huggingface.co/docs/transformers/model_doc/marian
-Post-norm, scaled embeddings, the paper's sinusoids with all sines before all cosines, no embedding of a first token.
+Post-norm, scaled embeddings, the paper's sinusoids with all sines before all cosines, a start token without embedding.
 """
 
 import json
@@ -21,9 +21,9 @@ from fasttfm.convert.exchange import (
     Model,
     fitting_tokenizer,
     generation_settings,
-    number,
     piece_names,
     refuse_other_corpus,
+    special_id,
 )
 from fasttfm.convert.names import theirs
 from fasttfm.convert.tokenizer_json import SPECIAL_PIECES
@@ -40,11 +40,11 @@ _LONGEST = 512
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write what MarianMTModel.from_pretrained() and MarianTokenizer.from_pretrained() load to a new directory.
+    """Write a directory for MarianMTModel.from_pretrained() and MarianTokenizer.from_pretrained(); returns notes.
 
-    Returns lines for the user. Raises UserError for a model that Marian cannot be.
+    Raises UserError for a model that Marian cannot represent.
     """
-    refuse_other_than_marian(model)
+    _refuse_unsupported(model)
     weights = halves_from_pairs(model.weights, model.config.d_model)
     tensors = {name: tensor.float().clone() for name, tensor in marian_weights(model.config, weights).items()}
     write_files(folder, marian_config(model.config), tensors)
@@ -56,10 +56,10 @@ def export(model: Model, folder: Path) -> list[str]:
     return []
 
 
-def refuse_other_than_marian(model: Model) -> None:
-    """Raise UserError for what MarianMTModel has not."""
+def _refuse_unsupported(model: Model) -> None:
+    """Raise UserError for features that MarianMTModel lacks."""
     config = model.config
-    for wrong, what in (
+    for unsupported, feature in (
         (not model.source_tokenizer.source_end, "sources without an end"),
         (config.norm_first, "norm_first"),
         (config.positional_encoding != "paper", f"positional_encoding {config.positional_encoding}"),
@@ -72,12 +72,12 @@ def refuse_other_than_marian(model: Model) -> None:
             and model.source_tokenizer.vocabulary is None, "two tokenizers for one table",
         ),
     ):  # fmt: skip
-        if wrong:
-            raise UserError(f"marian-hf has no {what}: export this model as ctranslate2, onnx or pretrained")
+        if unsupported:
+            raise UserError(f"marian-hf has no {feature}: export this model as ctranslate2, onnx or pretrained")
 
 
 def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of MarianMTModel without its positions; weights in its order of channels."""
+    """Return the state dict of MarianMTModel without positions. weights: in Marian's channel order."""
     target = weights["target_embedding.weight"]
     source = weights.get("source_embedding.weight", target)
     bias = weights.get("output.bias")
@@ -94,7 +94,7 @@ def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> 
 
 
 def marian_config(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of MarianMTModel."""
+    """Return the config.json of MarianMTModel."""
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
@@ -145,13 +145,10 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# Import
-
-
 def read(folder: Path, **languages: Any) -> Model:
-    """The model of a directory as MarianMTModel and MarianTokenizer save it (OPUS-MT).
+    """Read a directory saved by MarianMTModel and MarianTokenizer (OPUS-MT).
 
-    Raises UserError for a file that is missing, cut off or of another architecture.
+    Raises UserError for a file that is missing, truncated or of another architecture.
     """
     path, given = folder / "config.json", read_config(folder, "marian")
     off = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is_decoder")
@@ -165,12 +162,12 @@ def read(folder: Path, **languages: Any) -> Model:
     sides = []
     for words in (vocabulary, target_vocabulary):
         pieces = ordered_pieces(words, folder / "vocab.json")
-        unk, eos = (number(pieces, piece, folder / "vocab.json") for piece in ("<unk>", "</s>"))
+        unk, eos = (special_id(pieces, piece, folder / "vocab.json") for piece in ("<unk>", "</s>"))
         pad = pieces.index("<pad>") if "<pad>" in pieces else None
         start = field(given, "decoder_start_token_id", int, str(path), pad)
         arrangement = Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
         sides.append((arrangement, arrangement.pieces(pieces)))
-    search = decoding(folder, given, eos, start, pad)  # of the target, the last one
+    search = decoding(folder, given, eos, start, pad)  # of the target side, the last in the loop
     config = bart_config(given, path, len(sides[1][0]), "gelu", positional_encoding="paper")
     embeddings = tables(weights, given, path, joint=joint)
     for table, (arrangement, _) in zip(embeddings[:2], sides):
@@ -178,7 +175,7 @@ def read(folder: Path, **languages: Any) -> Model:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
     bias = weights.get("final_logits_bias")
     if bias is None:
-        message = f"{folder}: its weights have no final_logits_bias: no bias was taken"
+        message = f"{folder}: its weights have no final_logits_bias: the output has no bias"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     elif bias.dim() != 2 or len(bias) != 1:
         raise UserError(f"{folder}: final_logits_bias is {tuple(bias.shape)}: one row is needed")
@@ -195,7 +192,7 @@ def read(folder: Path, **languages: Any) -> Model:
 
 
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
-    """The pieces of a vocab.json by their numbers; UserError where a number is missing or twice there."""
+    """Return the pieces of a vocab.json in order of their ids; UserError if an id is missing or duplicate."""
     if sorted(value for value in words.values() if type(value) is int) != list(range(len(words))):
         raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it again")
     return sorted(words, key=lambda piece: words[piece])

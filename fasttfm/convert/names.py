@@ -1,7 +1,7 @@
-"""Names of parameters here and in another system's files: tables that are read in both directions.
+"""Mapping between our parameter names and another system's, by tables that serve both directions.
 
-A table has modules of ours and theirs, each with a weight and a bias. Where ours is the joint projection of attention,
-in_proj, theirs may be several modules, whose parameters are the parts of ours one below the other.
+A table maps our modules to theirs; each has a weight and a bias. Our packed attention projection, in_proj, may map to
+several of their modules, whose parameters are stacked along the first dimension.
 """
 
 import re
@@ -25,14 +25,14 @@ class Parameter(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]
-    """The parts that it is made of, along its first dimension; the last one has the rows that are left."""
+    """Parts stacked along the first dimension; the last one has the remaining rows."""
 
 
 class TheirWeights(dict[str, Tensor]):
-    """Weights by another system's names; UserError for one that is asked for and missing, or there and never read."""
+    """Weights by another system's names; UserError for missing weights, and for weights that are never read."""
 
     def __init__(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        """path: what they were read from, for errors."""
+        """path: their file, for error messages."""
         super().__init__(weights)
         self.path = path
         self._read: set[str] = set()
@@ -46,7 +46,7 @@ class TheirWeights(dict[str, Tensor]):
         return weight
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The weight of that name, or default."""
+        """Return the weight, or default if it is missing."""
         if name not in self:
             return default
         return self[name]
@@ -55,37 +55,37 @@ class TheirWeights(dict[str, Tensor]):
         raise UserError(f"{self.path}: its weights have no {name}: they are cut off, or of another architecture")
 
     def first(self, *names: str) -> Tensor:
-        """The first of these that is there."""
+        """Return the first weight that exists."""
         return self[next((name for name in names if name in self), names[0])]
 
-    def refuse_other_layers(self, prefix: str, number: int, said: str) -> None:
-        """Raise UserError where the layers, whose names begin with prefix and a number, are not 0 to number - 1.
+    def refuse_other_layers(self, prefix: str, count: int, field: str) -> None:
+        """Raise UserError unless the layers, named by prefix and number, are 0 to count - 1.
 
-        said: the field that says so, such as config.json's n_layer.
+        field: the configuration field with the count, such as n_layer.
         """
-        found = {name.removeprefix(prefix).partition(".")[0] for name in self if name.startswith(prefix)}
-        if found != {str(each) for each in range(number)}:
-            has = ", ".join(sorted(found, key=lambda each: (len(each), each))) or "none"
+        layers = {name.removeprefix(prefix).partition(".")[0] for name in self if name.startswith(prefix)}
+        if layers != {str(number) for number in range(count)}:
+            has = ", ".join(sorted(layers, key=lambda layer: (len(layer), layer))) or "none"
             raise UserError(
-                f"{self.path}: its weights have the layers {prefix}{has}, where {said} is {number}: copy both from one "
+                f"{self.path}: its weights have the layers {prefix}{has}, where {field} is {count}: copy both from one "
                 "model"
             )
 
-    def refuse_rest(self, *known: str) -> None:
-        """Raise UserError for a weight that nobody has read; known: regular expressions of names that need not be."""
-        if rest := self._rest(known):
+    def refuse_rest(self, *ignored: str) -> None:
+        """Raise UserError for weights that were not read. ignored: regular expressions of names to skip."""
+        if rest := self._rest(ignored):
             raise UserError(
                 f"{self.path}: has the weights {rest}, for which this model has no place: it is of another architecture"
             )
 
-    def tell_rest(self, *known: str) -> None:
-        """Warn of weights that nobody has read, such as other heads; known as refuse_rest() takes it."""
-        if rest := self._rest(known):
+    def tell_rest(self, *ignored: str) -> None:
+        """Warn of weights that were not read, such as other heads. ignored: as in refuse_rest()."""
+        if rest := self._rest(ignored):
             message = f"{self.path}: left out the weights {rest}, for which this model has no place"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def refuse_other_copies(self, copies: Mapping[str, str]) -> None:
-        """Raise UserError where a weight that is tied to another one, name -> that one's, has other numbers."""
+        """Raise UserError if a weight (key) differs from the weight that it is tied to (value)."""
         for name, origin in copies.items():
             if name in self and origin in self and not torch.equal(self[name], self[origin]):
                 raise UserError(
@@ -93,14 +93,14 @@ class TheirWeights(dict[str, Tensor]):
                     "both from one model"
                 )
 
-    def _rest(self, known: tuple[str, ...]) -> str:
-        rest = [name for name in self if name not in self._read and not any(re.fullmatch(each, name) for each in known)]
+    def _rest(self, ignored: tuple[str, ...]) -> str:
+        rest = [name for name in self if name not in self._read and not any(re.fullmatch(p, name) for p in ignored)]
         return f"{rest[0]} and {counted(len(rest) - 1, 'other')}" if len(rest) > 1 else "".join(rest)
 
     def ours(
         self, parameters: Iterable[Parameter], shapes: Mapping[str, torch.Size] | None = None
     ) -> dict[str, Tensor]:
-        """These parameters by our names; UserError for one of another shape than the one that shapes has."""
+        """Return the parameters by our names; UserError for one whose shape differs from that in `shapes`."""
         result = {}
         for ours, theirs in parameters:
             result[ours] = self._joined(theirs)
@@ -112,7 +112,7 @@ class TheirWeights(dict[str, Tensor]):
         return result
 
     def _joined(self, names: tuple[str, ...]) -> Tensor:
-        """Parts one below the other; UserError for those of other shapes."""
+        """Concatenate parts along the first dimension; UserError if their shapes do not match."""
         parts = [self[name] for name in names]
         for name, part in zip(names, parts):
             if not part.dim() or part.shape[1:] != parts[0].shape[1:]:
@@ -124,7 +124,7 @@ class TheirWeights(dict[str, Tensor]):
 
 
 def renamed(weights: Mapping[str, Tensor], new_name: Callable[[str], str], path: Path) -> dict[str, Tensor]:
-    """Weights by new names; UserError, which names path, where two would have the same."""
+    """Rename weights; UserError, which names path, if two get the same name."""
     old: dict[str, str] = {}
     for name in weights:
         if (new := new_name(name)) in old:
@@ -134,7 +134,7 @@ def renamed(weights: Mapping[str, Tensor], new_name: Callable[[str], str], path:
 
 
 def theirs(weights: Mapping[str, Tensor], parameters: Iterable[Parameter]) -> dict[str, Tensor]:
-    """These parameters of ours by another system's names."""
+    """Return our parameters by another system's names, packed projections split."""
     result: dict[str, Tensor] = {}
     for ours, names in parameters:
         third = len(weights[ours]) // 3  # queries, keys and values are joined, or all but the queries
@@ -146,7 +146,7 @@ def theirs(weights: Mapping[str, Tensor], parameters: Iterable[Parameter]) -> di
 def parameters(
     table: Table, ours: str = "", theirs: str = "", kinds: tuple[str, ...] = ("weight", "bias")
 ) -> Iterator[Parameter]:
-    """The parameters of a table's modules; ours, theirs: what comes before their names."""
+    """Yield the parameters of a table's modules. ours, theirs: name prefixes."""
     for module, names in table.items():
         separator = "_" if module.endswith("in_proj") else "."
         for kind in kinds:
@@ -155,16 +155,15 @@ def parameters(
 
 
 class EncoderDecoderNames(NamedTuple):
-    """Names of the parts of an encoder-decoder Transformer's layers in another system."""
+    """Parameter names of an encoder-decoder Transformer in another system."""
 
     encoder: Table
     decoder: Table
     layer: str
-    """A layer of a side, with its number to be put in."""
+    """Format of a layer's name, with {} for its number."""
 
     def parameters(self, config: TransformerConfig, prefix: str = "") -> Iterator[Parameter]:
-        """The parameters of all layers and final norms, without embeddings and output; prefix: before all of their
-        names."""
+        """Yield the parameters of all layers and final norms, without embeddings and output. prefix: of their names."""
         for side, layers, table in (
             ("encoder", config.encoder_layers, self.encoder),
             ("decoder", config.decoder_layers, self.decoder),

@@ -1,12 +1,12 @@
-"""A model as two ONNX graphs: the encoder with the decoder's keys and values over its output, and one decoding step.
+"""Export to two ONNX graphs: the encoder with the decoder's cross-attention keys and values, and one decoding step.
 
-encoder.onnx    source (B, S) int64, source_mask (B, S) bool, True where there is a token
+encoder.onnx    source (B, S) int64, source_mask (B, S) bool, True at tokens
                 -> memory_keys, memory_values (layers, B, H, S, D)
-step.onnx       tokens (B,) int64, keys, values (layers, B, H, L, D) of the L tokens before (L = 0 at first),
+step.onnx       tokens (B,) int64, keys, values (layers, B, H, L, D) of the L previous tokens (L = 0 at first),
                 memory_keys, memory_values, source_mask
                 -> logits (B, V), keys, values (layers, B, H, L + 1, D)
 
-Written in plain PyTorch from the formulas of reference.py: an exporter knows nothing of the package's own operators.
+Written in plain PyTorch after reference.py, because the ONNX exporter does not know fasttfm's operators.
 """
 
 import json
@@ -31,7 +31,7 @@ _OPSET = 18
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write encoder.onnx, step.onnx, the SentencePiece models and what a search must know to a new directory."""
+    """Write encoder.onnx, step.onnx, the tokenizers and search.json, the constants of a search; returns notes."""
     for package in ("onnx", "onnxscript"):
         optional(package, "onnx")
     encoder, step = Encoder(model.config, model.weights).eval(), Step(model.config, model.weights).eval()
@@ -78,13 +78,13 @@ def export(model: Model, folder: Path) -> list[str]:
         "longest": len(positions(model.config, model.weights, "decoder")),
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
-    ends = "ends in the end's number" if model.source_tokenizer.source_end else "has no end's number behind it"
-    return [f"a source {ends}; tokens in search.json's `never` are not to be chosen"]
+    ends = "end with" if model.source_tokenizer.source_end else "have no"
+    return [f"sources {ends} the end token; a search must never choose the tokens in search.json's `never`"]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, nobody warns: the exporter does, of itself, in dozens of lines."""
+    """Suppress the exporter's dozens of warnings about itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -96,7 +96,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Half(nn.Module):
-    """Base of encoder and decoder; parameters are the model's own tensors."""
+    """Base of the encoder and step graphs; buffers are the model's weights."""
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> None:
         super().__init__()
@@ -125,27 +125,29 @@ class _Half(nn.Module):
         return nn.functional.linear(x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
 
     def projected(self, x: Tensor, name: str, part: int) -> Tensor:
-        """Queries (part 0), keys (1) or values (2) of x (B, L, d): (B, H, L, D)."""
+        """Project x (B, L, d) to queries (part 0), keys (1) or values (2), (B, H, L, D)."""
         weight = self.weight(f"{name}.in_proj_weight").chunk(3)[part]
         bias = self.weight(f"{name}.in_proj_bias").chunk(3)[part]
         return nn.functional.linear(x, weight, bias).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, name: str, mask: Tensor | None) -> Tensor:
-        """(B, L, d): softmax(Q K^T / sqrt(D)) V W^O; mask (B, 1, 1, S), True where a key is attended to."""
+        """softmax(Q K^T / sqrt(D)) V W^O, (B, L, d); mask (B, 1, 1, S), True at keys to attend."""
         scores = query @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -1e9)
         return self.linear((scores.softmax(-1) @ values).transpose(1, 2).flatten(2), f"{name}.out_proj")
 
-    def sublayer(self, x: Tensor, name: str, function: Any) -> Tensor:
-        """LayerNorm(x + f(x)), or x + f(LayerNorm(x))."""
-        if self.config.norm_first:
-            return x + function(self.norm(x, name))
-        return self.norm(x + function(x), name)
+    def before(self, x: Tensor, norm: str) -> Tensor:
+        """The input of a sublayer: normalized if norm_first."""
+        return self.norm(x, norm) if self.config.norm_first else x
 
-    def feed_forward(self, x: Tensor, layer: str) -> Tensor:
-        hidden = ACTIVATIONS[self.config.activation](self.linear(x, f"{layer}.linear1"))
-        return self.linear(hidden, f"{layer}.linear2")
+    def after(self, x: Tensor, norm: str) -> Tensor:
+        """The output of a sublayer with its residual: normalized unless norm_first."""
+        return x if self.config.norm_first else self.norm(x, norm)
+
+    def feed_forward(self, x: Tensor, layer: str, norm: str) -> Tensor:
+        hidden = ACTIVATIONS[self.config.activation](self.linear(self.before(x, norm), f"{layer}.linear1"))
+        return self.after(x + self.linear(hidden, f"{layer}.linear2"), norm)
 
 
 class Encoder(_Half):
@@ -156,19 +158,15 @@ class Encoder(_Half):
         self.decoder = Step(config, weights)
 
     def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's keys and values over the encoder's output."""
+        """Return the decoder's cross-attention keys and values of the encoder's output."""
         mask = source_mask[:, None, None, :]
         x = self.embed(source, self.positions[: source.shape[1]])  # type: ignore[index]
         for number in range(self.config.encoder_layers):
             layer = f"layers.{number}"
-            name = f"{layer}.self_attn"
-
-            def attention(y: Tensor, name: str = name) -> Tensor:
-                query, keys, values = (self.projected(y, name, part) for part in range(3))
-                return self.attend(query, keys, values, name, mask)
-
-            x = self.sublayer(x, f"{layer}.norm1", attention)
-            x = self.sublayer(x, f"{layer}.norm2", lambda y, layer=layer: self.feed_forward(y, layer))
+            y = self.before(x, f"{layer}.norm1")
+            query, keys, values = (self.projected(y, f"{layer}.self_attn", part) for part in range(3))
+            x = self.after(x + self.attend(query, keys, values, f"{layer}.self_attn", mask), f"{layer}.norm1")
+            x = self.feed_forward(x, layer, f"{layer}.norm2")
         if self.config.final_norm:
             x = self.norm(x, "norm")
         names = [f"layers.{number}.multihead_attn" for number in range(self.config.decoder_layers)]
@@ -193,29 +191,25 @@ class Step(_Half):
         memory_values: Tensor,
         source_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits of the token that follows, and all keys and values so far."""
+        """Return the logits of the next token, and all keys and values so far."""
         mask = source_mask[:, None, None, :]
         position = keys.shape[3]
         x = self.embed(tokens[:, None], self.positions[position : position + 1])  # type: ignore[index]
-        new: list[list[Tensor]] = [[], []]
+        all_keys: list[Tensor] = []
+        all_values: list[Tensor] = []
         for number in range(self.config.decoder_layers):
             layer = f"layers.{number}"
-
-            def attend_self(y: Tensor, number: int = number, layer: str = layer) -> Tensor:
-                name = f"{layer}.self_attn"
-                for part, past in ((1, keys), (2, values)):
-                    new[part - 1].append(torch.cat([past[number], self.projected(y, name, part)], dim=2))
-                return self.attend(self.projected(y, name, 0), new[0][-1], new[1][-1], name, None)
-
-            def over_source(y: Tensor, number: int = number, layer: str = layer) -> Tensor:
-                name = f"{layer}.multihead_attn"
-                query = self.projected(y, name, 0)
-                return self.attend(query, memory_keys[number], memory_values[number], name, mask)
-
-            x = self.sublayer(x, f"{layer}.norm1", attend_self)
-            x = self.sublayer(x, f"{layer}.norm2", over_source)
-            x = self.sublayer(x, f"{layer}.norm3", lambda y, layer=layer: self.feed_forward(y, layer))
+            y = self.before(x, f"{layer}.norm1")
+            query, key, value = (self.projected(y, f"{layer}.self_attn", part) for part in range(3))
+            all_keys.append(torch.cat([keys[number], key], dim=2))
+            all_values.append(torch.cat([values[number], value], dim=2))
+            y = self.attend(query, all_keys[-1], all_values[-1], f"{layer}.self_attn", None)
+            x = self.after(x + y, f"{layer}.norm1")
+            query = self.projected(self.before(x, f"{layer}.norm2"), f"{layer}.multihead_attn", 0)
+            y = self.attend(query, memory_keys[number], memory_values[number], f"{layer}.multihead_attn", mask)
+            x = self.after(x + y, f"{layer}.norm2")
+            x = self.feed_forward(x, layer, f"{layer}.norm3")
         if self.config.final_norm:
             x = self.norm(x, "norm")
         logits = nn.functional.linear(x[:, 0], self.output, self.output_bias)  # type: ignore[arg-type]
-        return logits, torch.stack(new[0]), torch.stack(new[1])
+        return logits, torch.stack(all_keys), torch.stack(all_values)

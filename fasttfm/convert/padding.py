@@ -1,7 +1,7 @@
-"""Padding anywhere in a row, for models that want it on the right.
+"""Padding anywhere in a row, for models that need it on the right.
 
-A mask's tokens are moved to the left in their order, and what is computed of them back to where they stood: padding is
-never attended to and has no position, so a row gives the same wherever its padding is.
+Tokens are moved to the left in order, and results are moved back: padding is not attended to and has no position, so
+results do not depend on where a row is padded.
 """
 
 from typing import NamedTuple
@@ -11,17 +11,16 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Places of the tokens of a batch (B, L)."""
+    """Positions of the tokens in a batch (B, L)."""
 
     lengths: Tensor | None = None
-    """Tokens of each row, (B,); None: no padding."""
+    """Tokens per row (B,); None: no padding."""
     order: Tensor | None = None
-    """Order of the columns of each row, (B, L); None if padding is on the right already."""
+    """Order of the columns in each row (B, L); None if padding is on the right already."""
 
     @classmethod
     def of(cls, mask: Tensor | None, tokens: Tensor, name: str) -> "Rows":
-        """The rows of a mask (B, L), 1 or True at tokens. ValueError, which names it, for another shape or other
-        numbers."""
+        """Build from a mask (B, L), 1 or True at tokens. ValueError for another shape or other values of `name`."""
         if mask is None:
             return cls()
         if mask.shape != tokens.shape[:2]:
@@ -39,16 +38,16 @@ class Rows(NamedTuple):
         return cls(lengths, (~kept).byte().argsort(dim=1, stable=True))
 
     def packed(self, x: Tensor) -> Tensor:
-        """x (B, L, ...) with padding on the right."""
+        """Move the padding of x (B, L, ...) to the right."""
         return x if self.order is None else x.gather(1, _like(self.order, x, 1))
 
     def unpacked(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Put what was computed of packed() back along a dimension."""
+        """Undo packed() along a dimension of a result."""
         return x if self.order is None else x.gather(dim, _like(self.order.argsort(dim=1), x, dim))
 
 
 def _like(order: Tensor, x: Tensor, dim: int) -> Tensor:
-    """An order (B, L) for gathering from x along dim, with B in front."""
+    """Expand an order (B, L) to an index for x.gather(dim); B is the first dimension."""
     shape = [1] * x.dim()
     shape[0], shape[dim] = order.shape
     return order.view(shape).expand(*(order.shape[1] if each == dim else size for each, size in enumerate(x.shape)))

@@ -1,8 +1,7 @@
-"""Exchanges torch.nn's modules for fasttfm.nn's in a model that exists already, and back.
+"""Replaces torch.nn modules by fasttfm.nn's in an existing model, and back.
 
-fasttfm.nn's classes are derived from torch.nn's and add no state, so the exchange gives an object its other class:
-the same module with the same parameters, hooks, device, dtype, mode and requires_grad, to which optimizers, DDP and
-every other holder of a reference still point.
+fasttfm.nn's classes derive from torch.nn's and add no state, so replacing only assigns __class__: the module keeps its
+parameters, hooks, device, dtype, mode and requires_grad, and references from optimizers, DDP and others stay valid.
 """
 
 from dataclasses import dataclass, field
@@ -33,18 +32,18 @@ class Line:
     """Result for one module."""
 
     name: str
-    """Its dotted name in the model; '' for the model itself."""
+    """Qualified name in the model; '' for the model itself."""
     kind: str
-    """Its class before."""
+    """Class before."""
     action: str
     """Class of the replacement, or 'left'."""
     reason: str = ""
-    """Why it was left, or what of it was."""
+    """Why the module, or a part of it, was left."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Result of replace_modules or restore_modules, or with dry_run their plan; print it to read it as a table."""
+    """Result of replace_modules or restore_modules, or the plan of a dry run; prints as a table."""
 
     lines: list[Line] = field(default_factory=list)
     dry_run: bool = False
@@ -56,7 +55,7 @@ class Report:
 
     @property
     def left(self) -> dict[str, str]:
-        """Names of the modules that were not replaced, and why."""
+        """Names of the modules that were not replaced -> reason."""
         return {line.name: line.reason for line in self.lines if line.action == "left"}
 
     def __str__(self) -> str:
@@ -69,46 +68,46 @@ class Report:
 
 
 def replace_modules(model: nn.Module, dry_run: bool = False) -> Report:
-    """Replaces model's torch.nn modules by fasttfm.nn's, in place; with dry_run it only reports what it would do.
+    """Replace a model's torch.nn modules by fasttfm.nn's, in place; with dry_run only report what would be replaced.
 
-    Whatever holds the model, its parameters or its sub-modules keeps holding the same objects. Modules of a derived
-    class are left, because their forward may be another, and so are sharded, scripted and quantised ones. Replace
-    before torch.compile, DDP or fully_shard where you can choose. restore_modules undoes it.
+    References to the model, its parameters and submodules stay valid. Subclasses are left, because their forward may
+    differ, and so are sharded, scripted and quantized modules. Preferably replace before torch.compile, DDP or
+    fully_shard. restore_modules undoes it.
     """
-    return _exchange(model, dict(PAIRS), dry_run)
+    return _replace(model, dict(PAIRS), dry_run)
 
 
 def restore_modules(model: nn.Module, dry_run: bool = False) -> Report:
-    """Replaces model's fasttfm.nn modules by torch.nn's again, in place: for TorchScript, ONNX, or to compare."""
-    return _exchange(model, {ours: theirs for theirs, ours in PAIRS}, dry_run)
+    """Replace a model's fasttfm.nn modules by torch.nn's again, in place: for TorchScript, ONNX, or comparison."""
+    return _replace(model, {ours: theirs for theirs, ours in PAIRS}, dry_run)
 
 
-def _exchange(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]], dry_run: bool) -> Report:
+def _replace(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]], dry_run: bool) -> Report:
     report = Report(dry_run=dry_run)
     for name, module in model.named_modules():
-        kind = type(module)
+        kind, action, reason = type(module), "left", ""
         if kind in classes:
-            reason = _why_not(module)
+            reason = _why_left(module)
+            action = "left" if reason else _qualified_name(classes[kind])
             if not reason and not dry_run:
                 module.__class__ = classes[kind]
-            report.lines.append(Line(name, _called(kind), "left" if reason else _called(classes[kind]), reason))
-        elif issubclass(kind, tuple(classes)) and kind not in classes.values():  # isinstance() believes __class__
+        elif issubclass(kind, tuple(classes)) and kind not in classes.values():  # isinstance() would trust __class__
             parent = next(c for c in kind.__mro__ if c in classes)
-            report.lines.append(
-                Line(name, _called(kind), "left", f"derived from {_called(parent)}: may compute otherwise")
-            )
+            reason = f"derived from {_qualified_name(parent)}: may compute otherwise"
         elif isinstance(module, torch.jit.ScriptModule):
-            report.lines.append(Line(name, _called(kind), "left", "TorchScript"))
+            reason = "TorchScript"
+        else:
+            continue
+        report.lines.append(Line(name, _qualified_name(kind), action, reason))
     return report
 
 
-def _called(kind: type) -> str:
-    module = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
-    module = "fasttfm.nn" if module.startswith("fasttfm.nn.") else module
-    return f"{module}.{kind.__qualname__}"
+def _qualified_name(kind: type) -> str:
+    package = next((p for p in ("torch.nn", "fasttfm.nn") if kind.__module__.startswith(f"{p}.")), kind.__module__)
+    return f"{package}.{kind.__qualname__}"
 
 
-def _why_not(module: nn.Module) -> str:
+def _why_left(module: nn.Module) -> str:
     if "forward" in module.__dict__:
         return "has a forward of its own, set on the object"
     if not ordinary(*module.parameters(recurse=False)):

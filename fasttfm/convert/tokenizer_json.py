@@ -1,8 +1,8 @@
-"""Our tokenizers as Hugging Face's tokenizer.json, which gives the same ids; the package tokenizers is not needed.
+"""Export of our tokenizers to Hugging Face's tokenizer.json with identical ids; does not need the package tokenizers.
 
 https://huggingface.co/docs/tokenizers/api/models and /api/normalizers
-SentencePiece cuts line by line and puts a space before each that has something. Here a normalizer inserts those spaces
-into the whole text, line breaks are split off first, and pieces and merges are the model's.
+SentencePiece segments line by line and prepends a space to each nonempty line. Here a normalizer inserts these spaces
+into the whole text, and line breaks are split off first; pieces and merges are the model's.
 """
 
 import json
@@ -17,20 +17,18 @@ from fasttfm.system.files import write_file
 
 _SPACE = "\u2581"
 SPECIAL_PIECES = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
-"""Names of the special tokens in a vocabulary that was made here."""
-
-
+"""Names of the special tokens in our vocabularies."""
 Frame = Literal["none", "end", "both"]
-"""Frame of a text: none, as for a GPT; </s> behind it, as a source of a translation; <s> before it too, as BERT's."""
+"""Special tokens around a text: none (GPT), </s> at the end (translation source), or <s> and </s> (BERT)."""
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame = "none") -> list[str]:
-    """Write tokenizer.json and tokenizer_config.json, with which AutoTokenizer gives our ids, into a directory.
+    """Write tokenizer.json and tokenizer_config.json, from which AutoTokenizer gives our ids, to a directory.
 
-    Returns lines for the user where the tokenizer cannot be written so; its own file is then all that there is.
+    Returns notes; if the tokenizer cannot be represented, nothing is written and a note gives the reason.
     """
     if tokenizer.vocabulary is not None:
-        return [f"no {TOKENIZER_FILE} was written, because the vocabulary is another tool's: use that one's tokenizer"]
+        return [f"no {TOKENIZER_FILE} was written, because the vocabulary is another tool's: use its tokenizer"]
     normalizer, (kind, pieces) = read_normalizer(tokenizer.model), read_model(tokenizer.model)
     if kind != BPE or normalizer.rules or not normalizer.adds_space:
         what = "is no BPE" if kind != BPE else "normalizes text"
@@ -46,9 +44,9 @@ def write_content(
     content: dict[str, Any], folder: Path, frame: Frame, special: Sequence[str] = (*SPECIAL_PIECES.values(),), *,
     masks: bool,
 ) -> None:  # fmt: skip
-    """Write both files of a tokenizer.json's content.
+    """Write tokenizer.json and tokenizer_config.json.
 
-    special: the first four pieces; masks: whether it has a piece of masked tokens.
+    special: the first four pieces; masks: whether the vocabulary has a mask token.
     """
     if frame != "none":
         content["post_processor"] = _frame(frame, special)
@@ -60,7 +58,7 @@ def write_content(
         "eos_token": special[EOS],
         **({"cls_token": special[BOS], "sep_token": special[EOS]} if frame == "both" else {}),
         **({"mask_token": MASK_PIECE} if masks else {}),
-        "split_special_tokens": True,  # what looks like one in a text is text
+        "split_special_tokens": True,  # a special token's name in a text is text
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *(["token_type_ids"] if frame == "both" else []), "attention_mask"],
     }
@@ -106,7 +104,7 @@ def _of_pieces(pieces: list[tuple[str, float, int]], normalizer: Normalizer) -> 
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[list[str]]:
-    """Pairs of pieces in the order in which SentencePiece joins them: by the score of what they become."""
+    """Return pairs of pieces in SentencePiece's merge order: by the score of the merged piece."""
     normal = {piece: score for piece, score, kind in pieces if kind == NORMAL}
     merges = []
     for piece, _ in sorted(normal.items(), key=lambda each: -each[1]):
@@ -116,13 +114,13 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[list[str]]:
 
 
 def bpe(vocabulary: Mapping[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
-    """A BPE model as tokenizer.json has it."""
-    kept = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
-    return {"type": "BPE", **kept, **options, "vocab": vocabulary, "merges": merges}
+    """Return a BPE model of tokenizer.json."""
+    defaults = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
+    return {"type": "BPE", **defaults, **options, "vocab": vocabulary, "merges": merges}
 
 
 def content_of(model: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
-    """The content of a tokenizer.json with this model and these parts beside it."""
+    """Return the content of a tokenizer.json with this model and further parts."""
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None} | {
         **parts,
         "model": model,
@@ -134,7 +132,7 @@ def _replace(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
 
 
 def _frame(frame: Frame, names: Sequence[str]) -> dict[str, Any]:
-    """<s> text </s> and <s> text </s> other </s>, or the same without <s>."""
+    """Return the template <s> text </s>, for pairs <s> text </s> other </s>; without <s> unless frame is "both"."""
 
     def special(position: int, side: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": names[position], "type_id": side}}

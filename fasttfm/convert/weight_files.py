@@ -1,4 +1,4 @@
-"""Weights as Hugging Face's libraries save them: model.safetensors or pytorch_model.bin, whole or in several files."""
+"""Weight files of Hugging Face's libraries: model.safetensors or pytorch_model.bin, single or sharded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +19,10 @@ _NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_tensors(folder: Path) -> TheirWeights:
-    """Weights of model.safetensors, or of pytorch_model.bin without running any code in it, in float32.
+    """Read model.safetensors, or pytorch_model.bin without running code from it, as float32.
 
-    Those of several files are found by NAME.index.json. Raises UserError where all are missing, and for a file that is
-    cut off or holds something else than numbers.
+    Shards are found by NAME.index.json. Raises UserError if no file exists, and for a truncated file or one that holds
+    anything other than tensors.
     """
     for name in _NAMES:
         if (folder / name).exists():
@@ -34,7 +34,7 @@ def read_tensors(folder: Path) -> TheirWeights:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """The weights of several files. Raises UserError where one is missing, or has not what the index says."""
+    """Read sharded weights. Raises UserError if a shard is missing or differs from the index."""
     places = field(read_json(index), "weight_map", dict, str(index))
     weights: dict[str, Tensor] = {}
     for name in sorted({str(place) for place in places.values()}):
@@ -42,10 +42,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if Path(name).name != name:
             raise UserError(f"{index}: weight_map names the file {name!r}: only files beside it are read")
         if not path.exists():
-            raise UserError(f"{path}: is missing: {index.name} says that it has weights")
+            raise UserError(f"{path}: is missing, but {index.name} lists it")
         found = _read_file(path)
         if others := found.keys() ^ {weight for weight, place in places.items() if place == name}:
-            raise UserError(f"{path}: {index.name} says otherwise of the weight {min(others)}: copy both again")
+            raise UserError(f"{path}: {index.name} disagrees about the weight {min(others)}: copy both again")
         weights |= found
     return weights
 
@@ -53,37 +53,37 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_file(path: Path) -> dict[str, Tensor]:
     refuse_bytes(path)
     if path.suffix == ".safetensors":
-        with foreign_errors(f"{path}: is cut off or not what its name says", "copy it again"):
+        with foreign_errors(f"{path}: is cut off or no safetensors file", "copy it again"):
             return plain_weights(load_file(path), path)
     return plain_weights(load_pickle(path), path)
 
 
-def load_pickle(path: Path, known: Sequence[Any] = ()) -> dict[Any, Any]:
-    """The dict of a file of torch.save(), loaded without running any code in it; known: classes that it may hold."""
-    told, remedy = f"{path}: is cut off, or holds more than weights", "it is not loaded"
-    with foreign_errors(told, remedy), torch.serialization.safe_globals(list(known)):
+def load_pickle(path: Path, allowed: Sequence[Any] = ()) -> dict[Any, Any]:
+    """Load a dict written by torch.save() without running code from it. allowed: classes that it may contain."""
+    problem, remedy = f"{path}: is cut off, or holds more than weights", "it is not loaded"
+    with foreign_errors(problem, remedy), torch.serialization.safe_globals(list(allowed)):
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(loaded, dict):
-        raise UserError(f"{told} ({type(loaded).__name__}): {remedy}")
+        raise UserError(f"{problem} ({type(loaded).__name__}): {remedy}")
     return loaded
 
 
 @contextmanager
-def foreign_errors(told: str, remedy: str) -> Iterator[None]:
-    """Inside, an error of another package becomes a UserError: what is told, its own first line, and the remedy."""
+def foreign_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Convert exceptions of other packages to UserError: the problem, the first line of the exception, the remedy."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # of every kind, as unpickling raises them
+    except Exception as error:  # unpickling may raise any class
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{told} ({line}): {remedy}") from None
+        raise UserError(f"{problem} ({line}): {remedy}") from None
 
 
 def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
-    """Weights of a file, floats among them in float32; UserError for what is no plain tensor of numbers, by name."""
+    """Return the weights, floating-point ones as float32; UserError for entries that are not finite dense tensors."""
     for name, each in weights.items():
         if not (isinstance(name, str) and isinstance(each, Tensor)):
             raise UserError(f"{path}: holds more than weights ({name!r}): it is not loaded")

@@ -62,7 +62,7 @@ def test_a_folder_becomes_a_model_directory(tmp_path, capsys):
     assert main(["lm", "import", str(path.parent), "--out", str(tmp_path / "M")]) == 0
     told = capsys.readouterr().out
     for line in (
-        f"{path}: nobody here knows the fields sliding_window: they were left out",
+        f"{path}: the fields sliding_window are unknown: they were left out",
         f"{path.parent}: left out 22 rows of the vocabulary behind the tokenizer's 15 tokens",
     ):
         assert f"note: {line}\n" in told

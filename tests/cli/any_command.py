@@ -1,9 +1,8 @@
-"""Situations of every command and verb, drawn from its parser: a command that is added is tried without a word here.
+"""Random situations of every command and verb, generated from its parser, so that new commands are covered.
 
-Arguments that are needed get values, and up to three flags more, each by its type: a choice, a number, an odd value, or
-a path: one that is new, one of the world, input of this command or not, or a link to one. Files of JSON or YAML are
-changed in their structure and .py files planted that are named like what fasttfm imports, besides the faults of
-situations.py.
+Required arguments and up to three other flags get values by their type: a choice, a number, an odd value, or a path
+that is new, in the world, or a link. Besides the faults of situations.py, the structure of JSON and YAML files is
+changed, and .py files are planted with the names of modules that fasttfm imports.
 """
 
 import argparse
@@ -35,9 +34,9 @@ from fasttfm.cli.main import COMMANDS, build_parser
 from fasttfm.cli.paths import PathKind
 
 _NEVER = {"--help", "--help-all", "--dataset", "--mirror", "--data-dir", "--threads", "--port", "--train"}
-"""Flags that print and exit, reach for the network, or take what is on this machine."""
+"""Flags that print and exit, use the network, or depend on this machine."""
 _NEEDED = {"recipe": ["multi30k", "--estimate", "1000"]}
-"""What keeps a command from downloading and training for hours."""
+"""Arguments that keep a command from downloading and training for hours."""
 _SMALL = {
     "--device": ["cpu"],
     "--max-update": ["1"],
@@ -53,7 +52,7 @@ PLANTED = ("sentencepiece", "numpy", "torch", "json", "yaml", "safetensors", "tq
 
 
 def add_to_world(folder: Path) -> None:
-    """Files of the forms that other commands read."""
+    """Write input files of further commands."""
     answers = [{"text": "dog", "answer_start": 4}]
     asked = [{"id": "q", "question": "which dog", "answers": answers}]
     squad = {"version": "1.1", "data": [{"paragraphs": [{"context": "one dog two", "qas": asked}]}]}
@@ -68,7 +67,7 @@ def add_to_world(folder: Path) -> None:
 
 
 def commands() -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
-    """The words of every command and verb, and its parser."""
+    """Yield the words of every command and verb, and its parser."""
     for name in COMMANDS:
         parser = _children(build_parser([name]))[name]
         verbs = _children(parser)
@@ -87,8 +86,7 @@ def _children(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def draw_situation(draw: random.Random, words: list[str], parser: argparse.ArgumentParser) -> Situation:
-    """A usual command, or any one's, with up to two faults, in the world that is the working folder. Files are changed
-    at once."""
+    """Draw a typical command or this one, with up to two faults; changes files in the working directory."""
     situation = usual_command(draw) if draw.random() < 0.5 else _any_command(draw, words, parser)
     for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 1, 2])):
         situation.faults.append(fault(situation))
@@ -132,7 +130,7 @@ def _value(draw: random.Random, action: argparse.Action, flag: list[str]) -> str
 
 
 def _path(draw: random.Random, kind: PathKind) -> str:
-    """A new name, above all for what is written; else one of the world's, or a link to it; both may be inputs too."""
+    """Draw a new name (mostly for outputs), a path of the world, or a link to one."""
     if draw.random() < (0.5 if kind.writes else 0.1):
         return draw.choice(_NEW)
     files = _paths() if kind.is_file is None else [path for path in _paths() if Path(path).is_file() is kind.is_file]
@@ -152,7 +150,7 @@ def _paths() -> list[str]:
 
 
 def mutate(situation: Situation) -> str:
-    """The structure of a file of JSON or YAML is wrong, its syntax right; digests beside it are not looked at."""
+    """Change the structure of a JSON or YAML file, keeping its syntax valid; digests are not updated."""
     draw = situation.draw
     files = [path for path in sorted(Path().rglob("*")) if path.suffix in (".json", ".jsonl", ".yaml")]
     files = [path for path in files if path.is_file()]
@@ -197,7 +195,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def plant(situation: Situation) -> str:
-    """The working folder holds .py files named like dependencies, which leave a file where they are run."""
+    """Plant .py files named like dependencies, which leave a trace if they are run."""
     for name in PLANTED:
         Path(f"{name}.py").write_text(f"open('planted', 'a').write({name!r})\n")
     return "planted .py files"

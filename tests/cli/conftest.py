@@ -1,4 +1,4 @@
-"""One world of situations.py for all tests of the room: nobody writes there."""
+"""One read-only world of situations.py for all tests of the room."""
 
 import pytest
 from situations import make_world

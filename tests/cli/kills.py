@@ -1,11 +1,10 @@
-"""One command of those that write, killed before each of its calls of the operating system (test_kills.py runs it).
+"""A command that writes, killed before its system calls (run by test_kills.py).
 
     python kills.py FOLDER COMMAND
 
-COMMAND is run in a forked process that SIGKILL ends before one of its calls; a write arrives by half, a file that is
-opened for writing is empty. POINTS of its calls are tried, all with FASTTFM_TEST_EVERY_CALL=1. What it was to replace
-must then be the old or the new as a whole, or be refused in a line, and the command run again must end well. Prints
-what was found.
+COMMAND runs in a forked process that SIGKILL ends before one of its system calls; a write is done by half, a file
+opened for writing is empty. POINTS calls are tried, all with FASTTFM_TEST_EVERY_CALL=1. The output must then be the old
+or the new as a whole, or be refused in a line, and running the command again must succeed. Prints the counts.
 """
 
 import contextlib
@@ -49,10 +48,10 @@ class Writer(NamedTuple):
     """A command that writes."""
 
     old: Callable[[], Any]
-    """Makes what is replaced."""
+    """Writes the output that is replaced."""
     new: Callable[[], Any]
     state: Callable[[], str]
-    """Reads what was written, by the means of those who read it."""
+    """Reads the output as its readers do, and returns a digest."""
 
 
 def command(words: str) -> Callable[[], None]:
@@ -63,12 +62,12 @@ def command(words: str) -> Callable[[], None]:
 
 
 def of_both(words: str, what: tuple = ("A", "B")) -> Iterator[Callable[[], None]]:
-    """The command with the first and with the second in the place of {}."""
+    """The command with the first and with the second value for {}."""
     return (command(words.format(each)) for each in what)
 
 
 def files(folder: str) -> str:
-    """All files of a folder, but the lock."""
+    """Digest of all files in a directory except the lock."""
     with reading(Path(folder)):
         paths = sorted(path for path in Path(folder).rglob("*") if path.is_file() and ".new" not in path.parts)
         contents = [(str(path), path.read_bytes()) for path in paths if path.name != ".lock"]
@@ -106,14 +105,13 @@ def average() -> str:
 
 
 def of_family(kind: str, verb: str) -> Writer:
-    """Export and import of language models, BERTs and fine-tuned ones."""
+    """Export or import of language models, BERTs and fine-tuned models."""
 
     def run(name: str) -> None:
         words = export_words(kind, Path(f"{kind}-{name}"), Path("out"))
-        assert (
-            main(words if verb == "export" else [words[0], "import", f"theirs-{name}", "--no-check", "--out", "out"])
-            == 0
-        )
+        if verb == "import":
+            words = [words[0], "import", f"theirs-{name}", "--no-check", "--out", "out"]
+        assert main(words) == 0
 
     def old() -> None:
         for seed, name in enumerate("AB"):
@@ -151,7 +149,7 @@ WRITERS = {
 
 
 def make_world() -> None:
-    """Models A and B of unlike widths, what another tool has saved of them, and text."""
+    """Write models A and B of different widths, their exports, and text."""
     for name, texts in (("A.src", PAIRS), ("A.tgt", PAIRS.values())):
         Path(name).write_text("".join(f"{line}\n" for line in texts) * 20)
     for name, width in (("A", 32), ("B", 16)):
@@ -172,7 +170,7 @@ def state_or_refusal(writer: Writer) -> str:
 
 
 def try_every_call(writer: Writer, root: Path) -> Counter[str]:
-    """What was found after each call."""
+    """Count the states found after each kill."""
     os.chdir(root / "world")
     writer.old()
     states = {writer.state(): "old"}
@@ -202,7 +200,7 @@ def begin_again(root: Path) -> None:
 
 
 def points(calls: int) -> list[int]:
-    """The calls that are tried, the first and the last among them."""
+    """The numbers of the calls to try, with the first and the last."""
     if os.environ.get("FASTTFM_TEST_EVERY_CALL") or calls <= POINTS:
         return list(range(1, calls + 1))
     return [1 + place * (calls - 1) // (POINTS - 1) for place in range(POINTS)]

@@ -1,8 +1,8 @@
-"""What may go wrong around a command: broken files, permissions, wrong flags, closed pipes, signals, odd paths.
+"""Faults around a command: broken files, permissions, wrong flags, closed pipes, signals, odd paths.
 
-A world is a folder with text, prepared data, a trained model and files of the user's that no command may touch. A
-situation is one command in a copy of it, with up to two faults of the families below. Permissions and full
-disks are refusals of `open` itself, since root may read everything; signals come at some call of it.
+A world is a directory with text, prepared data, a trained model and user files that no command may touch. A situation
+is one command in a copy of a world with up to two faults. Permissions and full disks are simulated in `open`, because
+root may read everything; signals arrive at one of its calls.
 """
 
 import builtins
@@ -41,11 +41,11 @@ OUTPUTS = {
     "prepare": ("fresh", "a/b/c", "data", "data", "model", "model/checkpoints", ".", "train.src"),
     "train": ("fresh", "model", "model", "model", "data", "."),
 }
-"""Where commands are told to write, at random: new folders, their own, and those of other things."""
+"""Output paths: new directories, the command's own, and those of other commands."""
 MOST_BYTES = 2 << 30
-"""Of addresses, beyond those that are taken when a command begins."""
+"""Limit of address space beyond what is in use when a command starts."""
 OTHERS = ("notes.txt", "data/notes.txt", "model/notes.txt", "model/checkpoints/notes.txt")
-"""The user's own files, in every folder that commands write into."""
+"""User files in every directory that commands write to."""
 
 _WORDS = ["one", "two", "three", "four", "five", "six", "red", "green", "blue", "big", "small", "tree", "dog", "bird"]
 _ODD_VALUES = ["", "nan", "1_0", "010", "-1", "x", "1e400", "inf", "0x1", "ü", "\udcff", "9" * 20]
@@ -61,7 +61,7 @@ _SLOW_FLAGS = {"--threads", "--max-update", "--max-epoch", "--max-minutes", "--h
 
 @dataclass
 class Situation:
-    """One command and what goes wrong around it."""
+    """A command and its faults."""
 
     draw: random.Random
     command: str
@@ -70,7 +70,7 @@ class Situation:
     faults: list[str] = field(default_factory=list)
     seams: list[contextlib.AbstractContextManager] = field(default_factory=list)
     streams: str = "whole"
-    """What is wrong with them: closed pipe or full disk of standard output, or the one that is not there."""
+    """Fault of the standard streams: "closed pipe" or "full disk" (standard output), "no stdin" and so on."""
 
     def __str__(self) -> str:
         return f"fasttfm {self.command} {self.arguments!r} with {' and '.join(self.faults)}"
@@ -78,12 +78,12 @@ class Situation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did."""
+    """Result of a command."""
 
     status: int | None
-    """None where an exception left it."""
+    """None if it raised an exception."""
     errors: str
-    """Standard error, that of libraries included."""
+    """Standard error, including that of libraries."""
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def make_world(folder: Path) -> None:
 
 
 def usual_command(draw: random.Random) -> Situation:
-    """A command as its users give it, in the world that is the working folder."""
+    """A typical command in the world that is the working directory."""
     command = draw.choice(list(COMMANDS))
     arguments = COMMANDS[command].split()
     if command in OUTPUTS:
@@ -127,11 +127,11 @@ def usual_command(draw: random.Random) -> Situation:
     return Situation(draw, command, arguments, Path("valid.src").read_bytes())
 
 
-# Families
+# Faults
 
 
 def break_file(situation: Situation) -> str:
-    """One of the files that commands read is damaged, gone or something else."""
+    """Damage, delete or replace an input file."""
     path = situation.draw.choice(_files())
     content = path.read_bytes()
     how = situation.draw.choice(["cut", "empty", "flipped", "longer", "gone", "folder", "dangling", "noise", "latin1"])
@@ -157,7 +157,7 @@ def break_file(situation: Situation) -> str:
 
 
 def break_checkpoints(situation: Situation) -> str:
-    """Checkpoints were deleted by hand, or lie on a disk that is not there."""
+    """Delete checkpoints, or link them to a missing disk."""
     folder = Path("model/checkpoints")
     steps = sorted(path for path in folder.glob("step-*") if path.is_dir())
     if not steps:
@@ -175,7 +175,7 @@ def break_checkpoints(situation: Situation) -> str:
 
 
 def change_setting(situation: Situation) -> str:
-    """A line of the model's config.yaml, or a file given with --config, says something odd."""
+    """Put an odd value into the model's config.yaml or a file for --config."""
     draw = situation.draw
     if situation.command == "train" and draw.random() < 0.5:
         name, section = draw.choice(["vocab_size", "source_vocab_size", "pad_id", "heads", "lr"]), "model"
@@ -199,7 +199,7 @@ def change_setting(situation: Situation) -> str:
 
 
 def break_text(situation: Situation) -> str:
-    """Standard input or the text files hold something else than lines of words."""
+    """Replace standard input or a text file by odd content."""
     text = situation.text = situation.draw.choice([*_ODD_TEXTS, situation.draw.randbytes(300)])
     target = situation.draw.choice(["standard input", "train.src", "valid.src", "valid.tgt"])
     if target != "standard input":
@@ -208,7 +208,7 @@ def break_text(situation: Situation) -> str:
 
 
 def change_flag(situation: Situation) -> str:
-    """A flag is wrong, unknown, given twice, without its value, or has an odd one."""
+    """Make a flag wrong, unknown, duplicate, or give it no value or an odd one."""
     arguments, draw = situation.arguments, situation.draw
     how = draw.choice(["value", "value", "value", "unknown", "removed", "doubled", "word"])
     flags = [position for position, word in enumerate(arguments) if word.startswith("--") and word not in _SLOW_FLAGS]
@@ -230,7 +230,7 @@ def change_flag(situation: Situation) -> str:
 
 
 def change_path(situation: Situation) -> str:
-    """A path among the arguments is an odd one."""
+    """Replace a path among the arguments by an odd one."""
     positions = [
         position
         for position, word in enumerate(situation.arguments)
@@ -244,7 +244,7 @@ def change_path(situation: Situation) -> str:
 
 
 def deny(situation: Situation) -> str:
-    """A file or folder may not be opened."""
+    """Deny access to a file or directory."""
     path = situation.draw.choice([*_files(), *(Path(name) for name in ("data", "model", "model/checkpoints"))])
     number = situation.draw.choice([errno.EACCES, errno.EACCES, errno.EIO, errno.EROFS])
     situation.seams.append(_on_open(lambda opened, mode, count: _fail(number, opened) if opened == path else None))
@@ -252,7 +252,7 @@ def deny(situation: Situation) -> str:
 
 
 def fill_disk(situation: Situation) -> str:
-    """From some file that is opened for writing on, there is no space."""
+    """Fail writes with ENOSPC from some opened file on."""
     first = situation.draw.randint(1, 8)
 
     def check(opened: Path, mode: str, count: int) -> None:
@@ -264,7 +264,7 @@ def fill_disk(situation: Situation) -> str:
 
 
 def send_signal(situation: Situation) -> str:
-    """Ctrl-C, SIGTERM or SIGHUP comes while some file is opened."""
+    """Send Ctrl-C, SIGTERM or SIGHUP when some file is opened."""
     call = situation.draw.randint(1, 60)
     number = situation.draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
@@ -277,13 +277,13 @@ def send_signal(situation: Situation) -> str:
 
 
 def close_stream(situation: Situation) -> str:
-    """Nobody reads standard output, its disk is full, or a stream was closed before the command began."""
+    """Close the pipe of standard output, fill its disk, or start without one of the streams."""
     situation.streams = situation.draw.choice(["closed pipe", "full disk", "no stdin", "no stdout", "no stderr"])
     return situation.streams
 
 
 def allow_few_files(situation: Situation) -> str:
-    """A process may open few files more."""
+    """Limit the number of files that the process may open."""
     more = situation.draw.randint(0, 40)
     descriptors = max(map(int, os.listdir("/proc/self/fd"))) + 1 + more
     situation.seams.append(_limited(resource.RLIMIT_NOFILE, descriptors))
@@ -292,7 +292,7 @@ def allow_few_files(situation: Situation) -> str:
 
 @contextlib.contextmanager
 def _limited(resource_: int, most: int) -> Iterator[None]:
-    """At most so much of a resource, of which what goes beyond fails in place of filling the machine."""
+    """Limit a resource of this process."""
     before = resource.getrlimit(resource_)
     resource.setrlimit(resource_, (most, before[1]))
     try:
@@ -302,7 +302,7 @@ def _limited(resource_: int, most: int) -> Iterator[None]:
 
 
 def move_folder(situation: Situation) -> str:
-    """A folder is moved away while some file is opened; what it held is put back in the end."""
+    """Move a directory away when some file is opened; its content is restored at the end."""
     name, call = situation.draw.choice(["data", "model", "model/checkpoints", "fresh"]), situation.draw.randint(1, 60)
     situation.seams.append(_moved(Path.cwd() / name, call))
     return f"{name} moved away at file {call}"
@@ -325,7 +325,7 @@ def _moved(folder: Path, call: int) -> Iterator[None]:
 
 
 def _files() -> list[Path]:
-    """The files of the world that commands read, in a fixed order."""
+    """Return the input files of the world in a fixed order."""
     files = [path for path in sorted(Path().rglob("*")) if path.is_file() and path.name != "notes.txt"]
     return [path for path in files if path.suffix not in (".png", ".svg")]
 
@@ -344,7 +344,7 @@ def _fail(number: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def _on_open(check: Callable[[Path, str, int], None], writes_only: bool = False) -> Iterator[None]:
-    """check(path relative to the world, "r" or "w", number of the call) before every file of the world is opened."""
+    """Call check(path relative to the world, "r" or "w", call number) before a file of the world is opened."""
     world, originals, count = Path.cwd(), {}, 0
 
     def checked(name: str, original: Callable) -> Callable:
@@ -376,7 +376,7 @@ def _on_open(check: Callable[[Path, str, int], None], writes_only: bool = False)
 
 
 def run_here(situation: Situation, folder: Path) -> Outcome:
-    """In this process, standard streams redirected; an exception that leaves main is written as a traceback."""
+    """Run in this process with redirected streams; an exception from main is written as a traceback."""
     import traceback
 
     errors = folder / "errors"
@@ -398,7 +398,7 @@ def run_here(situation: Situation, folder: Path) -> Outcome:
 
 
 def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
-    """In a process of its own that may have so many kilobytes of addresses."""
+    """Run in a new process with this limit of its address space."""
     limited = f'ulimit -v {kilobytes}; exec "$0" "$@"'
     words = ["bash", "-c", limited, sys.executable, "-I", "-m", "fasttfm", situation.command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -415,7 +415,7 @@ def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
 
 @contextlib.contextmanager
 def _streams(situation: Situation, errors: int) -> Iterator[None]:
-    """Standard streams of a situation; what C++ writes to descriptor 2 goes to `errors` too."""
+    """Redirect the standard streams; descriptor 2, which C++ writes to, goes to `errors` too."""
     reader, writer = os.pipe()
     os.close(reader)
     if situation.streams != "closed pipe":

@@ -1,4 +1,4 @@
-"""`fasttfm env` says what is installed and which way operators go, for people and for programs."""
+"""`fasttfm env`: versions, devices and the backend of each operator, as text and JSON."""
 
 import json
 
@@ -36,14 +36,14 @@ def test_our_version_is_that_of_the_source_that_runs(capsys, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_everything_goes_by_pytorch(capsys):
+def test_without_a_gpu_every_operator_runs_in_pytorch(capsys):
     results = json.loads(printed(capsys, "--json"))
     assert (results["device"], results["tuned"], results["chip"]) == (None, None, None)
     assert set(results["routes"].values()) == {"torch"}
     assert "none that torch can use" in printed(capsys)
 
 
-def test_the_routes_of_another_chip_are_what_the_kernels_would_be_asked_for(capsys):
+def test_chip_shows_the_routes_of_another_chip(capsys):
     old = json.loads(printed(capsys, "--chip", "sm_60", "--json"))["routes"]
     new = json.loads(printed(capsys, "--chip", "sm_90", "--json"))["routes"]
     assert old["attention fp16"].startswith("16 keys short, 32 keys short, 64 keys softmax")
@@ -54,21 +54,21 @@ def test_the_routes_of_another_chip_are_what_the_kernels_would_be_asked_for(caps
         assert set(env.environment("sm_90")["routes"].values()) == {"torch"}
 
 
-def test_the_assembler_says_its_version_its_fault_and_how_to_take_another(capsys, monkeypatch):
+def test_the_assembler_is_shown_with_version_fault_and_override(capsys, monkeypatch):
     monkeypatch.setitem(assembler.FAULTS, assembler.assembler(90).version, "is not to be trusted")
     line = next(line for line in printed(capsys).splitlines() if "sm_60 to sm_90" in line)
     assert assembler.assembler(90).version in line
-    assert "TRITON_PTXAS_PATH=FILE takes another; is not to be trusted" in line
+    assert "TRITON_PTXAS_PATH=FILE overrides it; is not to be trusted" in line
 
 
-def test_a_device_and_its_tuning_are_told(capsys, monkeypatch):
+def test_the_device_and_its_tuning_are_shown(capsys, monkeypatch):
     device = {"name": "a device", "chip": "sm_90", "processors": 132, "memory_gib": 139.0, "driver": "1.0"}
     monkeypatch.setattr(env, "describe_gpu", lambda: device)
     monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3, "shipped": 2})
     text = printed(capsys)
     assert "a device, sm_90, 139.0 GiB, driver 1.0" in text
-    assert "3 of tuned/a.json; 2 that others sent in" in text
+    assert "3 of tuned/a.json; 2 shipped with fasttfm" in text
 
 
-def test_a_chip_that_nobody_knows_is_refused_in_one_line(refusal_of):
+def test_an_unknown_chip_is_refused(refusal_of):
     assert refusal_of(["env", "--chip", "sm_61"]).startswith("fasttfm env: --chip sm_61: one of sm_60, ")

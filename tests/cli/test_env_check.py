@@ -1,4 +1,4 @@
-"""`fasttfm env --check` names what slows a machine down and which files are damaged, and nothing else."""
+"""`fasttfm env --check` names causes of slowness and damaged files, and nothing else."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ CPU = Facts(cores=4, threads=4, busy_cores=0.1, units=frozenset({"avx2", "amx_bf
 GPU = replace(CPU, device="a GPU", tf32=True, has_tf32=True, threads=1, missing=frozenset({"numba"}))
 
 
-def test_a_machine_as_it_should_be_has_no_findings():
+def test_a_healthy_machine_has_no_findings():
     assert list(judge(CPU)) == list(judge(GPU)) == []
     assert list(judge(replace(CPU, units=frozenset()))) == [], "unknown is not absent"
 
@@ -50,7 +50,7 @@ def test_each_fault_has_its_remedy(facts, subject, remedy):
     assert remedy in finding.remedy
 
 
-def test_the_command_tells_people_and_programs(monkeypatch, capsys):
+def test_findings_are_printed_as_text_and_json(monkeypatch, capsys):
     monkeypatch.setattr(check, "gather", lambda device: replace(CPU, threads=1))
     assert main(["env", "--check"]) == 1
     assert capsys.readouterr().out.startswith("threads: 1 of 4 cores are used\n    set OMP_NUM_THREADS=4")
@@ -61,7 +61,7 @@ def test_the_command_tells_people_and_programs(monkeypatch, capsys):
     assert capsys.readouterr().out == "nothing slows this machine down\n"
 
 
-def test_this_machine_is_looked_at():
+def test_facts_of_this_machine_are_gathered():
     facts = check.gather(None)
     assert facts.cores >= 1
     assert facts.threads >= 1
@@ -85,8 +85,8 @@ def test_a_busy_program_is_seen_and_our_work_is_not(monkeypatch):
     assert check._jiffies() > before
 
 
-def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
-    """Of a model by save_pretrained() or of data, and of the checkpoints of a training."""
+def test_damaged_files_are_found_by_their_digests(tmp_path, capsys):
+    """Data directories and the checkpoints of a run."""
     whole, run = tmp_path / "data", tmp_path / "run"
     with replacing(whole, "a test", "files") as fresh:
         for name in ("a", "b", "README.md"):
@@ -94,7 +94,7 @@ def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
     for step in (1, 2):
         save_checkpoint(step_folder(run, step), {"w": torch.ones(3)}, {"step": step})
     assert main(["env", "--check", str(whole), str(run)]) == 0
-    assert capsys.readouterr().out.startswith("every file with a digest is the one that was written")
+    assert capsys.readouterr().out.startswith("all files match their digests")
     (whole / "a").write_text("changed")
     (whole / "b").unlink()
     (whole / "README.md").write_text("mine")

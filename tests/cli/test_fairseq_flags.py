@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "from-fairseq.md").read_text(encodi
 
 
 @pytest.mark.parametrize("flag", ["--arch", "--fp16", "--share-all-embeddings", "--save-dir"])
-def test_what_has_no_counterpart_is_told(capsys, flag):
+def test_fairseq_flags_name_their_replacement(capsys, flag):
     assert main(["train", flag, *(["transformer"] if flag == "--arch" else [])]) == 2
     assert capsys.readouterr().err.strip() == f"fasttfm train: {flag} is fairseq's: {_FAIRSEQ[flag]}"
 

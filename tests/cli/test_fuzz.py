@@ -1,7 +1,6 @@
-"""Hostile situations drawn at random: no traceback, no lost file, no exit 0 after a refusal.
+"""Random hostile situations: no traceback, no lost file, no exit 0 after a refusal.
 
-They are the same 400 in every run: what is green on one machine is green on another. FASTTFM_FUZZ=$RANDOM draws others,
-FASTTFM_FUZZ="SEED NUMBER" runs one situation again.
+Every run has the same 400. FASTTFM_FUZZ=$RANDOM draws others, FASTTFM_FUZZ="SEED NUMBER" repeats one situation.
 """
 
 import contextlib
@@ -17,25 +16,18 @@ from pathlib import Path
 
 import pytest
 from any_command import PLANTED, add_to_world, commands, draw_situation
-from situations import (
-    OTHERS,
-    Outcome,
-    Situation,
-    run_here,
-    run_with_little_memory,
-    working_folder,
-)
+from situations import OTHERS, Outcome, Situation, run_here, run_with_little_memory, working_folder
 from waiting import PATIENCE
 
 CHUNK = 20
-"""Situations of a test."""
+"""Situations per test."""
 CHUNKS = 20
 LITTLE_MEMORY_EVERY = 50
-"""One in so many situations gets a process of its own with little memory, which takes seconds."""
+"""One situation in this many runs in a new process with little memory, which takes seconds."""
 ENOUGH = 10
-"""A command that goes on for more seconds gets SIGTERM; a server, which has nothing to do, after 3."""
+"""Seconds after which a command gets SIGTERM; 3 for a server, which is idle."""
 LONGEST = 600
-"""A situation that takes more seconds than this hangs."""
+"""Seconds after which a situation counts as hanging."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and POSIX signals")
 
@@ -61,7 +53,7 @@ def test_hostile_situations_end_in_a_line_and_lose_nothing(chunk, world, tmp_pat
 
 
 def complaints_about(world: Path, folder: Path, number: int, draw: random.Random) -> list[str]:
-    """Run one situation in a copy of the world, which is deleted afterwards. Each command and verb has its turn."""
+    """Run one situation in a temporary copy of the world; commands and verbs take turns."""
     known = list(commands())
     assert len(known) < CHUNK * CHUNKS / 4, "each comes four times"
     position = folder / "user" / "world"
@@ -85,10 +77,10 @@ def complaints_about(world: Path, folder: Path, number: int, draw: random.Random
 
 @contextlib.contextmanager
 def ended_after(seconds: float):
-    """What goes on for longer, such as a server, is asked to end."""
+    """Send SIGTERM after this time, for commands such as a server."""
 
     def end():
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # a command is running, which has its own
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # a command with its own handler is running
             os.kill(os.getpid(), signal.SIGTERM)
 
     timer = threading.Timer(seconds, end)
@@ -115,7 +107,7 @@ def time_limit():
 
 
 def snapshot(folder: Path) -> dict[str, bytes | str]:
-    """Every file of a folder with its content, every link with its aim."""
+    """Return the content of every file in a directory and the target of every link."""
     results: dict[str, bytes | str] = {}
     for path in folder.rglob("*"):
         if path.is_symlink():
@@ -126,7 +118,7 @@ def snapshot(folder: Path) -> dict[str, bytes | str]:
 
 
 def wrong_ends(situation: Situation, outcome: Outcome) -> list[str]:
-    """What is wrong with how a command ended."""
+    """Return what is wrong with status and messages of a command."""
     errors = outcome.errors
     refusals = re.findall(r"^fasttfm(?: [a-z-]+){0,2}: (?!warning)(?!reading).*", errors, re.MULTILINE)
     wrong = []
@@ -150,7 +142,7 @@ def wrong_ends(situation: Situation, outcome: Outcome) -> list[str]:
 def lost_files(
     situation: Situation, outcome: Outcome, before: dict[str, bytes | str], after: dict[str, bytes | str]
 ) -> list[str]:
-    """What was there before and is gone or changed, though the command had no business with it."""
+    """Return files that the command deleted or changed without being allowed to."""
     names = [name for name in before if after.get(name) != before[name] and not may_change(situation, outcome, name)]
     if not names:
         return []
@@ -158,7 +150,7 @@ def lost_files(
 
 
 def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
-    """Whether a command may replace a file (its name from the user's folder)."""
+    """Return whether a command may replace a file, named relative to the user's directory."""
     name = name.removeprefix("world/")
     if name in OTHERS:
         return False
@@ -176,26 +168,18 @@ def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
 
 @pytest.mark.whole
 def test_a_real_process_runs_nothing_of_the_working_folder(world, tmp_path):
-    """With .py files named like what fasttfm imports; workers included. Those of training are tested with training."""
+    """Also in worker processes; those of training are tested with training."""
     command = shutil.which("fasttfm", path=str(Path(sys.executable).parent))
     if command is None:
         pytest.skip("the command is not installed")
     shutil.copytree(world, tmp_path / "world", symlinks=True)
     for name in PLANTED:
         (tmp_path / "world" / f"{name}.py").write_text("open('planted', 'a').write(__name__)\n")
-    for words in (
-        "translate model --device cpu --max-len-b 3 --workers 2",
-        "score --ref valid.tgt",
-        "tokenize model",
-        "env",
-    ):
+    translate = "translate model --device cpu --max-len-b 3 --workers 2"
+    for words in (translate, "score --ref valid.tgt", "tokenize model", "env"):
         done = subprocess.run(
-            [command, *words.split()],
-            cwd=tmp_path / "world",
-            input=(world / "valid.src").read_bytes(),
-            capture_output=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+            [command, *words.split()], cwd=tmp_path / "world", input=(world / "valid.src").read_bytes(),
+            capture_output=True, check=False, timeout=PATIENCE,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "world" / "planted").exists(), words

@@ -1,4 +1,4 @@
-"""SIGKILL before every call of the operating system of every command that writes, and a disk that is full."""
+"""Commands that write, with SIGKILL before any of their system calls, and on a full disk."""
 
 import ast
 import errno
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_kill_leaves_the_old_or_the_new_or_what_is_refused_and_the_command_ends_well_when_run_again(name, tmp_path):
-    """tests/cli/kills.py says what is tried, and fails where it is not so."""
+def test_after_a_kill_the_output_is_old_new_or_refused_and_a_rerun_succeeds(name, tmp_path):
+    """Runs tests/cli/kills.py."""
     command = [sys.executable, str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
     done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -58,7 +58,7 @@ def test_a_full_disk_leaves_nothing_half_made(name, size, tmp_path, monkeypatch,
     assert main(COMMANDS[name].split()) == 0
 
 
-def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path, monkeypatch, capfd):
+def test_a_full_disk_is_reported_with_the_file(tmp_path, monkeypatch, capfd):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

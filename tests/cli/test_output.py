@@ -1,4 +1,4 @@
-"""--quiet, --json, --help and --preset list are one way in all commands."""
+"""--quiet, --json, --help and --preset list behave alike in all commands."""
 
 import argparse
 import io
@@ -29,13 +29,13 @@ def flags_of(name):
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_what_may_take_long_has_json_and_quiet(name):
+def test_long_running_commands_have_json_and_quiet(name):
     command = flags_of(name)
     for parser in verbs_of(command).values() or [command]:
         assert {"--json", "--quiet"} <= set(parser._option_string_actions), parser.prog
 
 
-def test_progress_is_a_line_a_tenth_where_nobody_sees_a_bar(capsys):
+def test_progress_is_a_line_per_tenth_without_a_terminal(capsys):
     move = Output("prepare").progress("training text", "pairs")
     for done in range(50, 1001, 50):
         move(done, 1000)
@@ -91,7 +91,7 @@ def test_help_is_short_with_examples_and_help_all_has_every_flag(command, capsys
         assert flags <= set(every), example
 
 
-def test_settings_of_validation_are_one_group_and_limits_of_the_server_say_their_defaults(capsys):
+def test_validation_settings_are_one_group_and_server_limits_have_defaults(capsys):
     whole = help_of(capsys, "train", "--help-all")
     validation = whole.partition("validation settings:")[2].partition("examples:")[0]
     flags = re.findall(r"^  (--[a-z-]+)", validation, re.MULTILINE)
@@ -103,7 +103,7 @@ def test_settings_of_validation_are_one_group_and_limits_of_the_server_say_their
 
 
 @pytest.mark.parametrize("command", [["train"], ["lm", "train"], ["mlm", "train"]])
-def test_preset_list_says_what_each_is(command, capsys):
+def test_preset_list_describes_each_preset(command, capsys):
     if command[0] not in cli.COMMANDS:
         pytest.skip("no such command")
     assert cli.main([*command, "--preset", "list"]) == 0
@@ -112,7 +112,7 @@ def test_preset_list_says_what_each_is(command, capsys):
     assert all(re.fullmatch(r"[\w-]+ {2,}\S.{15,}", line) for line in lines)
 
 
-def test_notes_are_on_standard_output_and_beside_json_on_standard_error(capsys):
+def test_notes_go_to_standard_output_or_with_json_to_standard_error(capsys):
     for quiet, as_json, out, err in ((0, 0, "a", ""), (0, 1, "", "a"), (1, 0, "", ""), (1, 1, "", "")):
         output = Output("prepare", quiet=bool(quiet), as_json=bool(as_json))
         output.note("a")
@@ -125,7 +125,7 @@ def test_notes_are_on_standard_output_and_beside_json_on_standard_error(capsys):
         assert json.loads(said) == {"command": "prepare", "out": "DIR", "pairs": 3} if as_json else said == "all done\n"
 
 
-def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch):
+def test_a_bar_is_drawn_only_on_a_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -140,7 +140,7 @@ def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Text, prepared data and a model of two updates, made by the commands with --json."""
+    """Training and validation text."""
     folder = tmp_path_factory.mktemp("json")
     lines = [f"{a}{b}{c} {c}{a} {b}{a}{c}" for a in "abcdefgh" for b in "ijklmn" for c in "opqr"]
     for name, part in (("train", lines), ("valid", lines[:3])):
@@ -150,7 +150,7 @@ def trained(tmp_path_factory):
 
 
 def run(words, monkeypatch, capsysbinary, stdin=""):
-    """The standard output of a command, as JSON documents."""
+    """Run a command; returns the JSON documents on standard output, and standard error."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
     capsysbinary.readouterr()
     assert cli.main([str(word) for word in words]) == 0

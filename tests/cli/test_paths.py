@@ -1,4 +1,4 @@
-"""No command overwrites what it reads, or a file of a model or data folder that it did not make."""
+"""No command overwrites its inputs, or files of a model or data directory that it did not make."""
 
 import argparse
 import itertools
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_dirs import LINES, write_model_dir
+from model_dirs import LINES, contents, write_model_dir
 
 from fasttfm.cli.main import COMMANDS, build_parser, main
 from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, check_paths
@@ -22,11 +22,11 @@ from fasttfm.system import folders
 from fasttfm.system.files import unfinished, writing
 
 PATH_WORDS = {"FILE", "DIR", "FOLDER", "MODEL", "DATA", "OUT", "CHECKPOINT", "TEACHER", "RUN", "WHOLE", "Q"}
-"""What a path is called in the help of a command."""
+"""Metavars of paths."""
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Every command, and every verb of one, as it is typed."""
+    """Every command, or verb of a command, as typed -> its parser."""
     found, waiting = {}, [build_parser(list(COMMANDS))]
     while waiting:
         parser = waiting.pop()
@@ -66,7 +66,7 @@ OUTPUT_FILES = [
 
 
 def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
-    """The arguments of a command line with these paths, parsed; what else it needs is there."""
+    """Parse a command line with these paths and values for all other required arguments."""
     parser, words, groups = PARSERS[name], [], []
     for action in parser._actions:
         values = [chosen[action]] if action in chosen else None
@@ -87,10 +87,6 @@ def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
     return build_parser([name.split()[0]]).parse_args([*name.split(), *words])
 
 
-def contents(folder: str = ".") -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
-
 def check(name: str, chosen: dict[argparse.Action, str]) -> None:
     check_paths(given(name, chosen))
 
@@ -104,8 +100,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_path_of_a_command_says_what_it_is_for():
-    """A new argument without a kind would not be checked."""
+def test_every_path_has_a_kind():
+    """An argument without a PathKind would not be checked."""
     without = []
     for name, parser in PARSERS.items():
         for action in parser._actions:
@@ -128,7 +124,7 @@ def test_no_path_holds_a_null_byte(name):
 @pytest.mark.sample(14)
 @pytest.mark.parametrize(("name", "output", "other"), PAIRS)
 def test_no_output_is_another_path_of_the_command(name, output, other, world):
-    """As it is, by another spelling, by a link and by a hard link."""
+    """By the same path, another spelling, a symbolic link and a hard link."""
     is_folder = output.type.is_file is False or other.type.is_file is False
     there = "folder" if is_folder else "file"
     spellings = [there, f"./folder/../{there}", str(world / there)]
@@ -137,19 +133,19 @@ def test_no_output_is_another_path_of_the_command(name, output, other, world):
     if not is_folder:
         os.link("file", "hard")
         spellings.append("hard")
-    before = contents()
+    before = contents(Path())
     for spelling in spellings:
         for mine, theirs in ((spelling, there), (there, spelling)):
             with pytest.raises(UserError, match=r"choose another|is a directory|is a file|do not go together"):
                 check(name, {output: mine, other: theirs})
-    assert contents() == before
+    assert contents(Path()) == before
 
 
 @pytest.mark.parametrize(
     ("name", "output", "other"), [p for p in PAIRS if p.values[1].type.replaces and not p.values[2].type.writes]
 )
 def test_a_folder_that_is_replaced_holds_no_input(name, output, other, world):
-    with pytest.raises(UserError, match=r"stands in the directory that --out replaces"):
+    with pytest.raises(UserError, match="is in the directory that --out replaces"):
         check(name, {output: "folder", other: "folder/inside"})
 
 
@@ -195,24 +191,21 @@ def streams(monkeypatch: pytest.MonkeyPatch, source: str | None = None, result: 
 
 @pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
 def test_standard_input_and_output_are_files_of_the_command_too(name, output, world, monkeypatch):
-    with monkeypatch.context() as patch:
-        streams(patch, source="file")
-        with pytest.raises(UserError, match="is standard input: choose another"):
-            check(name, {output: "file"})
-    with monkeypatch.context() as patch:
-        streams(patch, result="file")
-        with pytest.raises(UserError, match="is standard output"):
-            check(name, {output: "file"})
-    with monkeypatch.context() as patch:
-        streams(patch, source="file", result="file")
-        with pytest.raises(UserError, match="standard input and standard output are one file"):
-            check(name, {output: "other"})
+    for redirected, path, message in (
+        ({"source": "file"}, "file", "is standard input: choose another"),
+        ({"result": "file"}, "file", "is standard output"),
+        ({"source": "file", "result": "file"}, "other", "standard input and standard output are one file"),
+    ):
+        with monkeypatch.context() as patch:
+            streams(patch, **redirected)
+            with pytest.raises(UserError, match=message):
+                check(name, {output: path})
 
 
-def test_a_run_goes_on_with_its_own_configuration_but_begins_in_no_folder_of_the_users(world):
+def test_a_run_resumes_with_its_own_configuration_but_does_not_start_in_a_user_s_directory(world):
     actions = {action.dest: action for action in paths(PARSERS["train"])}
     assert actions["out"].type is TRAINED_MODEL
-    with pytest.raises(UserError, match="stands in the new model directory folder"):
+    with pytest.raises(UserError, match="is in the new model directory folder"):
         check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
     Path("folder/checkpoints").mkdir()
     check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
@@ -238,15 +231,15 @@ def model(world: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", ["MODEL/config.yaml", "text", "terms", "MODEL", "-"])
-def test_translate_keeps_model_input_and_companions_from_its_alignment(path, model, monkeypatch, capfd):
-    before = contents()
+def test_the_alignment_cannot_overwrite_inputs(path, model, monkeypatch, capfd):
+    before = contents(Path())
     streams(monkeypatch, source="text")
     assert main(["translate", "MODEL", "--terminology", "terms", "--alignment", path, "--device", "cpu"]) == 2
     assert capfd.readouterr().err.count("\n") == 1
-    assert contents() == before
+    assert contents(Path()) == before
 
 
-def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
+def test_training_does_not_start_in_an_imported_model(world):
     from fasttfm.store.model_dir import refuse_strangers
 
     with folders.replacing(Path("MODEL"), "writing", "files") as fresh:
@@ -268,16 +261,16 @@ WRITERS = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("first", WRITERS)
 def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
-    """`quantize MODEL --out DATA` put a model in the place of the prepared data, with status 0."""
+    """`quantize MODEL --out DATA` must not replace prepared data by a model."""
     assert main([*WRITERS["export"].split(), "theirs"]) == 0
     assert main([*WRITERS[first].split(), "out"]) == 0
-    before = contents("out")
+    before = contents(Path("out"))
     for second, words in WRITERS.items():
         capfd.readouterr()
         if second != first:
             assert main([*words.split(), "out"]) == 2
             assert "out: contains other files (" in capfd.readouterr().err
-    assert contents("out") == before
+    assert contents(Path("out")) == before
     assert main([*WRITERS[first].split(), "out"]) == 0
 
 
@@ -285,7 +278,7 @@ def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
 
 
 def test_every_reader_finishes_a_replacement_or_refuses_it(model, monkeypatch):
-    """Killed between two renames, the old configuration stood beside the new weights, and was taken for whole."""
+    """After a kill between two renames, the old configuration must not be combined with the new weights."""
     for number, d_model in enumerate((32, 16)):
         write_model_dir(Path(f"M{number}"), trained=False, d_model=d_model)
         Transformer.from_pretrained(f"M{number}").save_pretrained(f"P{number}", f"M{number}")
@@ -336,7 +329,7 @@ def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
-def test_a_folder_that_takes_no_file_is_told_before_the_work(name, output, world, monkeypatch):
+def test_an_unwritable_directory_is_refused_before_the_work(name, output, world, monkeypatch):
     for path in ("none/x", "none/deep/x", "file/x"):
         with pytest.raises(UserError, match=f"{path}: there is no directory .*: make it first"):
             check(name, {output: path})
@@ -350,7 +343,7 @@ def test_a_folder_that_takes_no_file_is_told_before_the_work(name, output, world
     check(name, {output: "/dev/null"})
 
 
-def test_a_file_that_cannot_be_written_is_called_what_the_user_calls_it(tmp_path):
+def test_an_unwritable_file_is_named_as_given(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "none" / "x"):
         pass
     assert caught.value.filename == str(tmp_path / "none" / "x")
@@ -362,7 +355,7 @@ def stopped(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_file_is_written_beside_and_takes_the_place_of_the_old_one_at_the_end(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     target = tmp_path / "file"
     target.write_text("old")
     target.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Recipes: every part of them, through the commands, at a size that takes seconds."""
+"""Recipes, run through all commands at a small size."""
 
 import gzip
 import subprocess
@@ -25,7 +25,7 @@ DONE = subprocess.CompletedProcess([], 0)
 
 
 def place(data_dir: Path, dataset: str, corpora: Path) -> None:
-    """The text of a dataset as downloading would leave it, from real news: the first lines of each split."""
+    """Write the first lines of real news as the downloaded text of a dataset."""
     languages = DATASETS[dataset].languages
     with replacing(data_dir / dataset, "a test", "text of a dataset") as fresh:
         stems = {f"train.{n}": ("train", 500) for n in range(1, len(DATASETS[dataset].train) + 1)}

@@ -1,4 +1,4 @@
-"""`fasttfm score` as it is typed."""
+"""Command lines of `fasttfm score`."""
 
 import gzip
 import io
@@ -69,7 +69,7 @@ def test_several_references_count_together(score, tmp_path, capsys):
     assert "other has 1 line but" in capsys.readouterr().err
 
 
-def test_lines_that_differ_in_their_spelling_alone_are_told(score, capsys):
+def test_lines_that_differ_only_in_normalization_are_reported(score, capsys):
     assert score(b"Scho\xcc\x88n\nja\n", references="Schön\nja\n".encode()) == 0
     told = "equal to the reference but for Unicode's normal form: 1 line (first: line 1)"
     assert told in capsys.readouterr().err
@@ -104,7 +104,7 @@ def test_missing_and_empty_references_are_named(score, tmp_path: Path, capsys):
         (None, ["--baseline", "absent"], "absent: no such file"),
     ],
 )
-def test_what_is_missing_is_told_before_translations_are_read(
+def test_missing_packages_and_files_are_reported_before_reading_translations(
     score, tmp_path, monkeypatch, capsys, package, options, message
 ):
     monkeypatch.chdir(tmp_path)

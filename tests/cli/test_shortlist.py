@@ -1,4 +1,4 @@
-"""`fasttfm shortlist`, and translations that keep to what it made."""
+"""`fasttfm shortlist`, and translations restricted by its map."""
 
 import io
 import json
@@ -14,13 +14,12 @@ from fasttfm.translate import Translator
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model and prepared data with its tokenizer, of the sentences that it learned."""
+    """A model and prepared data of the sentences that it was trained on."""
     folder = tmp_path_factory.mktemp("shortlist")
-    model = write_model_dir(folder / "model")
-    for side, lines in (("en", PAIRS), ("de", PAIRS.values())):
+    model, text = write_model_dir(folder / "model"), []
+    for side, lines in (("src", PAIRS), ("tgt", PAIRS.values())):
         (folder / f"train.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    text = [f"--{flag}={folder / f'train.{side}'}" for flag, side in (("src", "en"), ("tgt", "de"))]
-    text += [f"--valid-{flag}={folder / f'train.{side}'}" for flag, side in (("src", "en"), ("tgt", "de"))]
+        text += [f"--{prefix}{side}={folder / f'train.{side}'}" for prefix in ("", "valid-")]
     assert main(["prepare", *text, "--spm", str(model / "spm.model"), "--out", str(folder / "data")]) == 0
     return folder
 
@@ -32,7 +31,7 @@ def translated(model, monkeypatch, capsysbinary, *words: str) -> list[str]:
     return capsysbinary.readouterr().out.decode().splitlines()
 
 
-def test_translations_keep_to_the_map_and_what_was_learned_stays(folder, monkeypatch, capsysbinary):
+def test_translations_use_only_tokens_of_the_map(folder, monkeypatch, capsysbinary):
     model = folder / "model"
     assert main(["shortlist", str(model), "--data", str(folder / "data"), "--best=8", "--frequent=3", "--json"]) == 0
     told = json.loads(capsysbinary.readouterr().out)
@@ -49,7 +48,7 @@ def test_translations_keep_to_the_map_and_what_was_learned_stays(folder, monkeyp
 
 
 def test_a_map_without_the_right_token_cannot_write_it(folder, tmp_path, monkeypatch, capsysbinary):
-    """The map is heeded: without its target a source token is translated by something else."""
+    """Without its target in the map, a source token is translated by something else."""
     model = folder / "model"
     assert (
         main(["shortlist", str(model), f"--data={folder / 'data'}", "--best=1", "--frequent=1", f"--out={tmp_path}/v"])

@@ -1,4 +1,4 @@
-"""What cannot be meant is told in one line before any work, with status 2 and nothing written."""
+"""Contradictory options are refused in one line before any work, with status 2 and nothing written."""
 
 import shutil
 
@@ -65,7 +65,7 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
         (["recipe", "multi30k", "--price", "3"], "goes with --estimate"),
     ],
 )
-def test_it_is_refused_at_once(world, capfd, words, told):
+def test_contradictory_options_are_refused_at_once(world, capfd, words, told):
     with working_folder(world):
         before = sorted(world.rglob("*"))
         assert main(words) == 2
@@ -75,7 +75,7 @@ def test_it_is_refused_at_once(world, capfd, words, told):
     assert told in lines[0]
 
 
-def test_groups_that_may_give_fewer_translations_than_were_asked_for_say_so(world, capfd, monkeypatch):
+def test_groups_that_may_return_fewer_translations_are_reported(world, capfd, monkeypatch):
     import io
     import sys
 

@@ -1,4 +1,4 @@
-"""`fasttfm tune` without a GPU: what it decides from times, what it keeps, and how it refuses."""
+"""`fasttfm tune` without a GPU: decisions from measured times, storage, refusals."""
 
 import dataclasses
 import json
@@ -27,8 +27,7 @@ class Tile:
 
 
 class Bench:
-    """A choice of 8, 16 or 32 rows, pieces of work that ask for it, and a clock by which they take as long as the tiles
-    say that they asked for."""
+    """A choice of 8, 16 or 32 rows, work that uses it, and a clock that returns a fixed time for each tile."""
 
     def __init__(self):
         self.tile = choices.Choice("test.tile", lambda *_: Tile(8), lambda *_: (Tile(16), Tile(32)))
@@ -56,7 +55,7 @@ class Bench:
         return self.taken
 
     def measured(self):
-        """Decision -> what is kept of it, and its line."""
+        """Return decision -> (stored answer, printed line)."""
         decisions = tuning.decisions_of(self.work, CHIP)
         return {each: tuning.tune(each, work, CHIP, self.clock, seconds=0) for each, work in decisions.items()}
 
@@ -71,13 +70,13 @@ def bench(monkeypatch):
     return Bench()
 
 
-def test_every_decision_with_more_than_one_answer_is_measured_on_the_work_that_asks_for_it(bench):
+def test_every_decision_with_alternatives_is_measured_on_its_work(bench):
     results = bench.measured()
     assert list(results) == [SMALL, LARGE]
     assert [kept.shipped_microseconds for kept, _ in results.values()] == [20.0, 10.0]  # 512 columns: two pieces
 
 
-def test_the_faster_answer_is_taken_and_stays_in_force(bench):
+def test_the_faster_answer_is_used(bench):
     results = bench.measured()
     assert results[SMALL] == (("rows=32", 10.0, 20.0), "test.tile 512: rows=8 -> rows=32, 20.0 -> 10.0 us")
     assert results[LARGE][0].answer == "rows=32"
@@ -124,7 +123,7 @@ def test_an_answer_that_breaks_the_device_ends_it_in_a_line(bench):
 
 @pytest.fixture
 def device(bench, tmp_path, monkeypatch):
-    """A GPU, for the command: its work and clock are the bench's."""
+    """A simulated GPU with the work and clock of the bench."""
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
     monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: SYSTEM)
     monkeypatch.setattr(launch, "chip", lambda device: CHIP)
@@ -137,7 +136,7 @@ def device(bench, tmp_path, monkeypatch):
     return bench
 
 
-def test_what_was_measured_is_kept_and_read_back(device, capsys):
+def test_results_are_stored_and_read_back(device, capsys):
     assert main.main(["tune", "--json"]) == 0
     captured = capsys.readouterr()
     said = json.loads(captured.out)
@@ -175,11 +174,11 @@ def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, refusal_of):
 
 def test_on_a_cpu_there_is_nothing_to_tune(capsys):
     assert main.main(["tune", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == "on a CPU there is nothing to tune: what ships is in force\n"
+    assert capsys.readouterr().out == "on a CPU there is nothing to tune: the shipped settings are used\n"
 
 
 def test_the_work_of_a_model_runs_every_family(monkeypatch):
-    """The real pieces of work, made small, on the CPU."""
+    """Runs the real work at a small size on the CPU."""
     monkeypatch.setattr(tuning, "_TOKENS", 64)
     monkeypatch.setattr(tuning, "_LENGTHS", (8, 16))
     names = []

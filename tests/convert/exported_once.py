@@ -1,4 +1,4 @@
-"""torch.onnx.export, which takes seconds, in less: for tests of what stands around it."""
+"""torch.onnx.export with a cache: an export takes seconds."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from torch import nn
 
 
 def exported_once(export: Callable[..., Any]) -> Callable[..., None]:
-    """Return export, but that a graph which it has written before is written again."""
-    kept: dict[str, bytes] = {}
+    """Wrap export: a graph that was written before is copied from memory."""
+    cache: dict[str, bytes] = {}
 
     def call(module: nn.Module, given: tuple, path: Path, **options: Any) -> None:
         buffers = [(name, each.numpy().tobytes()) for name, each in sorted(module.state_dict().items())]
         key = hashlib.sha256(repr((type(module), module.config, buffers)).encode()).hexdigest()
-        if key in kept:
-            path.write_bytes(kept[key])
+        if key in cache:
+            path.write_bytes(cache[key])
         else:
             export(module, given, path, **options)
-            kept[key] = path.read_bytes()
+            cache[key] = path.read_bytes()
 
     return call

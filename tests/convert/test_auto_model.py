@@ -1,4 +1,4 @@
-"""AutoModelForSeq2SeqLM of our directories: generate() finds what our search finds."""
+"""AutoModelForSeq2SeqLM on our directories: generate(), caches, padding, saving and the Trainer."""
 
 import pytest
 import torch
@@ -31,10 +31,15 @@ def model_dir(tmp_path_factory):
     return write_model_dir(tmp_path_factory.mktemp("auto") / "model")
 
 
+def pretrained(model_dir, name="pretrained"):
+    """Save a model directory with save_pretrained() and load it as transformers' model."""
+    Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / name, model_dir)
+    return AutoModelForSeq2SeqLM.from_pretrained(model_dir.parent / name)
+
+
 @pytest.fixture(scope="module")
 def theirs(model_dir):
-    Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / "pretrained", model_dir)
-    return AutoModelForSeq2SeqLM.from_pretrained(model_dir.parent / "pretrained")
+    return pretrained(model_dir)
 
 
 def rows(model_dir, lines):
@@ -58,11 +63,7 @@ def test_generate_finds_what_our_search_finds(model_dir, theirs, beam):
         length_penalty=0.0,
     )  # fmt: skip
     compare(model_dir, [tokenizer.decode(row) for row in actual.tolist()], beam)
-
-
-def test_the_directorys_way_of_searching_is_known(theirs):
-    assert theirs.generation_config.num_beams == 4
-    assert theirs.generation_config.length_penalty == 0.0
+    assert (theirs.generation_config.num_beams, theirs.generation_config.length_penalty) == (4, 0.0)
 
 
 def test_labels_give_a_loss_with_gradients(theirs):
@@ -72,6 +73,7 @@ def test_labels_give_a_loss_with_gradients(theirs):
     torch.testing.assert_close(output.logits[:, :2], given[:, :2])
     expected = torch.nn.functional.cross_entropy(given[0, :2], torch.tensor([7, EOS]))
     torch.testing.assert_close(output.loss, expected)
+    torch.testing.assert_close(theirs(input_ids=source, labels=target, num_items_in_batch=8).loss, expected * 2 / 8)
     output.loss.backward()
     assert theirs.model.target_embedding.weight.grad.abs().sum() > 0
 
@@ -91,7 +93,7 @@ def test_padding_on_the_left_gives_what_padding_on_the_right_gives(model_dir, th
 
 
 @torch.no_grad()
-def test_padding_of_targets_is_where_the_mask_says(model_dir, theirs):
+def test_target_padding_follows_the_mask(model_dir, theirs):
     ids, mask = rows(model_dir, LINES)
     targets = torch.cat([torch.full_like(ids[:, :1], BOS), ids[:, :-1]], dim=1)
     inputs = {"input_ids": ids, "attention_mask": mask}
@@ -110,7 +112,7 @@ def test_padding_of_targets_is_where_the_mask_says(model_dir, theirs):
             torch.testing.assert_close(layer, other)
 
 
-def test_a_search_goes_on_from_a_prefix_padded_on_the_left(model_dir, theirs):
+def test_generate_continues_a_prefix_padded_on_the_left(model_dir, theirs):
     ids, mask = rows(model_dir, LINES[:2])
     prefix = torch.tensor([[BOS, 9, 11], [PAD, BOS, 7]])
     seen = torch.tensor([[1, 1, 1], [0, 1, 1]])
@@ -147,7 +149,7 @@ def test_hidden_states_are_the_layers_inputs_and_the_last_output(model_dir, thei
         theirs.config.output_hidden_states = False
 
 
-def test_what_is_not_supported_is_refused_by_name(model_dir, theirs):
+def test_unsupported_arguments_are_refused_by_name(model_dir, theirs):
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
     given = {"input_ids": source, "decoder_input_ids": target}
     for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("head_mask", torch.ones(2, 2)), ("colour", "red")):
@@ -192,7 +194,7 @@ def test_a_cache_changes_no_translation_and_takes_each_target_once(model_dir, th
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 @torch.no_grad()
-def test_a_cache_is_taken_under_the_name_of_every_transformers(theirs, name):
+def test_a_cache_is_accepted_under_both_names(theirs, name):
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7, 9]])
     full = theirs(input_ids=source, decoder_input_ids=target)
     first = theirs(input_ids=source, decoder_input_ids=target[:, :2], use_cache=True)
@@ -212,7 +214,7 @@ def test_a_cache_is_taken_under_the_name_of_every_transformers(theirs, name):
             call(source, decoder_input_ids=target, **{name: ()})
 
 
-def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
+def test_no_cache_is_made_that_could_not_be_used(theirs):
     given = {"input_ids": torch.tensor([[5, 6, EOS]]), "decoder_input_ids": torch.tensor([[BOS, 7]])}
     assert theirs(**given, use_cache=True).get(auto_model.CACHE) is None  # gradients
     with torch.no_grad():
@@ -223,9 +225,7 @@ def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
 
 @pytest.mark.parametrize("mean", [True, False])
 def test_a_vocabulary_is_resized_with_its_table_output_and_bias(tmp_path, mean):
-    model_dir = write_model_dir(tmp_path / "model", trained=False, output_bias=True)
-    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
+    model = pretrained(write_model_dir(tmp_path / "model", trained=False, output_bias=True), "a")
     before = model.get_input_embeddings().weight.detach().clone()
     given = {"input_ids": torch.tensor([[5, 6, EOS]]), "labels": torch.tensor([[7, EOS]])}
     logits = model(**given).logits
@@ -247,13 +247,9 @@ def test_a_vocabulary_is_resized_with_its_table_output_and_bias(tmp_path, mean):
     torch.testing.assert_close(model(**given).logits, logits)
     with pytest.raises(ValueError, match="new_num_tokens is 2: four tokens are special"):
         model.resize_token_embeddings(2)
-
-
-def test_tables_of_each_side_are_not_resized(tmp_path):
-    model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings="decoder")
-    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
+    separate = pretrained(write_model_dir(tmp_path / "separate", trained=False, share_embeddings="decoder"), "c")
     with pytest.raises(ValueError, match="share_embeddings is not all"):
-        auto_model.FasttfmForSeq2SeqLM.from_pretrained(tmp_path / "a").resize_token_embeddings(99)
+        separate.resize_token_embeddings(99)
 
 
 @torch.no_grad()
@@ -268,10 +264,9 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
 
 
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
-def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
+def test_save_pretrained_and_from_pretrained_round_trip(tmp_path, shared):
     model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
-    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
-    first = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
+    first = pretrained(model_dir, "a")
     first.save_pretrained(tmp_path / "b")
     names = {file.name for file in (tmp_path / "a").iterdir()} - {"README.md", ".lock", "sha256sums"}
     assert {file.name for file in (tmp_path / "b").iterdir()} == {
@@ -282,13 +277,13 @@ def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert main(["export", str(model_dir), "--format", "pretrained", "--out", str(tmp_path / "e")]) == 0
     ours = Translator.from_directory(model_dir).source_tokenizer
+    expected = Translator.from_directory(model_dir, beam=1, max_len_b=5).translate(LINES)
     for folder in ("b", "e"):
+        assert Translator.from_directory(tmp_path / folder, beam=1, max_len_b=5).translate(LINES) == expected
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / folder)
         for line in LINES:
             assert tokenizer(line)["input_ids"] == [*ours.encode(line), EOS]
             assert tokenizer.decode(ours.encode(line)) == line
-    translator = Translator.from_directory(tmp_path / "b", beam=1, max_len_b=5)
-    assert translator.translate(LINES) == Translator.from_directory(model_dir, beam=1, max_len_b=5).translate(LINES)
     stored = load_file(tmp_path / "b" / "model.safetensors")  # as Trainer loads its best checkpoint
     found = auto_model.FasttfmForSeq2SeqLM(first.config).load_state_dict(stored)
     assert not found.missing_keys
@@ -336,9 +331,3 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
     best = type(model).from_pretrained(tmp_path / "last")
     for name, weight in best.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
-
-
-def test_a_loss_is_divided_by_what_the_trainer_counts(theirs):
-    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS, -100]])
-    whole = theirs(input_ids=source, labels=target).loss
-    torch.testing.assert_close(theirs(input_ids=source, labels=target, num_items_in_batch=8).loss, whole * 2 / 8)

@@ -1,4 +1,4 @@
-"""Folders of CTranslate2's converters, in each quantization: imported, they answer as CTranslate2 does."""
+"""Import of every converter's output in every quantization: translations and scores equal CTranslate2's."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from model_dirs import LINES
 
 from fasttfm.cli.main import main
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.convert.ctranslate2_read import read
+from fasttfm.convert.ctranslate2_read import read, vocabulary
 from fasttfm.convert.exchange import load
 from fasttfm.data.tokenizer import BOS, EOS, PAD, train_tokenizer
 from fasttfm.models import Transformer
@@ -24,19 +24,19 @@ pytest.importorskip("transformers")
 QUANTIZATIONS = (None, *ctranslate2.specs.model_spec.ACCEPTED_MODEL_TYPES)
 LONGEST = 12
 CLOSE = {"float16": 0.02, "bfloat16": 0.15}
-"""Of log-probabilities, where positions were rounded: here sinusoids are computed anew; else 1e-4."""
+"""Tolerance of log-probabilities if positions were rounded, because we recompute sinusoids; otherwise 1e-4."""
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_three_sentences_are_translated_and_scored_as_there(name, quantization, tmp_path, monkeypatch):
+def test_translations_and_scores_equal_ctranslate2_s(name, quantization, tmp_path, monkeypatch):
     compare(converted(name, tmp_path, monkeypatch, quantization), CLOSE.get(str(quantization).rpartition("_")[2], 1e-4))
 
 
 @pytest.mark.parametrize(("name", "how"), [("opennmt_py", {"start": "</s>"}), ("opennmt_tf", {"end": True})])
-def test_sources_end_where_the_other_tool_s_do(name, how, tmp_path, monkeypatch):
-    """OpenNMT's have no end unless the model was trained with one."""
+def test_sources_have_an_end_token_if_the_model_was_trained_with_one(name, how, tmp_path, monkeypatch):
+    """OpenNMT's sources have no end token unless the model was trained with one."""
     folder = converted(name, tmp_path, monkeypatch, **how)
     assert read(folder).source_tokenizer.source_end == [EOS]
     compare(folder)
@@ -50,7 +50,9 @@ def test_sources_end_where_the_other_tool_s_do(name, how, tmp_path, monkeypatch)
     compare(with_end)
 
 
-def test_a_model_whose_sources_have_no_end_translates_goes_out_again_and_is_not_trained(tmp_path, monkeypatch, capsys):
+def test_a_model_without_source_end_translates_and_exports_but_cannot_be_trained(
+    tmp_path, monkeypatch, capsys, refusal_of
+):
     model, there = tmp_path / "model", tmp_path / "there"
     given = converted("opennmt_py", tmp_path, monkeypatch)
     assert main(["import", str(given), "--format", "ctranslate2", "--out", str(model)]) == 0
@@ -63,16 +65,15 @@ def test_a_model_whose_sources_have_no_end_translates_goes_out_again_and_is_not_
     assert main(["export", str(model), "--format", "ctranslate2", "--out", str(there)]) == 0
     assert "3 texts are translated as" in capsys.readouterr().out
     assert load(model).weights.keys() == read(there).weights.keys()
-    assert main(["export", str(model), "--format", "marian-hf", "--out", str(tmp_path / "hf")]) == 2
-    assert "sources without an end" in capsys.readouterr().err
+    assert "sources without an end" in refusal_of(["export", model, "--format", "marian-hf", "--out", tmp_path / "hf"])
     (tmp_path / "t").write_text("a dog\n" * 9)
     words = ["prepare", *(f"--{each}={tmp_path / 't'}" for each in ("src", "tgt", "valid-src", "valid-tgt"))]
-    assert main([*words, "--spm", str(model / "spm.src.model"), "--out", str(tmp_path / "data")]) == 2
-    assert "its sources have no end-of-sentence token" in capsys.readouterr().err
+    told = refusal_of([*words, "--spm", model / "spm.src.model", "--out", tmp_path / "data"])
+    assert "its sources have no end-of-sentence token" in told
 
 
 def compare(folder, close: float = 1e-4) -> None:
-    """Tokens of three translations and their scores."""
+    """Compare tokens and scores of three translations with CTranslate2's."""
     model = read(folder)
     network = Transformer(model.config)
     network.load_state_dict(model.weights, strict=False)
@@ -86,13 +87,8 @@ def compare(folder, close: float = 1e-4) -> None:
     theirs = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
     adds_end = read_json(folder / "config.json")["add_source_eos"]
     sources = [[source[number] for number in (each if adds_end else [*each, *end])] for each in ids]
-    known = read_json(
-        folder / "shared_vocabulary.json"
-        if (folder / "shared_vocabulary.json").exists()
-        else folder / "target_vocabulary.json",
-        list,
-    )
-    never = [[target[number]] for number in (PAD, BOS) if target[number] in known]
+    their_pieces = vocabulary(folder, "target")
+    never = [[target[number]] for number in (PAD, BOS) if target[number] in their_pieces]
     answers = theirs.translate_batch(
         sources, beam_size=1, max_decoding_length=LONGEST, suppress_sequences=never or None
     )
@@ -106,22 +102,17 @@ def compare(folder, close: float = 1e-4) -> None:
         torch.testing.assert_close(torch.tensor(score.log_probs), log_probabilities, rtol=1e-4, atol=close)
 
 
-def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, capsys):
-    """The two sides' exchanged, too."""
+def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, refusal_of):
     other = train_tokenizer(["日本語の文字ばかりの文章です", "次の行もそうです"], vocab_size=285)
     folder = converted("opus_mt", tmp_path, monkeypatch)
     (folder / "target.spm").write_bytes(other.model)
-    words = ["import", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "MODEL")]
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "target.spm: 4% of its pieces are in the vocabulary, 50% are needed" in line
-    smaller = train_tokenizer(LINES, vocab_size=290)  # its pieces are there, and most others are not its
+    words = ["import", folder, "--format", "ctranslate2", "--out", tmp_path / "MODEL"]
+    assert "target.spm: 4% of its pieces are in the vocabulary, 50% are needed" in refusal_of(words)
+    smaller = train_tokenizer(LINES, vocab_size=290)  # has only a part of the vocabulary's pieces
     for side in ("source", "target"):
         (folder / f"{side}.spm").write_bytes(smaller.model)
-    assert main(words) == 2
-    assert "have 31% of the vocabulary's pieces, 85% are needed: one is of another corpus" in capsys.readouterr().err
+    assert "have 31% of the vocabulary's pieces, 85% are needed: one of them belongs to another" in refusal_of(words)
     path = folder / "shared_vocabulary.json"
     listed = json.loads(path.read_text())
     path.write_text(json.dumps([*listed[:-1], listed[-2]]))
-    assert main(words) == 2
-    assert f"shared_vocabulary.json: has {listed[-2]!r} twice" in capsys.readouterr().err
+    assert f"shared_vocabulary.json: has {listed[-2]!r} twice" in refusal_of(words)

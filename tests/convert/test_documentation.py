@@ -1,4 +1,4 @@
-"""docs/replace-torch-nn.md: its table has every argument (tests/docs/test_paths.py runs its blocks)."""
+"""docs/replace-torch-nn.md lists every argument (tests/docs/test_paths.py runs its code blocks)."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "replace-torch-nn.md").read_text(en
 
 
 def rows(columns: int) -> list[list[str]]:
-    """The table rows of "Every argument" that have so many columns, without heads."""
+    """Table rows of "Every argument" with this many columns, without headers."""
     table = PAGE[PAGE.index("## Every argument") :]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     return [row for row in cells if len(row) == columns and row[0] not in ("argument", "what", "---")]

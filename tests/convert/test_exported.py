@@ -1,4 +1,4 @@
-"""A module that is exported: with its file alone, with fasttfm imported, and without."""
+"""torch.export of modules: decomposed and loaded without fasttfm, or on fasttfm's operators."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from fasttfm.errors import ArgumentTypeError
 
 
 def own_process(code, *arguments):
-    """The end of a fresh process that has no fasttfm: -I leaves PYTHONPATH and this folder out."""
+    """Run code in a new process without fasttfm; -I ignores PYTHONPATH and the working directory."""
     words = ["-I", "-c", f"import sys; sys.modules['fasttfm'] = None\n{code}", *map(str, arguments)]
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=PATIENCE)
 
@@ -28,7 +28,7 @@ torch.testing.assert_close(program(*given[0], **given[1]), expected, rtol=1e-5, 
 
 
 class Functions(torch.nn.Module):
-    """The operators that no module of torch.nn stands for."""
+    """Operators without a module in torch.nn."""
 
     def __init__(self):
         super().__init__()
@@ -48,12 +48,8 @@ def cases():
     layer = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "batch_first": True}
     yield "encoder layer", nn.TransformerEncoderLayer(**layer), (x,), {}
     yield "padding", nn.TransformerEncoderLayer(**layer, activation="gelu"), (x,), {"src_key_padding_mask": hidden}
-    yield (
-        "pre-norm decoder layer",
-        nn.TransformerDecoderLayer(**layer, norm_first=True),
-        (y, x),
-        {"tgt_is_causal": True},
-    )
+    decoder = nn.TransformerDecoderLayer(**layer, norm_first=True)
+    yield "pre-norm decoder layer", decoder, (y, x), {"tgt_is_causal": True}
     yield "whole", nn.Transformer(16, 2, 1, 1, 32, batch_first=True), (x, y), {"tgt_is_causal": True}
     yield "attention", nn.MultiheadAttention(16, 2, batch_first=True), (y, x, x), {"key_padding_mask": hidden}
     yield "norm", nn.RMSNorm(16), (x,), {}
@@ -84,7 +80,7 @@ def test_lengths_stay_open_in_a_decomposed_export():
     torch.testing.assert_close(program.module()(x), module(x), rtol=1e-5, atol=1e-6)
 
 
-def test_an_export_on_our_operators_says_what_it_needs(tmp_path):
+def test_an_export_on_our_operators_names_the_required_import(tmp_path):
     module, args, kwargs = CASES["encoder layer"]
     program = export(module.eval(), args, kwargs)
     assert "fasttfm.attention.default" in {str(node.target) for node in program.graph.nodes}
@@ -98,7 +94,7 @@ def test_an_export_on_our_operators_says_what_it_needs(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "module.pt2"], check=True)
 
 
-def test_what_cannot_be_exported_is_refused_in_a_line():
+def test_wrong_arguments_of_export_are_refused():
     module, args, _ = CASES["norm"]
     with pytest.raises(ArgumentTypeError, match=r"^module is a function: a Module is needed$"):
         export(lambda x: x, args)

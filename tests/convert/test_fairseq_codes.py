@@ -1,4 +1,4 @@
-"""fairseq's models with codes of fastBPE or subword-nmt: imported, translated with, trained on and exported."""
+"""fairseq models with fastBPE or subword-nmt codes: import, translation, fine-tuning and export."""
 
 import itertools
 from typing import NamedTuple
@@ -41,23 +41,22 @@ def corpus():
     return Corpus(pairs, codes, pieces)
 
 
-def imported(folder, *more):
-    words = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
-    words += ["--dict", str(folder / "dict.src.txt"), "--codes", str(folder / "codes"), *more]
-    return main(words)
+def words(folder, *more):
+    command = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
+    return [*command, "--dict", str(folder / "dict.src.txt"), "--codes", str(folder / "codes"), *more]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, corpus):
-    """A folder with MODEL, what it should compute, and its dictionary's pieces."""
+    """A directory with MODEL, its reference implementation, and the pieces of its dictionary."""
     folder = tmp_path_factory.mktemp("fairseq")
     reference, sides = write(folder, pieces=corpus.pieces, source_lang="en", target_lang="de")
     (folder / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
-    assert imported(folder) == 0
+    assert main(words(folder)) == 0
     return folder, reference, sides[0]
 
 
-def test_translations_are_those_of_a_plain_writing(model, corpus):
+def test_translations_equal_those_of_a_reimplementation(model, corpus):
     folder, reference, pieces = model
     lines = [english for english, _ in corpus.pairs[:5]]
     with Translator.from_directory(folder / "MODEL", beam=1, max_len_a=0.0, max_len_b=20, workers=1) as translator:
@@ -72,20 +71,18 @@ def test_translations_are_those_of_a_plain_writing(model, corpus):
     assert len(set(translations)) > 1
 
 
-def test_sides_have_their_languages_and_the_notes_say_what_was_inferred(tmp_path, capsys, corpus):
+def test_sides_have_their_languages_and_notes_report_inferred_settings(tmp_path, capsys, refusal_of, corpus):
     write(tmp_path, pieces=corpus.pieces)
     (tmp_path / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
-    assert imported(tmp_path) == 2
-    assert "--source-language: the checkpoint does not say it" in capsys.readouterr().err
-    assert imported(tmp_path, "--source-language", "en", "--target-language", "en") == 0
-    assert (
-        "source text becomes Moses tokens (en), normalized, escaped, as its dictionary shows" in capsys.readouterr().out
-    )
+    assert "--source-language: the checkpoint does not say it" in refusal_of(words(tmp_path))
+    assert main(words(tmp_path, "--source-language", "en", "--target-language", "en")) == 0
+    told = "source text becomes Moses tokens (en), normalized, escaped, as its dictionary shows"
+    assert told in capsys.readouterr().out
     given = load(tmp_path / "MODEL")
     assert given.source_tokenizer is given.target_tokenizer
 
 
-def test_pairs_are_prepared_and_trained_on(model, corpus, tmp_path):
+def test_an_imported_vocabulary_prepares_data_and_trains(model, corpus, tmp_path):
     folder = model[0] / "MODEL"
     for split, pairs in (("train", corpus.pairs), ("valid", corpus.pairs[:5])):
         for side, name in enumerate(LANGUAGES):
@@ -99,16 +96,10 @@ def test_pairs_are_prepared_and_trained_on(model, corpus, tmp_path):
     assert prepared.source_tokenizer.pieces(prepared.train.source(0)) == corpus.cut(corpus.pairs[0][0], "en")
     assert prepared.target_tokenizer.decode(prepared.train.target(0)) == corpus.pairs[0][1]
     out = tmp_path / "TUNED"
-    words = ["train", "--data", str(data), "--out", str(out), "--init-from", str(folder), "--max-update", "2"]
-    words += ["--d-model=32", "--heads=4", "--d-ff=48", "--encoder-layers=2", "--decoder-layers=2", "--workers=1"]
-    words += [
-        "--positional-encoding=tensor2tensor",
-        "--first-position=2",
-        "--output-bias",
-        "--no-valid-bleu",
-        "--valid-interval-updates=2",
-    ]
-    assert main(words) == 0
+    settings = "--max-update=2 --d-model=32 --heads=4 --d-ff=48 --encoder-layers=2 --decoder-layers=2 --workers=1"
+    settings += " --positional-encoding=tensor2tensor --first-position=2 --output-bias --no-valid-bleu"
+    command = ["train", "--data", str(data), "--out", str(out), "--init-from", str(folder), *settings.split()]
+    assert main([*command, "--valid-interval-updates=2"]) == 0
     with Translator.from_directory(out, beam=1, workers=1) as translator:
         assert len(translator.translate(["the dog"])) == 1
 
@@ -117,7 +108,7 @@ def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
     pytest.importorskip("ctranslate2")
     folder = model[0] / "MODEL"
     assert main(["export", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "CT2")]) == 0
-    assert "source text is cut by sacremoses and source.codes: Moses tokens (en)" in capsys.readouterr().out
+    assert "source text is tokenized by sacremoses and source.codes: Moses tokens (en)" in capsys.readouterr().out
     assert main(["import", str(tmp_path / "CT2"), "--format", "ctranslate2", "--out", str(tmp_path / "BACK")]) == 0
     before, after = load(folder), load(tmp_path / "BACK")
     line = "the dog runs ."
@@ -125,27 +116,24 @@ def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
     assert str(after.source_tokenizer.vocabulary) == str(before.source_tokenizer.vocabulary)
 
 
-def test_codes_of_another_corpus_are_refused_with_the_share(model, tmp_path, capsys, corpus):
+def test_codes_of_another_corpus_are_refused_with_the_share(model, tmp_path, refusal_of, corpus):
     folder = model[0]
     others = tmp_path / "codes"
     others.write_text(fastbpe_file(learn(["zyx zyx zyx wvu wvu"], 9)), encoding="utf-8")
-    words = ["import", str(folder / "checkpoint.pt"), "--format=fairseq", f"--dict={folder / 'dict.src.txt'}"]
-    words += [f"--out={tmp_path / 'MODEL'}"]
-    assert main([*words, f"--codes={others}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    command = ["import", folder / "checkpoint.pt", "--format=fairseq", f"--dict={folder / 'dict.src.txt'}"]
+    command += [f"--out={tmp_path / 'MODEL'}"]
     single = sum(len(piece.removesuffix("@@")) == 1 for piece in corpus.pieces) / len(corpus.pieces)
-    assert f"has the pieces of {single:.1%} of the tokens in" in line
-    assert main([*words, f"--spm={folder / 'spm.model'}"]) == 2
-    assert "give their --codes in place of --spm" in capsys.readouterr().err
-    assert main([*words, f"--codes={tmp_path / 'none'}"]) == 2
-    assert "no such file of codes" in capsys.readouterr().err
+    for flag, message in (
+        (f"--codes={others}", f"has the pieces of {single:.1%} of the tokens in"),
+        (f"--spm={folder / 'spm.model'}", "give their --codes instead of --spm"),
+        (f"--codes={tmp_path / 'none'}", "no such file of codes"),
+    ):
+        assert message in refusal_of([*command, flag])
     assert not (tmp_path / "MODEL").exists()
 
 
-def test_codes_for_a_dictionary_of_sentencepiece_are_refused(tmp_path, capsys, corpus):
+def test_codes_for_a_dictionary_of_sentencepiece_are_refused(tmp_path, refusal_of, corpus):
     write(tmp_path, source_lang="en", target_lang="de")
     (tmp_path / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
-    assert imported(tmp_path) == 2
-    assert "0% of its tokens end in @@" in capsys.readouterr().err
-    assert imported(tmp_path, "--spm", str(tmp_path / "spm.model")) == 2
-    assert "either --spm or --codes" in capsys.readouterr().err
+    assert "0% of its tokens end in @@" in refusal_of(words(tmp_path))
+    assert "either --spm or --codes" in refusal_of(words(tmp_path, "--spm", str(tmp_path / "spm.model")))

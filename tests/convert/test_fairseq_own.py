@@ -1,6 +1,6 @@
-"""Checkpoints that fairseq's own code trains and saves: imported, they compute what fairseq computes.
+"""Import of checkpoints trained and saved by fairseq itself: results equal fairseq's.
 
-Needs the source of fairseq 0.12.2 (its sdist, unpacked) in $FASTTFM_FAIRSEQ; their_fairseq.py runs its code.
+Needs the unpacked sdist of fairseq 0.12.2 in $FASTTFM_FAIRSEQ; their_fairseq.py runs it.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ LEARNED = ["--encoder-learned-pos", "--decoder-learned-pos", "--max-source-posit
 
 
 def saved(folder: Path, *flags: str) -> None:
-    """What their_fairseq.py leaves."""
+    """Run their_fairseq.py, which writes its files to folder."""
     spm = sentencepiece.SentencePieceProcessor(model_proto=tokenizer().model)
     (folder / "spm.model").write_bytes(tokenizer().model)
     for side, lines in (("src", [*PAIRS, *TEXT]), ("tgt", [*PAIRS.values(), *TEXT])):
@@ -51,14 +51,14 @@ def saved(folder: Path, *flags: str) -> None:
 
 
 def compare(folder: Path) -> None:
-    """Log-probabilities in float32, and greedy translations."""
+    """Compare float32 log-probabilities and greedy translations."""
     given, theirs = load(folder / "MODEL"), torch.load(folder / "computed.pt", weights_only=True)
     model = Transformer(given.config)
     model.load_state_dict(given.weights, strict=False)
     model.eval()
     ours = [each.pieces(range(len(each))) for each in (given.source_tokenizer, given.target_tokenizer)]
     to_ours = [
-        [side.index(piece, EOS + 1 if piece == "<s>" else 0) for piece in pieces]  # theirs stands behind ours
+        [side.index(piece, EOS + 1 if piece == "<s>" else 0) for piece in pieces]  # their <s> follows ours
         for side, pieces in zip(ours, theirs["pieces"])
     ]
     for each in theirs["computed"]:
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_fairseq_computes_the_same_here(tmp_path, capsys, flags)
     ],
     ids=" ".join,
 )
-def test_what_there_is_no_place_for_is_refused_or_computes_the_same(tmp_path, capsys, flags):
+def test_other_architectures_are_refused_or_compute_the_same(tmp_path, capsys, flags):
     saved(tmp_path, *flags)
     capsys.readouterr()
     status = imported(tmp_path)

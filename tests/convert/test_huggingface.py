@@ -1,4 +1,4 @@
-"""Hugging Face models with random weights: fasttfm's attention beside eager, no download."""
+"""Hugging Face models with random weights: accelerate() against eager attention; downloads nothing."""
 
 import copy
 from typing import Any
@@ -8,6 +8,8 @@ import pytest
 import torch
 from replayable import Watched
 
+from .their_models import randomized
+
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
 import fasttfm  # noqa: E402
@@ -15,58 +17,39 @@ from fasttfm.convert import huggingface, huggingface_layers  # noqa: E402
 from fasttfm.kernels.jit import Launch  # noqa: E402
 from ptx_check.chips import CHIPS  # noqa: E402
 from ptx_check.cuda import Answers  # noqa: E402
+from tests.registry import small  # noqa: E402
 
-SEQUENCE = {
-    "vocab_size": 37, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 32,
-    "dropout": 0.0, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 2,
-    "forced_eos_token_id": 1,
-}  # fmt: skip
-MODELS: dict[str, Any] = {
-    "marian": lambda t: t.MarianMTModel(t.MarianConfig(**SEQUENCE)),
-    "bart": lambda t: t.BartForConditionalGeneration(t.BartConfig(**SEQUENCE)),
-    "t5": lambda t: t.T5ForConditionalGeneration(
-        t.T5Config(
-            vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0.0, pad_token_id=0,
-            eos_token_id=1, decoder_start_token_id=0,
-        )
-    ),
-    "bert": lambda t: t.BertForMaskedLM(
-        t.BertConfig(
-            vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
-        )
-    ),
-    "gpt2": lambda t: t.GPT2LMHeadModel(
-        t.GPT2Config(
-            vocab_size=37, n_positions=32, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, bos_token_id=2, eos_token_id=1, pad_token_id=0,
-        )
-    ),
-}  # fmt: skip
+MODELS = {
+    "marian": "MarianMTModel",
+    "bart": "BartForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+    "bert": "BertForMaskedLM",
+    "gpt2": "GPT2LMHeadModel",
+}
 GENERATIVE = ("marian", "bart", "t5", "gpt2")
-
-
+SETTINGS = {
+    "t5": {"decoder_start_token_id": 0}, "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+}  # fmt: skip
 ACTIVATION = {
     "marian": "activation_function", "bart": "activation_function", "bert": "hidden_act", "gpt2": "activation_function",
 }  # fmt: skip
 OTHERS = [("marian", "relu"), ("bart", "relu"), ("bert", "relu"), ("bert", "gelu_new"), ("bart", "gelu_pytorch_tanh"),
           ("gpt2", "gelu"), ("gpt2", "silu"), ("bert", "silu")]  # fmt: skip
-"""Activations that are not the defaults: gelu, and gelu_new of GPT-2."""
+"""Activations other than the defaults (gelu, and gelu_new in GPT-2)."""
+
+
+def small_model(name: str, **changes: Any) -> Any:
+    """A small random model without dropout. changes: of its configuration."""
+    kind = getattr(transformers, MODELS[name])
+    config = small.small_configuration(kind.config_class)
+    vars(config).update(SETTINGS.get(name, {}), **changes)
+    return kind(config)
 
 
 def pair(name: str, activation: str | None = None) -> tuple[Any, Any]:
-    """A model on eager attention and its copy on ours; activation exchanges that of the feed-forward networks."""
+    """A model on eager attention and its accelerated copy. activation: of the feed-forward networks."""
     torch.manual_seed(0)
-    eager = MODELS[name](transformers)
-    if activation is not None:
-        config = copy.deepcopy(eager.config)
-        setattr(config, ACTIVATION[name], activation)
-        eager = type(eager)(config)
-    with torch.no_grad():
-        for parameter in eager.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    eager.set_attn_implementation("eager")
+    eager = randomized(small_model(name, **({} if activation is None else {ACTIVATION[name]: activation})))
     ours = copy.deepcopy(eager)
     huggingface.accelerate(ours)
     return eager, ours
@@ -89,7 +72,7 @@ def labels_of(name: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def kept(name: str, inputs: dict[str, torch.Tensor]) -> Any:
-    """Which positions of the output count."""
+    """Index of the output positions to compare."""
     return slice(None) if name in ("marian", "bart", "t5") else inputs["attention_mask"].bool()
 
 
@@ -116,7 +99,7 @@ def test_logits_loss_and_gradients_of_a_padded_batch(name: str, activation: str 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
 def test_half_precision_is_as_near_to_float32_as_eager(name: str, dtype: torch.dtype) -> None:
-    """Logits, loss and gradients: an error at most twice eager's in that dtype, plus one unit of the last place."""
+    """Logits, loss and gradients: the error is at most twice eager's in that dtype plus one ulp."""
     eager, ours = pair(name)
     inputs = batch(name)
     labels, keep = labels_of(name, inputs), kept(name, inputs)
@@ -155,7 +138,7 @@ def test_dropout_is_drawn_in_training_and_not_in_eval(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_attentions_are_given_where_they_are_asked_for(name: str) -> None:
+def test_output_attentions_returns_the_weights(name: str) -> None:
     eager, ours = (model.eval() for model in pair(name))
     inputs = batch(name)
     labels = {"labels": labels_of(name, inputs)}
@@ -206,8 +189,8 @@ EXCHANGED = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> None:
-    model = MODELS[name](transformers)
+def test_the_report_lists_replaced_and_left_modules(name: str) -> None:
+    model = small_model(name)
     kinds = [type(m) for m in model.modules()]
     planned = str(huggingface.accelerate(model, dry_run=True))
     assert [type(m) for m in model.modules()] == kinds
@@ -223,23 +206,18 @@ def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> Non
 
 
 def tiny_llama(kind: str) -> Any:
-    """A decoder with RMSNorm before attention and network, its weights away from one."""
+    """A pre-norm decoder with RMSNorm weights different from one."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
         intermediate_size=24, max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.set_attn_implementation("eager")
-    return model
+    return randomized(getattr(transformers, f"{kind}ForCausalLM")(config))
 
 
 @torch.no_grad()
 def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
-    """Token and position differ from step to step; calls, launches and addresses do not."""
+    """Token and position differ between steps; calls, launches and addresses do not."""
     model, logits = tiny_llama("Llama").eval(), torch.zeros(2, 1, 37)
     huggingface.accelerate(model)
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
@@ -261,8 +239,8 @@ def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
 
 
 @pytest.mark.parametrize(("kind", "norms"), [("Llama", 5), ("Mistral", 5), ("Qwen3", 9), ("Gemma2", 0)])
-def test_the_rms_norms_of_llama_and_of_those_that_repeat_it_are_exchanged(kind: str, norms: int) -> None:
-    """Gemma's norm multiplies by 1 + weight, so it is another one."""
+def test_rms_norms_of_llama_and_its_copies_are_replaced(kind: str, norms: int) -> None:
+    """Gemma's norm differs: it multiplies by 1 + weight."""
     eager = tiny_llama(kind)
     ours = copy.deepcopy(eager)
     report = huggingface.accelerate(ours)
@@ -280,21 +258,13 @@ def test_the_rms_norms_of_llama_and_of_those_that_repeat_it_are_exchanged(kind: 
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_an_rms_norm_of_two_dtypes_gives_what_transformers_gives() -> None:
+def test_an_rms_norm_with_mixed_dtypes_equals_transformers() -> None:
     theirs = tiny_llama("Llama").model.norm
     ours = copy.deepcopy(theirs)
     ours.__class__ = huggingface_layers.FusedRMSNorm
     x = torch.randn(3, 16, dtype=torch.bfloat16)
     assert torch.equal(ours(x), theirs(x))
     assert ours(x).dtype == torch.float32
-
-
-def test_a_network_with_another_activation_is_named_and_called_as_before() -> None:
-    for name in ("bart", "bert", "gpt2"):
-        config = copy.deepcopy(MODELS[name](transformers).config)
-        setattr(config, ACTIVATION[name], "silu")
-        report = huggingface.accelerate(transformers.AutoModel.from_config(config))
-        assert "its activation is neither ReLU nor GELU" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -316,16 +286,21 @@ def test_networks_with_relu_or_gelu_are_one_operator(
     assert len(calls) == networks
 
 
-def test_gated_networks_of_t5_and_those_with_other_activations_are_left_and_named() -> None:
-    for activation, reason in (("gated-gelu", "gated"), ("silu", "neither ReLU nor GELU")):
-        config = transformers.T5Config(
-            vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, feed_forward_proj=activation
-        )
-        report = huggingface.accelerate(transformers.T5Model(config))
-        assert sum(reason in line.reason for line in report.lines) == 2
+@pytest.mark.parametrize(
+    ("name", "changes", "networks"),
+    [
+        ("bart", {"activation_function": "silu"}, 4), ("bert", {"hidden_act": "silu"}, 2),
+        ("gpt2", {"activation_function": "silu"}, 2), ("t5", {"dense_act_fn": "silu"}, 4),
+        ("t5", {"is_gated_act": True}, 4),
+    ],
+)  # fmt: skip
+def test_gated_networks_and_other_activations_are_left_and_named(name: str, changes: Any, networks: int) -> None:
+    report = huggingface.accelerate(small_model(name, **changes))
+    reason = "gated" if "is_gated_act" in changes else "neither ReLU nor GELU"
+    assert sum(reason in line.reason for line in report.lines) == networks
 
 
-def test_an_exchanged_sub_module_is_called() -> None:
+def test_a_replaced_submodule_is_called() -> None:
     class Twice(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2

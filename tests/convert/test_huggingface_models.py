@@ -1,4 +1,4 @@
-"""Architectures of today by name alone, attn_implementation="fasttfm": as eager, or refused with the reason."""
+"""Current architectures with attn_implementation="fasttfm": results equal eager's, or a refusal names the reason."""
 
 import copy
 import sys
@@ -14,6 +14,8 @@ transformers = pytest.importorskip("transformers", reason="needs the package tra
 from fasttfm import functional as F  # noqa: E402
 from fasttfm.convert import huggingface  # noqa: E402
 
+from .their_models import randomized  # noqa: E402
+
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 2,
@@ -23,7 +25,7 @@ SLIDING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_atten
 
 
 def gemma2(attn_logit_softcapping: float | None = 0.5) -> Any:
-    """A cap that the scores of random weights reach."""
+    """Gemma 2 with a cap that the scores of random weights reach."""
     more = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": attn_logit_softcapping}
     return transformers.Gemma2Config(**TEXT, **SLIDING, **more)
 
@@ -54,11 +56,7 @@ def padded(left: bool) -> dict[str, torch.Tensor]:
 
 def pair(make: Callable[[], Any]) -> tuple[Any, Any]:
     torch.manual_seed(0)
-    eager = make().eval()
-    with torch.no_grad():
-        for parameter in eager.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    eager.set_attn_implementation("eager")
+    eager = randomized(make().eval())
     ours = copy.deepcopy(eager)
     huggingface.register()
     ours.set_attn_implementation("fasttfm")
@@ -78,7 +76,7 @@ def accelerated(make: Callable[[], Any]) -> tuple[Any, Any]:
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, padding: bool, turn: Any) -> None:
-    """Their caches keep no more than a window, both the dynamic and the static ones."""
+    """Dynamic and static caches keep no more than the window."""
     eager, ours = turn(DECODERS[name])
     inputs = padded(left=True) if padding else {"input_ids": torch.randint(3, 37, (2, 9))}
     rows = inputs["attention_mask"].bool() if padding else ...
@@ -101,7 +99,7 @@ def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, paddin
 
 @torch.no_grad()
 def test_sinks_take_weight_and_a_cap_bounds_scores() -> None:
-    """Without them the models above give other numbers, so that equality with eager says something."""
+    """Both affect the results of the models above, so that equality with eager is meaningful."""
     for name, without in (
         ("gpt-oss", lambda m: [layer.self_attn.sinks.fill_(-1e4) for layer in m.model.layers]),
         ("gemma2", lambda m: [setattr(layer.self_attn, "attn_logit_softcapping", None) for layer in m.model.layers]),
@@ -115,8 +113,10 @@ def test_sinks_take_weight_and_a_cap_bounds_scores() -> None:
 
 @torch.no_grad()
 def test_the_window_of_a_mask_is_that_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers' mask hides is what window=(sliding_window - 1, 0) hides; without padding it is not read."""
+    """transformers' mask equals window=(sliding_window - 1, 0), and is not read without padding."""
+    huggingface.register()
     config = transformers.MistralConfig(**TEXT, sliding_window=3)
+    config._attn_implementation = "fasttfm"
     q, k, v = (torch.randn(2, 4, 9, 8) for _ in range(3))
     given: list[dict[str, Any]] = []
     attend = F.attention
@@ -124,7 +124,7 @@ def test_the_window_of_a_mask_is_that_of_the_operator(monkeypatch: pytest.Monkey
     for lengths in (None, torch.tensor([9, 9]), torch.tensor([9, 6])):
         padding = None if lengths is None else torch.arange(9) < lengths[:, None]
         mask = transformers.masking_utils.create_sliding_window_causal_mask(
-            config=huggingface_config(config), inputs_embeds=q[:, 0], attention_mask=padding, past_key_values=None
+            config=config, inputs_embeds=q[:, 0], attention_mask=padding, past_key_values=None
         )
         module = torch.nn.Module().eval()
         got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
@@ -134,20 +134,14 @@ def test_the_window_of_a_mask_is_that_of_the_operator(monkeypatch: pytest.Monkey
     mask = transformers.masking_utils.create_sliding_window_causal_mask(
         config=config, inputs_embeds=q[:, 0], attention_mask=None, past_key_values=None
     )
-    mask[0, ..., 5] = False  # by whoever reads it; the rows share their memory
+    mask[0, ..., 5] = False  # modified in place; the rows share their memory
     got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
     expected = attend(q, k, v, causal=True, window=(2, 0), mask=torch.arange(9) != 5)
     torch.testing.assert_close(got.transpose(1, 2), expected)
 
 
-def huggingface_config(config: Any) -> Any:
-    huggingface.register()
-    config._attn_implementation = "fasttfm"
-    return config
-
-
 def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
-    """As Inkling 2 gives sinks, and DeepSeek V3.2 the keys that a query may attend."""
+    """Sinks as in Inkling 2, and selected keys as in DeepSeek V3.2."""
     q, k, v, bias = (torch.randn(2, 4, *n, requires_grad=True) for n in ((5, 8), (6, 8), (6, 3), (5, 6)))
     sinks = torch.randn(2, 4, 5, 1, requires_grad=True)
     mask = torch.rand(2, 1, 5, 6) > 0.2
@@ -166,12 +160,12 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
 
 @pytest.fixture
 def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if attention here had no soft cap."""
+    """Pretend that our attention has no soft cap."""
     monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})
 
 
 @pytest.mark.parametrize("kind", huggingface.NEEDS)
-def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refused(kind: str) -> None:
+def test_unsupported_attention_arguments_of_a_model_type_are_refused(kind: str) -> None:
     assert kind in transformers.CONFIG_MAPPING
     x, option = torch.randn(1, 2, 3, 8), huggingface.NEEDS[kind]
     with pytest.raises(ValueError, match=option):
@@ -180,7 +174,7 @@ def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refu
 
 @pytest.mark.usefixtures("no_soft_cap")
 @torch.no_grad()
-def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention() -> None:
+def test_only_the_submodel_with_unsupported_attention_keeps_its_own() -> None:
     text = transformers.Gemma2Config(**TEXT, **SLIDING)
     vision = transformers.SiglipVisionConfig(
         hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
@@ -198,7 +192,7 @@ def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention()
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_accelerate_too_makes_models_that_write_their_attention_out_refuse_its_name(
+def test_accelerate_registers_the_check_for_hard_coded_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     theirs = transformers.PreTrainedModel.get_correct_attn_implementation
@@ -206,7 +200,7 @@ def test_accelerate_too_makes_models_that_write_their_attention_out_refuse_its_n
     monkeypatch.setattr(transformers.PreTrainedModel, "get_correct_attn_implementation", plain)
     sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
     huggingface.accelerate(transformers.BloomModel(transformers.BloomConfig(**sizes)))
-    with pytest.raises(ValueError, match="writes its attention out"):
+    with pytest.raises(ValueError, match="hard-codes its attention"):
         transformers.BloomModel._from_config(transformers.BloomConfig(**sizes), attn_implementation="fasttfm")
 
 
@@ -217,9 +211,9 @@ def test_an_argument_that_may_change_the_result_is_never_ignored(name: str) -> N
         huggingface.attention_forward(torch.nn.Module(), x, x, x, None, is_causal=True, **{name: value})
 
 
-def test_what_a_model_file_s_own_eager_attention_reads_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_file_s_eager_attention_are_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, stride=None, **kwargs):
-        """What a file that is not part of transformers may bring."""
+        """Attention of a modeling file outside transformers."""
 
     file = types.ModuleType("modeling_of_tomorrow")
     file.eager_attention_forward = eager_attention_forward
@@ -241,7 +235,7 @@ def test_causal_attention_needs_a_mask_as_eager_does() -> None:
     torch.testing.assert_close(one, every[:, 4:])
 
 
-def test_dropout_is_drawn_in_training_alone() -> None:
+def test_dropout_applies_only_in_training() -> None:
     x, module = torch.randn(1, 2, 5, 8), torch.nn.Module().eval()
     plain, _ = huggingface.attention_forward(module, x, x, x, None, is_causal=False)
     got, _ = huggingface.attention_forward(module, x, x, x, None, dropout=0.5, is_causal=False)

@@ -1,4 +1,4 @@
-"""What PyTorch does to a model, done to one with replaced modules: compile, export, autocast, casts, checkpointing."""
+"""PyTorch features on a model with replaced modules: export, autocast, casts, checkpointing, transforms."""
 
 import copy
 from typing import Any

@@ -1,6 +1,6 @@
-"""transformers' own tests of a model (its ModelTesterMixin) run against AutoModelForSeq2SeqLM of our directories.
+"""transformers' own model tests (ModelTesterMixin) on AutoModelForSeq2SeqLM of our directories.
 
-They are in transformers' source distribution and not in its wheel:
+They are in transformers' source distribution, not in its wheel:
 
     pip download --no-deps --no-binary transformers transformers==5.23.0 && tar xzf transformers-5.23.0.tar.gz
     FASTTFM_TEST_TRANSFORMERS=transformers-5.23.0 python -m pytest -o addopts= tests/convert/test_model_tester.py
@@ -26,7 +26,7 @@ from fasttfm.convert.auto_model import FasttfmConfig, FasttfmForSeq2SeqLM  # noq
 from fasttfm.data.tokenizer import BOS, EOS  # noqa: E402
 
 LACKING = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
-"""What the mixin's module imports from beside it, and the distribution has not: no test of these runs."""
+"""Classes that the mixin's module imports but the distribution lacks; none of their tests runs."""
 LEFT_OUT = {
     "test_cannot_load_with_meta_device_context_manager": "a directory is loaded under torch.device('meta'), too",
     "test_from_pretrained_no_checkpoint": "from_pretrained() takes a directory, and no state_dict in its place",
@@ -36,11 +36,11 @@ LEFT_OUT = {
     "test_resize_tokens_embeddings": "asks for model.vocab_size, and a message word by word",
     "test_retain_grad_hidden_states_attentions": "attention's weights are computed beside it, and have no gradient",
 }
-"""Tests that do not pass, and why."""
+"""Failing tests -> reason."""
 
 
 def mixin() -> type:
-    """ModelTesterMixin, whose module also asks for tests of exporting and generating, which the distribution lacks."""
+    """Import ModelTesterMixin with stand-ins for the missing classes."""
     ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "tests"}
     sys.path.insert(0, str(Path(SOURCES).resolve()))
     for name, other in LACKING.items():
@@ -92,12 +92,12 @@ class TestFasttfmForSeq2SeqLM(mixin(), unittest.TestCase):  # type: ignore[misc]
         self.model_tester = Tester(self)
 
     def _prepare_for_class(self, inputs, model_class, return_labels=False):
-        """The mixin knows who takes labels by the classes of transformers itself."""
+        """The mixin adds labels only for classes of transformers."""
         return {**inputs, "labels": inputs["decoder_input_ids"]} if return_labels else inputs
 
 
 def left_out(name: str, reason: str) -> object:
-    """The test, which must fail: what passes meanwhile is to be struck from the list."""
+    """Mark a test as failing; strict, so that one that passes must be removed from the list."""
 
     @pytest.mark.xfail(reason=reason, strict=True)
     def test(self: TestFasttfmForSeq2SeqLM) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face models that change a norm's output in place, or whose convolutions read rows that see nothing."""
+"""Hugging Face models that modify a norm's output in place, or whose convolutions read fully masked rows."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ from tests.registry import small as registry  # noqa: E402
 
 
 def step(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The output, and the gradients of all parameters that have one."""
+    """Return the output and all existing gradients."""
     output = model(**inputs)[0]
     model.zero_grad()
     output.square().mean().backward()
@@ -42,8 +42,8 @@ def test_a_model_that_scales_a_norm_s_output_in_place_trains_as_before(name: str
 def test_sam3_s_text_model_under_left_padding_is_that_of_eager_or_of_sdpa(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A convolution of its last layer reads padding. Where such a row sees no key, we and sdpa give zeros, and eager
-    the mean of all values."""
+    """A convolution of its last layer reads padding, whose fully masked rows are zeros here and in sdpa, but the mean
+    of all values in eager."""
     monkeypatch.setitem(registry.SMALL, "num_hidden_layers", 4)  # the first and the last have no attention
     huggingface.register()
     model = registry.make("Sam3LiteTextTextModel")

@@ -1,4 +1,4 @@
-"""replace_modules and restore_modules on models that are not plain: shared, hooked, wrapped, frozen, without memory."""
+"""replace_modules and restore_modules on unusual models: shared, hooked, wrapped, frozen, on the meta device."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ def layer(**options: Any) -> nn.TransformerEncoderLayer:
 
 
 def both_agree(theirs: nn.Module, ours: nn.Module, *inputs: Any, **options: Any) -> None:
-    """Outputs and parameter gradients."""
+    """Compare outputs and parameter gradients."""
     results = []
     for module in (theirs, ours):
         module.zero_grad()
@@ -39,7 +39,7 @@ def replaced(model: nn.Module) -> nn.Module:
 
 
 class Chain(nn.Module):
-    """What is given, one after the other."""
+    """nn.Sequential that is not one of torch's classes."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_attributes_hooks_and_frozen_parameters_stay() -> None:
     assert calls == ["pre", "loaded"]
 
 
-def test_a_model_without_memory_is_replaced_and_then_filled() -> None:
+def test_a_meta_model_is_replaced_and_then_materialized() -> None:
     with torch.device("meta"):
         model = layer()
     fasttfm.replace_modules(model)
@@ -98,7 +98,7 @@ def test_a_model_without_memory_is_replaced_and_then_filled() -> None:
 
 
 class LowRank(nn.Module):
-    """A Linear with a low-rank addition, as adapters put it in the place of one."""
+    """A Linear with a low-rank update, as adapters insert it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def adapted(model: Any) -> None:
 
 
 def adapted_output_projection(model: Any) -> None:
-    """torch.nn reads weight and bias of the output projection, and never calls it."""
+    """torch.nn reads weight and bias of the output projection but never calls it."""
     model.self_attn.out_proj = LowRank(model.self_attn.out_proj)
     model.self_attn.out_proj.register_forward_hook(lambda *_: pytest.fail("torch.nn does not call it"))
 
@@ -160,7 +160,7 @@ CHANGES = [adapted, adapted_output_projection, weight_normed, parametrised_atten
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_sub_modules_that_are_not_what_they_were(change: Any, norm_first: bool, route: str) -> None:
+def test_modified_submodules_are_called(change: Any, norm_first: bool, route: str) -> None:
     theirs, ours = layer(norm_first=norm_first), layer(norm_first=norm_first)
     for model in (theirs, ours):  # what is pruned cannot be copied
         torch.manual_seed(1)
@@ -170,7 +170,7 @@ def test_sub_modules_that_are_not_what_they_were(change: Any, norm_first: bool, 
         both_agree(theirs, ours, torch.randn(N, S, E))
 
 
-def test_a_parametrised_module_is_left_and_said() -> None:
+def test_a_parametrized_module_is_left_and_reported() -> None:
     model = layer()
     parametrised_attention(model)
     report = fasttfm.replace_modules(model)
@@ -189,7 +189,7 @@ def test_dynamically_quantised_linear_layers_are_called() -> None:
     torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_that_is_compiled_already_is_compiled_again() -> None:
+def test_a_compiled_model_is_recompiled() -> None:
     model = layer()
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(N, S, E)

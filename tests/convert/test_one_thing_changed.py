@@ -1,5 +1,6 @@
-"""A good folder of another tool with one thing changed, as nobody would notice: refused by name, or told."""
+"""Import of another tool's directory with one inconspicuous change: refused by name, or reported in a note."""
 
+import functools
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ def weights(change: Callable[[Weights], dict[Any, Any]], *, pickled: bool = Fals
 def also(
     name: str, like: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x + 1, **kind: bool
 ) -> Change:
-    """A weight besides, or another one in its place, made of one that is there."""
+    """Add or replace a weight by a function of an existing one."""
     return weights(lambda given: {**given, name: change(given[like])}, **kind)
 
 
@@ -120,7 +121,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         "marian-hf", also("model.encoder.layers.0.gate.weight", "model.shared.weight"),
         "has the weights model.encoder.layers.0.gate.weight, for which",
     ),
-    "another end": ("marian-hf", fields(eos_token_id=7), "eos_token_id is 7, of the vocabulary it is 0"),
+    "another end": ("marian-hf", fields(eos_token_id=7), "eos_token_id is 7, in the vocabulary it is 0"),
     "a DistilBERT's norms": ("distilbert", fields(layer_norm_eps=0.1), "layer_norm_eps is not a field of DistilBERT"),
     "another end of searches": (
         "m2m100", fields("generation_config.json", eos_token_id=[2, 7]),
@@ -149,15 +150,15 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "a weight that no index has": (
         "bert", shards(lambda given, places: given.update({"unheard.of": torch.ones(3)})),
-        f"{ONE}: model.safetensors.index.json says otherwise of the weight unheard.of",
+        f"{ONE}: model.safetensors.index.json disagrees about the weight unheard.of",
     ),
     "a weight that the index puts elsewhere": (
         "bert", shards(lambda given, places: places.pop("cls.predictions.bias")),
-        "says otherwise of the weight cls.predictions.bias",
+        "disagrees about the weight cls.predictions.bias",
     ),
     "bytes behind the end": (
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
-        "model.bin: is cut off or damaged (it goes on behind its end)",
+        "model.bin: is cut off or damaged (it has bytes after its end)",
     ),
     "a language model": (
         "ctranslate2", lambda to: _with_specification(to / "model.bin", "TransformerDecoderSpec"),
@@ -186,30 +187,24 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
 }  # fmt: skip
 TOLD: dict[str, tuple[str, Change, str]] = {
-    "how it was searched with": (
-        "marian-hf",
-        fields("generation_config.json", repetition_penalty=1.5),
-        "left out how it is searched with there:",
+    "search settings": (
+        "marian-hf", fields("generation_config.json", repetition_penalty=1.5), "left out its search settings",
     ),
-    "how a text was drawn": (
-        "gpt2",
-        fields("generation_config.json", temperature=0.5, do_sample=True),
-        "temperature 0.5",
+    "sampling settings": (
+        "gpt2", fields("generation_config.json", temperature=0.5, do_sample=True), "temperature 0.5",
     ),
     "another end of texts": (
-        "gpt2",
-        fields(eos_token_id=3),
-        "says eos_token_id 3, but its tokenizer 14, which is taken",
+        "gpt2", fields(eos_token_id=3), "says eos_token_id 3, but its tokenizer 14, which is taken",
     ),
     "another end of pairs": (
-        "bert",
-        fields(sep_token_id=9),
-        "says sep_token_id 9, but its tokenizer 3, which is taken",
+        "bert", fields(sep_token_id=9), "says sep_token_id 9, but its tokenizer 3, which is taken",
     ),
-    "a field of another model": ("marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window: t"),
-    "a field that is off": ("llama", fields(unheard_of=False), "nobody here knows the fields unheard_of"),
-    "a field that is zero": ("bert", fields(unheard_of=0), "nobody here knows the fields unheard_of"),
-}
+    "a field of another model": (
+        "marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window are unknown: they",
+    ),
+    "a field that is off": ("llama", fields(unheard_of=False), "the fields unheard_of are unknown"),
+    "a field that is zero": ("bert", fields(unheard_of=0), "the fields unheard_of are unknown"),
+}  # fmt: skip
 
 
 def _with_specification(path: Path, name: str) -> None:
@@ -226,13 +221,11 @@ def _fairseq(folder: Path, more: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def good_folder(tmp_path_factory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
+    @functools.cache
     def of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp(kind) / "good"
-            write_folder(kind, made[kind])
-        return made[kind]
+        folder = tmp_path_factory.mktemp(kind) / "good"
+        write_folder(kind, folder)
+        return folder
 
     return of
 
@@ -251,7 +244,7 @@ def run(tmp_path, good_folder, capsys) -> Callable[[str, Change], tuple[int, str
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *TOLD])
-def test_it_is_refused_by_name_or_told_and_in_the_model_card(name, run, tmp_path):
+def test_a_change_is_refused_by_name_or_noted_in_the_model_card(name, run, tmp_path):
     kind, change, message = (REFUSED | TOLD)[name]
     status, told = run(kind, change)
     assert message in told

@@ -1,4 +1,4 @@
-"""PEFT's adapters in AutoModelForSeq2SeqLM of our directories: LoRA trains, is saved, loaded and merged."""
+"""PEFT adapters on AutoModelForSeq2SeqLM of our directories: LoRA is trained, saved, loaded and merged."""
 
 import pytest
 import torch
@@ -7,9 +7,7 @@ from model_dirs import write_model_dir
 peft = pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
-from transformers import (  # noqa: E402
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoModelForSeq2SeqLM  # noqa: E402
 
 from fasttfm.convert import auto_model  # noqa: E402
 from fasttfm.models import Transformer  # noqa: E402
@@ -42,7 +40,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("targets", TARGETS)
-def test_lora_changes_the_model_and_has_gradients_and_comes_back(folder, tmp_path, targets):
+def test_lora_trains_saves_and_loads(folder, tmp_path, targets):
     base = AutoModelForSeq2SeqLM.from_pretrained(folder)
     plain = logits(base)
     model = peft.get_peft_model(base, lora(**targets))

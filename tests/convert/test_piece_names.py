@@ -1,4 +1,4 @@
-"""Formats that tell pieces by name: a piece of text keeps its own, or is refused by it, and never becomes padding."""
+"""Formats that identify pieces by name: a piece keeps its name or is refused, and never becomes a special token."""
 
 import io
 
@@ -17,7 +17,7 @@ OTHER_NAMES = {"pad_piece": "[PAD]", "unk_piece": "[UNK]", "bos_piece": "[BOS]",
 
 
 def write_with_piece(folder, *pieces: str):
-    """A model directory whose text is cut into these pieces, and whose special tokens have other names."""
+    """Write a model directory with these user-defined pieces and renamed special tokens."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(TEXT), model_writer=model, vocab_size=len(tokenizer()), model_type="bpe",
@@ -33,18 +33,17 @@ def write_with_piece(folder, *pieces: str):
     ("form", "piece", "special"),
     [("ctranslate2", "<blank>", 0), ("ctranslate2", "<s>", 2), ("marian-hf", "<pad>", 0), ("marian-hf", "</s>", 3)],
 )
-def test_a_piece_of_text_with_a_special_tokens_name_is_refused(form, piece, special, tmp_path, capsys):
+def test_a_piece_with_a_special_tokens_name_is_refused(form, piece, special, tmp_path, refusal_of):
     pytest.importorskip("ctranslate2")
     model_dir = write_with_piece(tmp_path / "model", piece)
-    assert main(["export", str(model_dir), "--format", form, "--out", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"piece 4 of the vocabulary is {piece!r}, and so is piece {special} in this format" in line
+    told = refusal_of(["export", model_dir, "--format", form, "--out", tmp_path / "out"])
+    assert f"piece 4 of the vocabulary is {piece!r}, and so is piece {special} in this format" in told
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("form", "package"), [("ctranslate2", "ctranslate2"), ("marian-hf", "transformers")])
-def test_other_names_go_out_and_come_back(form, package, tmp_path, capsys):
-    """Both are compared with the other tool on the way."""
+def test_other_names_survive_export_and_import(form, package, tmp_path, capsys):
+    """Both directions are compared with the other tool."""
     pytest.importorskip(package)
     piece = {"ctranslate2": "<pad>", "marian-hf": "<blank>"}[form]
     model_dir, there, back = write_with_piece(tmp_path / "model", piece), tmp_path / "there", tmp_path / "back"
@@ -58,7 +57,7 @@ def test_other_names_go_out_and_come_back(form, package, tmp_path, capsys):
 
 
 def test_two_tokens_of_an_imported_vocabulary_have_two_names(tmp_path, capsys):
-    """M2M-100 begins with </s>, and has an <s> that no text is cut into."""
+    """M2M-100 starts with </s> and has an unused <s>."""
     pytest.importorskip("transformers")
     pytest.importorskip("ctranslate2")
     (tmp_path / "m2m").mkdir()
@@ -73,7 +72,7 @@ def test_two_tokens_of_an_imported_vocabulary_have_two_names(tmp_path, capsys):
     assert '"<s>#' in names
 
 
-def test_auto_tokenizer_is_told_the_names_that_special_tokens_have(tmp_path):
+def test_auto_tokenizer_knows_renamed_special_tokens(tmp_path):
     transformers = pytest.importorskip("transformers")
     ours = load(write_with_piece(tmp_path / "model")).source_tokenizer
     (tmp_path / "there").mkdir()
@@ -85,8 +84,8 @@ def test_auto_tokenizer_is_told_the_names_that_special_tokens_have(tmp_path):
         assert theirs(text)["input_ids"] == [BOS, *ours.encode(text), EOS], text
 
 
-def test_a_piece_that_is_never_cut_leaves_auto_tokenizer_out_and_is_told(tmp_path):
-    """Such as <2de>, which says the language; around it SentencePiece puts spaces in another way than tokenizers."""
+def test_a_user_defined_piece_prevents_a_tokenizer_json(tmp_path):
+    """Around pieces such as <2de> SentencePiece inserts spaces differently from tokenizers."""
     ours = load(write_with_piece(tmp_path / "model", "<2de>")).source_tokenizer
     (told,) = write_tokenizer(ours, tmp_path, "end")
     assert "no tokenizer.json was written, because '<2de>' is never cut" in told

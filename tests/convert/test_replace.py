@@ -1,4 +1,4 @@
-"""replace_modules and restore_modules: the same objects, computing the same on fasttfm's operators."""
+"""replace_modules and restore_modules: the same objects with the same results, on fasttfm's operators."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ N, S, L, E, H = 2, 5, 4, 8, 2
 
 
 class Model(nn.Module):
-    """A user's model of torch.nn parts."""
+    """A user's model built from torch.nn."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class MyNorm(nn.LayerNorm):
         return super().forward(x) * 2
 
 
-def test_what_may_compute_otherwise_is_left_and_named() -> None:
+def test_subclasses_and_overridden_forwards_are_left_and_named() -> None:
     model = Model()
     model.norm = MyNorm(E)
     wrapped = model.transformer.decoder.norm
@@ -141,7 +141,7 @@ def test_a_state_dict_loads_without_the_modules(tmp_path: Any, batch: Any) -> No
 
 
 def test_an_object_that_only_claims_a_class_is_left_alone() -> None:
-    """isinstance() believes __class__, and replace_modules would look for a parent that its class does not have."""
+    """isinstance() trusts __class__; replace_modules must look at the real class."""
 
     class Claims(torch.nn.Module):
         @property
@@ -153,8 +153,17 @@ def test_an_object_that_only_claims_a_class_is_left_alone() -> None:
     assert fasttfm.replace_modules(model).replaced == ["0"]
 
 
-def test_huggingface_without_transformers_says_what_to_install() -> None:
-    code = "import sys; sys.modules['transformers'] = None; import fasttfm.convert.huggingface"
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("None", "ModuleNotFoundError: fasttfm.convert.huggingface needs the package transformers"),
+        (
+            "types.SimpleNamespace(__version__='4.48.0')",
+            "ImportError: fasttfm.convert.huggingface needs transformers 5.20 or newer; 4.48.0 is installed",
+        ),
+    ],
+)
+def test_a_missing_or_old_transformers_is_named_in_a_line(module: str, message: str) -> None:
+    code = f"import sys, types; sys.modules['transformers'] = {module}; import fasttfm.convert.huggingface"
     result = run([sys.executable, "-c", code], capture_output=True, text=True)
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ModuleNotFoundError: fasttfm.convert.huggingface needs the package transformers")
+    assert result.stderr.strip().splitlines()[-1].startswith(message)

@@ -1,15 +1,14 @@
-"""Folders of every importer with one thing spoiled: refused in a line that names it, told, or without effect.
+"""Every importer on a directory with one fault: it is refused by name, reported in a note, or has no effect.
 
-A fault is drawn from all that a folder can have: a field of a JSON file gone, of another type or absurd, one that
-nobody knows; a weight gone, of another shape, too many, of another dtype or not a number; a file gone, empty, cut off
-or of other content.
+Faults are sampled from all possible ones: a JSON field missing, of another type, absurd or unknown; a weight missing,
+extra, of another shape or dtype, or NaN; a file missing, empty, truncated or with other content.
 """
 
 import json
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from .their_folders import tokenizer_json, write_m2m, write_opus
 transformers = pytest.importorskip("transformers")
 
 Fault = tuple[str, Callable[[Path], None]]
-"""What is spoiled, as a refusal may call it, in words with a blank between them; and how."""
+"""Name of the damaged thing, as a message may call it, and the function that damages a directory."""
 
 DRAWN = 12
-"""Of each importer's faults."""
+"""Faults tried per importer."""
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", ".", "the", "cat", "##s", "sat"]
 BERT = {
     "vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -59,17 +58,17 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 """Kind -> (class of transformers, sizes, command)."""
 BESIDE = ("README.md", "sha256sums")
-"""Files of a model directory that are not what it says."""
+"""Files of a model directory that may differ between equal imports."""
 KINDS = ("ctranslate2", "marian-hf", "m2m100", "fairseq", *CLASSES)
 
 
 def write_folder(kind: str, folder: Path) -> None:
-    """A good folder."""
+    """Write a valid directory."""
     if kind == "ctranslate2":
         pytest.importorskip("ctranslate2")
         model = write_model_dir(folder.parent / "model", trained=False, encoder_layers=1, decoder_layers=1)
         assert main(["export", str(model), "--format", kind, "--no-check", "--out", str(folder)]) == 0
-        (folder / "sha256sums").unlink()  # which other tools do not write, and which would refuse every change
+        (folder / "sha256sums").unlink()  # other tools do not write it, and it would reveal every change
         return
     folder.mkdir()
     if kind == "marian-hf":
@@ -90,7 +89,7 @@ def write_folder(kind: str, folder: Path) -> None:
 
 
 def import_words(kind: str, folder: Path, out: Path) -> list[str]:
-    """The command line that imports it."""
+    """Return the command line that imports the directory."""
     if kind in CLASSES:
         return [CLASSES[kind][2], "import", str(folder), "--no-check", "--out", str(out)]
     given = folder / "checkpoint.pt" if kind == "fairseq" else folder
@@ -107,12 +106,12 @@ def import_words(kind: str, folder: Path, out: Path) -> list[str]:
 
 WRONG = (None, [], {}, "x", -1, 10**30, 3.5, float("nan"), True)
 MAY_BE_MISSING = {"head_dim", "pad_token_id"}
-"""Fields that mean the same, or another good model, where they are missing."""
+"""Optional fields."""
 CONTENTS = (b"", b"{", b"[]", b"\x80\x04\xff\x00" * 9, b'"text"')
 
 
 def json_faults(folder: Path) -> Iterator[Fault]:
-    """Of every field of every JSON object."""
+    """Faults of every field of every JSON object."""
     for path in sorted(folder.glob("*.json")):
         given = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict) or path.name in ("vocab.json", "v.json", "tokenizer.json"):
@@ -127,7 +126,7 @@ def json_faults(folder: Path) -> Iterator[Fault]:
 
 
 def wrong_values(name: str, value: Any) -> Iterator[Any]:
-    """Of another type, or of the same and absurd."""
+    """Values of another type, and absurd ones of the same type."""
     for wrong in WRONG:
         is_number = isinstance(wrong, int | float) and not isinstance(wrong, bool)
         fits = isinstance(value, float) and is_number and wrong >= 0
@@ -140,7 +139,7 @@ def written(name: str, given: Any) -> Callable[[Path], None]:
 
 
 def spoilt_weights(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """(name of the weight, all of them)."""
+    """Yield (name of the damaged weight, all weights)."""
     for name, weight in weights.items():
         if not weight.dtype.is_floating_point:
             continue
@@ -185,7 +184,7 @@ def weight_faults(folder: Path) -> Iterator[Fault]:
 
 
 def write_variables(path: Path, variables: dict[str, torch.Tensor]) -> None:
-    """Write what ctranslate2_read's first lines describe."""
+    """Write a model.bin, whose format ctranslate2_read describes."""
 
     def text(value: str) -> bytes:
         return struct.pack("<H", len(value) + 1) + value.encode() + b"\0"
@@ -215,45 +214,68 @@ def file_faults(folder: Path) -> Iterator[Fault]:
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-def complaint(kind: str, folder: Path, out: Path, what: str, good: dict[str, bytes], capsys: Any) -> str:
-    """What is wrong with the answer to a spoiled folder; "" for nothing."""
+def complaint(
+    words: list[str], names: Sequence[str], out: Path, good: dict[str, bytes], capsys: Any, *ignored: str
+) -> str:
+    """Return what is wrong with a command's answer to a damaged directory; "" if nothing.
+
+    names: one of which must occur in an error or note. good: the output without damage, but for the ignored files.
+    """
     capsys.readouterr()
     try:
-        status = main(import_words(kind, folder, out))
+        status = main(words)
     except Exception as error:
         return repr(error)
     told = capsys.readouterr()
     lines = [line for line in told.err.splitlines() if line.startswith("fasttfm ")]
-    if status == 2:
-        (line,) = lines
-        if out.exists():
-            return "half written"
-        named = what in line or what.rpartition(".")[0] in line or str(folder) in line
-        return "" if named else f"refused without a name: {line}"
+    if status == 2 and len(lines) == 1:
+        named = any(name in lines[0] for name in names)
+        return "half written" if out.exists() else "" if named else f"refused without a name: {lines[0]}"
     if status or lines:
         return f"status {status}: {told.err}"
-    names = (what, what.replace("/", "."), what.rpartition(".")[0])
-    if contents(out, *BESIDE) == good or any(name and name in told.out for name in names) or "left out" in told.out:
+    if contents(out, *ignored) == good or any(name in told.out for name in (*names, "left out")):
         return ""
-    return "another model, and nothing was told"
+    return "another model without a note"
+
+
+def complaints(
+    folder: Path,
+    faults: Sequence[Fault],
+    numbers: Sequence[int],
+    words: Callable[[Path], list[str]],
+    names: Callable[[str], Sequence[str]],
+    out: Path,
+    capsys: Any,
+    *ignored: str,
+) -> str:
+    """Return the complaints about a command on a directory with each of the numbered faults, a line each.
+
+    words: the command line for a directory; names: of a fault; ignored: output files that may differ.
+    """
+    assert main(words(folder)) == 0
+    good, spoilt, found = contents(out, *ignored), folder.parent / "spoilt", []
+    for number in numbers:
+        what, spoil = faults[number]
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(folder, spoilt)
+        spoil(spoilt)
+        if problem := complaint(words(spoilt), names(what), out, good, capsys, *ignored):
+            found.append(f"{number}, {what}: {problem}")
+        shutil.rmtree(spoilt)
+    return "\n".join(found)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_spoiled_folder_is_refused_told_or_without_effect(kind, tmp_path, capsys):
+def test_a_damaged_directory_is_refused_noted_or_without_effect(kind, tmp_path, capsys):
     folder, out = tmp_path / "good", tmp_path / "out"
     write_folder(kind, folder)
-    assert main(import_words(kind, folder, out)) == 0
-    good = contents(out, *BESIDE)
-    shutil.rmtree(out)
     faults = [*json_faults(folder), *weight_faults(folder), *file_faults(folder)]
-    wrong = []
-    for number in sorted(random.Random(kind).sample(range(len(faults)), min(DRAWN, len(faults)))):
-        what, spoil = faults[number]
-        shutil.copytree(folder, tmp_path / "spoilt")
-        spoil(tmp_path / "spoilt")
-        if told := complaint(kind, tmp_path / "spoilt", out, what, good, capsys):
-            wrong.append(f"{number}, {what}: {told}")
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.rmtree(tmp_path / "spoilt")
-    assert not wrong, "\n".join(wrong)
+    numbers = sorted(random.Random(kind).sample(range(len(faults)), min(DRAWN, len(faults))))
+
+    def names(what: str) -> list[str]:
+        parts = (what, what.replace("/", "."), what.rpartition(".")[0], str(tmp_path / "spoilt"))
+        return [part for part in parts if part]
+
+    wrong = complaints(folder, faults, numbers, lambda path: import_words(kind, path, out), names, out, capsys, *BESIDE)
+    assert not wrong, wrong

@@ -1,7 +1,7 @@
-"""Small models with random weights in the formats that CTranslate2's converters read, and those converters on them.
+"""Small random models in the input formats of CTranslate2's converters.
 
-Each builder writes the other tool's files and returns the converter's own object. What is not installed (fairseq,
-OpenNMT-tf) is a stand-in that holds weights and computes nothing: the converter's code runs on it.
+Each builder writes the other tool's files and returns the converter object. Tools that are not installed (fairseq,
+OpenNMT-tf) are replaced by stand-ins that hold weights, on which the converter's code runs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def pieces() -> list[str]:
 
 
 class Drawn:
-    """Weights that are drawn where a name is first asked for: matrices, biases, scales of norms around 1."""
+    """Random weights; matrices have a larger spread than biases, and norms scatter around 1."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(3)
@@ -46,7 +46,7 @@ class Drawn:
 
 
 def marian_weights(draw: Drawn, size: int, *, pre: bool) -> dict[str, np.ndarray]:
-    """A Marian model's arrays: matrices (in, out), biases and norms (1, out)."""
+    """Return a Marian model's arrays: matrices (in, out), biases and norms (1, out)."""
     suffix = "_pre" if pre else ""
     arrays = {"Wemb": draw(size, D), "decoder_ff_logit_out_b": draw(1, size)}
     norms = [f"{side}_top" for side in ("encoder", "decoder") if pre]
@@ -67,7 +67,7 @@ def marian_weights(draw: Drawn, size: int, *, pre: bool) -> dict[str, np.ndarray
 
 
 def write_marian(folder: Path, *, pre: bool = False) -> None:
-    """model.npz, vocab.yml and decoder.yml, with the SentencePiece models that lie beside them in OPUS-MT."""
+    """Write model.npz, vocab.yml and decoder.yml."""
     words = ["</s>", "<unk>", *pieces()[::-1]]
     settings = {
         "type": "transformer", "transformer-decoder-autoreg": "self-attention", "transformer-no-projection": False,
@@ -107,7 +107,7 @@ def fairseq(folder: Path, patch: pytest.MonkeyPatch) -> Any:
     model, words = fairseq_models.write(folder, "decoder", pre=True, new=False, **sizes)
     for side in (model.encoder, model.decoder):
         side.embed_scale = fairseq_models.WIDTH**0.5
-        skipped = torch.zeros(fairseq_models.PAD + 1, fairseq_models.WIDTH)  # the rows up to the padding's
+        skipped = torch.zeros(fairseq_models.PAD + 1, fairseq_models.WIDTH)  # the unused first rows
         table = torch.cat([skipped, fairseq_models.positions(64)])
         side.embed_positions = SimpleNamespace(weights=table, padding_idx=fairseq_models.PAD)
         side.layernorm_embedding = side.project_in_dim = side.project_out_dim = None
@@ -131,7 +131,7 @@ def stand_in(patch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType
 
 
 def opennmt_py(folder: Path, _: pytest.MonkeyPatch, start: str = "<s>", **changed: Any) -> Any:
-    """start </s>: as of models that OpenNMT-py fine-tunes from NLLB, whose sources have an end."""
+    """start </s>: as in OpenNMT-py's fine-tuned NLLB models, whose sources have an end token."""
     from ctranslate2.converters import OpenNMTPyConverter
 
     draw, words = Drawn(), ["<unk>", "<blank>", "<s>", "</s>", *pieces()[::-1]]
@@ -172,9 +172,9 @@ def opennmt_py(folder: Path, _: pytest.MonkeyPatch, start: str = "<s>", **change
 
 
 def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False) -> Any:
-    """A model as OpenNMT-tf builds it, whose classes are empty and whose variables are arrays.
+    """A model with OpenNMT-tf's structure, empty classes and arrays as variables.
 
-    end: source_sequence_controls with an end, without which sources have none.
+    end: source_sequence_controls add an end token to sources.
     """
     from ctranslate2.converters import OpenNMTTFConverter
 
@@ -219,7 +219,7 @@ def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False) ->
             vocabulary_file=listed, mark_start=False, mark_end=end, embedding=variable(len(words) + 1, D)
         )
 
-    positions = SimpleNamespace()  # sinusoids, of which there is no variable
+    positions = SimpleNamespace()  # sinusoids have no variable
     encoder = classes["SelfAttentionEncoder"](
         layers=[layer() for _ in range(LAYERS)], layer_norm=norm(), position_encoder=positions
     )
@@ -254,7 +254,7 @@ TRANSLATION: dict[str, Callable[..., Any]] = {
 
 
 def converted(name: str, folder: Path, patch: pytest.MonkeyPatch, quantization: str | None = None, **how: Any) -> Path:
-    """The folder that a converter writes, with the SentencePiece models that users put beside it."""
+    """Run a converter and add the SentencePiece models to its output directory."""
     source, out = folder / f"{name}-source", folder / f"{name}-{quantization}"
     source.mkdir()
     build = TRANSLATION[name]

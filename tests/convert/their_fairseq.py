@@ -1,12 +1,12 @@
-"""A checkpoint that fairseq's own code makes, trains for an update and saves, and what its model computes.
+"""Lets fairseq make, train and save a checkpoint, and records the results of its model.
 
     python their_fairseq.py FAIRSEQ FOLDER [FLAG ...]
 
 FAIRSEQ: an unpacked source of fairseq 0.12.2. FOLDER has text.src and text.tgt, lines of pieces; flags are those of
 fairseq-train. fairseq's code writes dict.src.txt and dict.tgt.txt (Dictionary.save) and checkpoint.pt
-(Trainer.save_checkpoint) there. computed.pt has tokens, log-probabilities and translations, of SequenceGenerator.
+(Trainer.save_checkpoint) there. computed.pt has tokens, log-probabilities and translations of SequenceGenerator.
 
-In place of what is not installed: hydra's composition of the configuration, and Cython's data loading, are stand-ins.
+hydra's composition of the configuration and the Cython extensions are replaced by stand-ins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ABSENT = ("hydra", "bitarray", "fairseq.data.data_utils_fast", "fairseq.data.tok
 
 
 class Anything:
-    """Whatever is asked of it: itself."""
+    """Object whose attributes and results are itself."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -57,7 +57,7 @@ class StandIn(types.ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what ABSENT names."""
+    """Import hook for the modules in ABSENT."""
 
     def find_spec(self, name: str, *_: Any) -> Any:
         absent = any(name == each or name.startswith(f"{each}.") for each in ABSENT)
@@ -71,7 +71,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def hashable_dataclasses() -> None:
-    """Python 3.11 takes no default that has no hash, as fairseq's configurations have."""
+    """Make dataclass instances hashable: Python 3.11 refuses unhashable defaults, which fairseq uses."""
     original = dataclasses.dataclass
 
     def dataclass(cls: Any = None, /, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def hashable_dataclasses() -> None:
 
 
 def compose(_name: str, overrides: list[str], **_: Any) -> Any:
-    """Return what hydra makes of fairseq's configuration store: defaults, choices of groups, values."""
+    """Compose fairseq's configuration like hydra: defaults, choices of groups, values."""
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.models import MODEL_DATACLASS_REGISTRY
     from fairseq.registry import REGISTRIES

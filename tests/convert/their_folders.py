@@ -1,4 +1,4 @@
-"""Small models with random weights as Hugging Face's Marian and M2M-100 are saved, and a small tokenizer.json."""
+"""Small random models in the formats of Hugging Face's Marian and M2M-100, and a small tokenizer.json."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from model_dirs import tokenizer
 
 
 def write_opus(folder: Path) -> None:
-    """A model with random weights as OPUS-MT's are saved: end first, padding last, which also starts a translation."""
+    """Write a random OPUS-MT model: </s> is the first token, padding the last and also the start token."""
     import transformers
 
     pieces = tokenizer().pieces(range(4, len(tokenizer())))
@@ -34,7 +34,7 @@ def write_opus(folder: Path) -> None:
 
 
 def write_m2m(folder: Path) -> None:
-    """A model with random weights as M2M-100's are saved."""
+    """Write a random M2M-100 model."""
     import transformers
 
     words = ["<s>", "<pad>", "</s>", "<unk>", *tokenizer().pieces(range(4, len(tokenizer())))]
@@ -49,12 +49,12 @@ def write_m2m(folder: Path) -> None:
     )  # fmt: skip
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     with torch.no_grad():
-        model.model.shared.weight[len(words) :] *= 0.1  # else the codes of a hundred languages are all that it says
+        model.model.shared.weight[len(words) :] *= 0.1  # otherwise translations consist of language tokens
     model.save_pretrained(folder)
 
 
 def tokenizer_json() -> str:
-    """A tokenizer.json of fifteen characters, the last of them the end of a text."""
+    """Return a tokenizer.json of fourteen characters and an end token."""
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {character: number for number, character in enumerate("abcdefghij klm")} | {"<|endoftext|>": 14}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))

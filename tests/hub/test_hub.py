@@ -1,4 +1,4 @@
-"""The package for Hugging Face's `kernels`: as their requirements ask, loaded by their loader, equal to torch.nn."""
+"""The package for Hugging Face's `kernels`: meets its requirements, loads with its loader, and equals torch.nn."""
 
 import ast
 import base64
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def hugging_faces_kernels():
-    """Their module of that name, and not the folder of the checkout, which stands in the path of a run from there."""
+    """Import Hugging Face's `kernels`, not the directory of that name in the checkout."""
     before = list(sys.path)
     sys.path[:] = [path for path in before if Path(path or ".").resolve() != ROOT]
     try:
@@ -46,7 +46,7 @@ def package(repository):
 
 @pytest.fixture(autouse=True)
 def mapping():
-    """The classes as they were, afterwards."""
+    """Restore the classes after each test."""
     before = {kind: dict(vars(kind)) for kind in (*HOSTS, Feed, Post)}
     yield
     for kind, state in before.items():
@@ -68,7 +68,7 @@ class Feed(nn.Module):
 
 
 class Post(nn.Module):
-    """As transformers' BertOutput."""
+    """Like transformers' BertOutput."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class Post(nn.Module):
 
 
 def kernelized(model, repository, *names, mode=None):
-    """The model with the layers' forwards of the package, as its users put them there."""
+    """Replace the forward of the model's layers by the package's, as users do."""
     kinds = {kind.__name__: kind for kind in HOSTS} | {"FeedForward": Feed, "ResidualLayerNorm": Post}
     table = {}
     for name in names:
@@ -117,7 +117,7 @@ CASES = {
 
 
 def outcome(model, tensors, options):
-    """The output and every gradient."""
+    """Return the output and all gradients."""
     out = model(*tensors, **options)
     out = out[0] if isinstance(out, tuple) else out
     weights = torch.linspace(-1, 1, out.numel()).view_as(out)
@@ -127,7 +127,7 @@ def outcome(model, tensors, options):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_computes_what_the_layer_does_whose_forward_it_takes(name, route, repository, package):
+def test_a_layer_with_our_forward_computes_the_same(name, route, repository, package):
     build, shapes, options = CASES[name]
     torch.manual_seed(5)
     model = build()
@@ -164,7 +164,7 @@ def test_berts_output_layers_take_the_residual_norm(package):
         torch.testing.assert_close(got, layer(hidden, residual))
 
 
-def test_a_forward_that_somebody_else_gave_an_attention_is_called(repository):
+def test_an_overridden_forward_of_an_attention_is_called(repository):
     layer = nn.TransformerEncoderLayer(16, 2, 40, 0.0, batch_first=True)
     attention = layer.self_attn
     attention.forward = lambda query, *_, **__: (torch.zeros_like(query), None)
@@ -176,7 +176,7 @@ def test_a_forward_that_somebody_else_gave_an_attention_is_called(repository):
 
 
 @pytest.mark.inductor
-def test_what_says_that_it_compiles_does(repository, package):
+def test_layers_declared_compilable_compile(repository, package):
     for name, (build, shapes, options) in CASES.items():
         if not getattr(getattr(package.layers, name), "can_torch_compile", False):
             continue
@@ -206,7 +206,7 @@ def test_imports_are_relative_or_of_what_every_user_has(repository):
     files = list((repository / "torch-ext").rglob("*.py"))
     assert len(files) > 50
     for file in files:
-        # loops for numba, imported where it is installed
+        # numba loops are imported only if it is installed
         known = everywhere | ({"numba", "llvmlite", "numpy"} if file.parent.name == "cpu" else set())
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level:
@@ -245,7 +245,7 @@ def test_layers_have_a_forward_and_nothing_else(package):
 def test_the_command_writes_again_over_its_own_files_and_over_no_others(tmp_path, capsys):
     assert main(["--out", str(tmp_path / "new"), "--version", "2", "--repo-id", "me/kernels"]) == 0
     assert "version = 2\n" in (tmp_path / "new" / "build.toml").read_text()
-    for name in (".git", "build/torch-cpu/__pycache__"):  # a repository's own, and what importing leaves
+    for name in (".git", "build/torch-cpu/__pycache__"):  # a repository's own, and left by imports
         (tmp_path / "new" / name).mkdir()
         (tmp_path / "new" / name / "x").touch()
     assert main(["--out", str(tmp_path / "new")]) == 0
@@ -266,7 +266,7 @@ def test_the_page_about_it_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 1
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "numba", None)  # its loops would be compiled anew, as those of other files
+    monkeypatch.setitem(sys.modules, "numba", None)  # its loops would be compiled again, for the new files
     write_package(tmp_path / "KERNELS", version=3)
     names: dict = {}
     with kernels.use_kernel_mapping({}, inherit_mapping=False):

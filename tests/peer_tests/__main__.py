@@ -1,12 +1,12 @@
-"""PyTorch's, flash-attention's and Liger's own tests run against fasttfm on a CPU.
+"""Runs PyTorch's, flash-attention's and Liger's own tests against fasttfm on a CPU.
 
     python -m tests.peer_tests --flash-attention DIR --liger DIR
 
-DIR is a checkout of the project; what is not given is left out, and said so. fasttfm takes the project's place
-(stand_ins/), devices in the tests become the CPU, and of many cases a sample is drawn by --seed. PyTorch's inputs are
-those of the installed torch (pytorch.py). Every failure must be explained by differences.yaml, and every line of that
-list must explain one: else the status is 1; a test file that cannot be imported is such a failure. What was found
-replaces the suite's line in benchmarks/results/peer-tests.jsonl.
+DIR is a checkout of the project; projects without one are skipped with a message. fasttfm replaces the project
+(stand_ins/), devices in the tests become the CPU, and a sample of the cases is drawn by --seed. PyTorch's inputs are
+those of the installed torch (pytorch.py). Every failure, including import errors of test files, must be explained by
+differences.yaml, and every line of it must explain a failure; otherwise the status is 1. Results replace the suite's
+line in benchmarks/results/peer-tests.jsonl.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from fasttfm.system.parsing import parse_json
 from tests.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 
 REVIEWED = (8, 0)
-"""Sample and seed with which the list of differences was reviewed."""
+"""Sample size and seed for which the list of differences was reviewed."""
 
 
 def why_not(suite: Suite, folder: Path | None) -> str:
-    """Say why a suite cannot run; '' where it can. Raises UserError for a folder that is not the project's."""
+    """Return why a suite cannot run; '' if it can. Raises UserError for a directory that is not the project's."""
     if folder is None:
         return f"--{suite.name} DIR not given: a checkout of {suite.project} at {suite.version}"
     missing = [name for name in (*suite.files, *suite.beside) if not folder.joinpath(name).is_file()]
@@ -45,7 +45,7 @@ def why_not(suite: Suite, folder: Path | None) -> str:
 
 
 def copied(suite: Suite, folder: Path, to: Path) -> list[str]:
-    """Copies the test files with what is exchanged in them; returns their names."""
+    """Copy the test files with their substitutions; returns their names."""
     for name in (*suite.beside, *suite.files):
         text = folder.joinpath(name).read_text(encoding="utf-8")
         for old, new in suite.substitutions if name in suite.files else ():
@@ -56,7 +56,7 @@ def copied(suite: Suite, folder: Path, to: Path) -> list[str]:
 
 
 def results(suite: Suite, folder: Path, sample: int, seed: int) -> list[dict[str, Any]]:
-    """Runs a suite's tests in a process of their own. Raises UserError where pytest itself fails."""
+    """Run a suite's tests in a new process. Raises UserError if pytest itself fails."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.jsonl"
         given = {"suite": suite.name, "folder": str(folder.resolve()), "sample": sample, "seed": seed}
@@ -72,7 +72,7 @@ def results(suite: Suite, folder: Path, sample: int, seed: int) -> list[dict[str
 
 
 def of_pytorch(*words: str) -> list[dict[str, Any]]:
-    """What became of PyTorch's inputs; words: arguments of tests.peer_tests.pytorch."""
+    """Run tests.peer_tests.pytorch with these arguments and return its results."""
     line = [sys.executable, "-m", "tests.peer_tests.pytorch", *words]
     done = subprocess.run(line, env=_environment(), check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -86,7 +86,7 @@ def _environment() -> dict[str, str]:
 
 
 def shown(name: str, verdict: Verdict) -> str:
-    """A suite's counts and reasons, as the command prints them."""
+    """Format a suite's counts and reasons."""
     refused, differing, not_run = (sum(c.values()) for c in (verdict.refused, verdict.differing, verdict.not_run))
     lines = [f"{name}: {verdict.passed:,} passed, {refused:,} refused, {differing:,} differ, {not_run:,} not run"]
     for title, counts in (("refused", verdict.refused), ("differ", verdict.differing), ("not run", verdict.not_run)):
@@ -97,7 +97,7 @@ def shown(name: str, verdict: Verdict) -> str:
 
 
 def record_of(name: str, verdict: Verdict, args: argparse.Namespace, began: float, **fields: Any) -> dict[str, Any]:
-    """The line of a suite."""
+    """Return the record of a suite."""
     return {
         "suite": name,
         **fields,
@@ -116,14 +116,14 @@ def record_of(name: str, verdict: Verdict, args: argparse.Namespace, began: floa
 
 
 def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
-    """Runs one suite: its verdict, and its record."""
+    """Run one suite; returns its verdict and record."""
     digest = suite.sources(folder)
     if digest != suite.digest:
         print(f"{suite.name}: these tests are not those of {suite.version}, with which the list was reviewed")
     began = time.perf_counter()
     verdict = judge(results(suite, folder, args.sample, args.seed), differences(suite.name))
     if (args.sample, args.seed) != REVIEWED:
-        verdict.stale.clear()  # of another sample a line may explain nothing
+        verdict.stale.clear()  # lines may be unused in another sample
     reviewed = suite.version if digest == suite.digest else None
     return verdict, record_of(suite.name, verdict, args, began, version=reviewed, digest=digest)
 

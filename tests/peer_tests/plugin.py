@@ -1,8 +1,8 @@
-"""The pytest plugin under which a peer's tests run: fasttfm in its place, a sample of the cases, a line for each.
+"""pytest plugin for a peer's tests: replaces the peer by fasttfm, samples the cases, and reports each.
 
-Loaded with -p in a process of its own; what it does is in FASTTFM_PEER_TESTS, as JSON: suite, folder, sample, seed and
-report. It writes a JSON line for each case, and for a file that cannot be imported, to report: test; outcome, passed,
-failed or skipped; text, the first line of the error or the reason; cases, 1 but for those left out together.
+Loaded with -p in a new process and configured by FASTTFM_PEER_TESTS, a JSON object: suite, folder, sample, seed and
+report. Writes a JSON line to report for each case, and for a file that cannot be imported: test; outcome (passed,
+failed or skipped); text (first line of the error, or the reason); cases (1, or the number left out together).
 """
 
 import importlib
@@ -31,7 +31,7 @@ def say(test: str, outcome: str, text: str = "", cases: int = 1) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> Iterator[None]:
-    """Leaves out what has no counterpart, and of a function's cases those that are too long or not of the sample."""
+    """Drop tests without a counterpart, and cases that are too long or not in the sample."""
     outcome: Any = yield
     items = outcome.get_result()
     if name in SUITE.absent:
@@ -63,7 +63,7 @@ def _name(item: Any) -> str:
 
 
 def pytest_exception_interact(node: Any, call: Any, report: Any) -> None:
-    """A line for a file that cannot be imported."""
+    """Report a file that cannot be imported."""
     if isinstance(report, pytest.CollectReport):
         lines = [line.removeprefix("E").strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
         say(Path(node.nodeid).name, "failed", lines[-1] if lines else str(call.excinfo.value).splitlines()[0])
@@ -71,7 +71,7 @@ def pytest_exception_interact(node: Any, call: Any, report: Any) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
-    """A line for the case, when it was called or could not be."""
+    """Report a case after its call, or if it could not be called."""
     outcome: Any = yield
     report = outcome.get_result()
     if report.when == "call" or not report.passed:

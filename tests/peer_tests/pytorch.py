@@ -1,12 +1,12 @@
-"""The inputs that PyTorch tests its own modules and functions with (torch.testing's module_db and op_db), as installed.
+"""Runs fasttfm on the inputs of PyTorch's own module and function tests (torch.testing's module_db and op_db).
 
     python -m tests.peer_tests.pytorch torch|triton [--modes train eval] [--every N]
 
-A module's case builds torch.nn's and fasttfm.nn's from the same constructor arguments and seed and loads one's state
-dict into the other; a function's calls both. Outputs and the gradients of inputs and parameters are compared: in
-float64 on the plain PyTorch route, in float32 on the kernels. What a function of torch must refuse, ours must too.
-Prints a JSON line for each case, as plugin.py writes them. --every N takes each Nth case.
-A process of its own, because importing torch.testing's case list fixes PyTorch's global flags for good.
+Modules: torch.nn's and fasttfm.nn's are built with the same arguments and seed, and one's state dict is loaded into the
+other. Outputs and the gradients of inputs and parameters are compared: in float64 with plain PyTorch, in float32 with
+the kernels. Inputs that a torch function must reject, ours must reject too.
+Prints a JSON line for each case in plugin.py's format. --every N runs every Nth case.
+Runs in its own process, because importing torch.testing's case list changes PyTorch's global flags permanently.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
-if "expecttest" not in sys.modules:  # a base class of PyTorch's own test cases, of which only the inputs are used here
+if "expecttest" not in sys.modules:  # base class of PyTorch's test cases, which are not used
     sys.modules["expecttest"] = types.ModuleType("expecttest")
     vars(sys.modules["expecttest"])["TestCase"] = unittest.TestCase
 
@@ -47,14 +47,14 @@ MODULES = (
 
 
 def layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """torch's function by our module."""
+    """torch's function through our module."""
     module = fasttfm.nn.LayerNorm(shape, eps, elementwise_affine=False)
     vars(module).update(weight=weight, bias=bias)
     return module(x)
 
 
 def rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
-    """torch's function by our module."""
+    """torch's function through our module."""
     module = fasttfm.nn.RMSNorm(shape, eps, elementwise_affine=False)
     vars(module).update(weight=weight)
     return module(x)
@@ -70,7 +70,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def pair(name: str, arguments: Any, dtype: torch.dtype, training: bool) -> tuple[nn.Module, nn.Module]:
-    """torch.nn's module and ours, with the same weights from the same seed and through the state dict."""
+    """Build torch.nn's module and ours with the same seed, randomize, and copy the weights by state dict."""
     made = []
     for library in (torch.nn, fasttfm.nn):
         positional = tuple(copy.deepcopy(x) for x in arguments.args)
@@ -91,7 +91,7 @@ def pair(name: str, arguments: Any, dtype: torch.dtype, training: bool) -> tuple
 
 
 def solve(function: Callable[..., Any], *given: Any) -> list[Tensor | None]:
-    """Outputs, gradients of inputs and of every parameter; given: arguments, and those by name."""
+    """Return outputs and the gradients of inputs and parameters. given: positional and keyword arguments."""
     leaf_tensors: list[Tensor] = []
 
     def leaf(x: Any) -> Any:
@@ -110,7 +110,7 @@ def solve(function: Callable[..., Any], *given: Any) -> list[Tensor | None]:
 
 
 def agree(ours: Callable[..., Any], theirs: Callable[..., Any], route: str, *given: Any) -> None:
-    """AssertionError where outputs or gradients differ."""
+    """Raise AssertionError if outputs or gradients differ."""
     tolerance = 1e-9 if route == "torch" else 2e-4
     expected = solve(theirs, *given)
     with backend(route):
@@ -122,7 +122,7 @@ def agree(ours: Callable[..., Any], theirs: Callable[..., Any], route: str, *giv
 
 
 def refuses(ours: Callable[..., Any], wrong: Any) -> None:
-    """AssertionError where ours takes what torch refuses, or ends in another kind of error."""
+    """Raise AssertionError if ours accepts an input that torch rejects, or raises another error."""
     given = wrong.sample_input
     try:
         ours(given.input, *given.args, **given.kwargs)
@@ -134,7 +134,7 @@ def refuses(ours: Callable[..., Any], wrong: Any) -> None:
 
 
 def cases(route: str, modes: list[str]) -> Iterator[tuple[str, Callable[[], None] | None]]:
-    """The name of each case and what runs it; None for results that are random."""
+    """Yield the name of each case and a function that runs it; None for random results."""
     dtype = torch.float64 if route == "torch" else torch.float32
 
     def of_module(name: str, case: Any, training: bool) -> None:

@@ -1,5 +1,4 @@
-"""Test files of other projects that are run, the version that their list of differences was reviewed with, how,
-and what became of them."""
+"""Test suites of other projects, and the comparison of their results with the reviewed differences."""
 
 import hashlib
 import re
@@ -15,35 +14,35 @@ from fasttfm.system.parsing import parse_yaml
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """One project's tests of what fasttfm has too."""
+    """A project's tests of features that fasttfm has too."""
 
     name: str
-    """That of its flag and of its record."""
+    """Name of its flag and record."""
     project: str
-    """Where the source is published."""
+    """Address of the source."""
     version: str
-    """The commit or version that the list of differences was reviewed with."""
+    """Commit or version for which the list of differences was reviewed."""
     digest: str
     """sources() of that version."""
     files: tuple[str, ...]
-    """Test files, by their path in the project."""
+    """Test files, by path in the project."""
     beside: tuple[str, ...] = ()
-    """What the test files import from beside them."""
+    """Files that the test files import."""
     stand_in: str
-    """The module of tests.peer_tests.stand_ins that puts fasttfm in the project's place."""
+    """Module of tests.peer_tests.stand_ins that replaces the project by fasttfm."""
     substitutions: tuple[tuple[str, str], ...] = ()
-    """Texts of the test files that are exchanged: devices, and loops that would take hours on a CPU."""
+    """Replacements in the test files: devices, and loops that would take hours on a CPU."""
     packages: tuple[str, ...] = ()
-    """Modules that the tests import beyond what fasttfm's own tests need."""
+    """Required packages beyond those of fasttfm's own tests."""
     absent: tuple[str, ...] = ()
-    """Test functions of what fasttfm has no counterpart to, left out before they are collected."""
+    """Test functions without a counterpart in fasttfm; not collected."""
     longest: int = 0
-    """Cases with a parameter seqlen... above it are left out: too long on a CPU; 0: none."""
+    """Maximum of parameters named seqlen...; longer cases are left out. 0: no limit."""
     largest: int = 0
-    """Cases of more logits, parameters B times T times V, are left out, too; 0: none."""
+    """Maximum number of logits, B * T * V; larger cases are left out. 0: no limit."""
 
     def sources(self, folder: Path) -> str:
-        """A digest of the test files in a checkout. Raises FileNotFoundError where one is missing."""
+        """Return a digest of the test files in a checkout. Raises FileNotFoundError if one is missing."""
         digest = hashlib.sha256()
         for name in sorted(self.files):
             digest.update(name.encode() + b"\0" + folder.joinpath(name).read_bytes())
@@ -51,7 +50,7 @@ class Suite:
 
 
 def _fixed(value: Any) -> Any:
-    """Lists as tuples, which a frozen suite holds."""
+    """Convert lists to tuples recursively."""
     return tuple(map(_fixed, value)) if isinstance(value, list) else value
 
 
@@ -61,16 +60,16 @@ SUITES = tuple(
 )
 
 
-# What became of a peer's tests, held against the reviewed list of differences. A line of differences.yaml has tests (a
-# pattern as a shell's, of FILE::TEST[PARAMETERS]), error (a regular expression found in the first line of the failure),
-# refused (true where fasttfm says that it does not do this), and its reason.
-
 LIST = Path(__file__).parent / "differences.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A line of the list."""
+    """A reviewed difference, a line of differences.yaml.
+
+    tests: a shell pattern of FILE::TEST[PARAMETERS]; error: a regular expression for the first line of the failure;
+    refused: whether fasttfm refuses the feature.
+    """
 
     tests: str
     error: str
@@ -78,13 +77,13 @@ class Difference:
     refused: bool = False
 
     def explains(self, test: str, text: str) -> bool:
-        """Return whether a failure is what this line is about."""
+        """Return whether this difference explains a failure."""
         return fnmatchcase(test, self.tests.replace("[", "[[]")) and re.search(self.error, text) is not None
 
 
 @dataclass(slots=True)
 class Verdict:
-    """Counts of one suite, by reason, and what no line of the list explains."""
+    """Counts of one suite by reason, and unexplained failures."""
 
     passed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -92,7 +91,7 @@ class Verdict:
     not_run: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
-    """Lines of the list that explained nothing although their tests ran: what they are about passes meanwhile."""
+    """Differences whose tests ran but that explain no failure: the tests pass now."""
 
     @property
     def good(self) -> bool:
@@ -100,13 +99,13 @@ class Verdict:
 
 
 def differences(suite: str, path: Path = LIST) -> list[Difference]:
-    """The reviewed lines of a suite. Raises TypeError for a line with another field, KeyError for an unknown suite."""
+    """Read the differences of a suite. Raises TypeError for an unknown field, KeyError for an unknown suite."""
     lines: dict[str, list[dict[str, Any]]] = parse_yaml(path.read_bytes())
     return [Difference(**line) for line in lines[suite]]
 
 
 def judge(results: Iterable[dict[str, Any]], known: list[Difference]) -> Verdict:
-    """Sorts the plugin's lines. A failure belongs to the first line that explains it."""
+    """Count the plugin's results; a failure belongs to the first difference that explains it."""
     verdict, used, ran = Verdict(), set[int](), list[str]()
     for result in results:
         test, outcome, text = result["test"], result["outcome"], result["text"]

@@ -1,10 +1,10 @@
-"""Every architecture that transformers registers, as small as it can be made: on eager attention beside fasttfm.
+"""Compares fasttfm with eager attention on every architecture in transformers' registry, at minimal size.
 
-    python -m tests.registry                          every type, from its configuration alone
-    python -m tests.registry --type bert --type gpt2  these alone; nothing is recorded
+    python -m tests.registry                          every type, from its configuration
+    python -m tests.registry --type bert --type gpt2  only these; nothing is recorded
 
-Each type is compared (outputs, and gradients of every parameter, by attn_implementation="fasttfm" and by accelerate()),
-refused by name, or could not be made, with the reason. Status 1 where a type is none of these.
+Each type is compared (outputs and all gradients, with attn_implementation="fasttfm" and with accelerate()), refused by
+name, or not built, with the reason. Status 1 if a type is none of these.
 """
 
 import os
@@ -23,11 +23,11 @@ from fasttfm.convert import huggingface
 from tests.registry import small, verdicts
 
 SECONDS = 40
-"""Of a type; loops of state space models in plain Python take minutes."""
+"""Limit for a type; state space models with Python loops take minutes."""
 
 
 class Late(BaseException):
-    """SECONDS are over; no Exception, of which a model's are verdicts."""
+    """Raised after SECONDS; not an Exception, because a model's exceptions are verdicts."""
 
 
 def _late(*_: object) -> None:
@@ -35,8 +35,7 @@ def _late(*_: object) -> None:
 
 
 def settle(name: str) -> tuple[str, dict[str, str]]:
-    """Return the verdict on a class of models, compared or refused, and by way and batch what was found. Raises
-    NotBuilt."""
+    """Return "compared" or "refused", and the verdict of each way and batch. Raises NotBuilt."""
     try:
         signal.alarm(SECONDS)
         found = verdicts.verdicts(name)

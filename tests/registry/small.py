@@ -1,4 +1,4 @@
-"""Every architecture that transformers can make from a configuration, as small as it can be made, with inputs."""
+"""Builds every architecture of transformers from a configuration at minimal size, with inputs."""
 
 import copy
 import inspect
@@ -9,7 +9,7 @@ import transformers
 from transformers.models.auto import modeling_auto as auto
 
 LIMIT = 4_000_000
-"""Parameters of a model that is small."""
+"""Maximum number of parameters."""
 SIZES = """
 2: num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers
 2: encoder_num_hidden_layers decoder_num_hidden_layers depth num_hidden_groups num_experts_per_tok moe_topk
@@ -40,20 +40,18 @@ QUIET = ("dropout", "dropout_rate", "layerdrop", "drop_path_rate")
 
 
 def classes() -> dict[str, type]:
-    """A class of each model type: the bare model, else one that generates, else whatever comes first."""
+    """Return a class for each model type: the bare model, else a generative one, else the first."""
     results: dict[str, Any] = {}
     order = ("MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
-    for table in [
-        *order,
-        *sorted(n for n in vars(auto) if n.startswith("MODEL_") and n.endswith("_NAMES") and n not in order),
-    ]:
+    others = sorted(n for n in vars(auto) if n.startswith("MODEL_") and n.endswith("_NAMES") and n not in order)
+    for table in (*order, *others):
         for kind, names in getattr(auto, table).items():
             results.setdefault(kind, names[0] if isinstance(names, tuple | list) else names)
     return dict(sorted(results.items()))
 
 
 def small_configuration(kind: type, depth: int = 0) -> Any:
-    """A configuration of class kind with the usual names of sizes made small, parts included."""
+    """Return a configuration of class kind with the sizes of SMALL, sub-configurations included."""
     names = inspect.signature(kind).parameters
     values: dict[str, Any] = {}
     for name, value in SMALL.items():
@@ -74,7 +72,7 @@ def small_configuration(kind: type, depth: int = 0) -> Any:
 
 
 def shrunk(config: Any) -> Any:
-    """config with every size that it has made small in place, parts included: what SMALL does not name becomes 32."""
+    """Reduce every size of a configuration in place, sub-configurations included; sizes not in SMALL become 32."""
     for name, value in list(vars(config).items()):
         if hasattr(value, "model_type"):
             shrunk(value)
@@ -90,15 +88,15 @@ def shrunk(config: Any) -> Any:
 
 
 class NotBuilt(Exception):
-    """Reason why a model is not among those that are compared."""
+    """A model that cannot be compared, with the reason."""
 
 
 def make(name: str) -> Any:
-    """The model of a class's name, small, random, in eval mode, on eager attention."""
+    """Build a class of transformers: small, random, in eval mode, with eager attention."""
     kind: Any = getattr(transformers, name, None)
     try:
         configured = getattr(kind, "config_class", None) is not None
-    except ImportError as error:  # a stand-in of transformers', for want of a package
+    except ImportError as error:  # transformers' placeholder for a missing package
         raise NotBuilt(brief(error)) from error
     if kind is None or not configured:
         raise NotBuilt("needs a package that is not installed")
@@ -120,9 +118,8 @@ def make(name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.add_(
-                    torch.randn_like(parameter) * (0.3 / max(1, parameter.shape[-1] if parameter.dim() else 1) ** 0.5)
-                )
+                width = max(1, parameter.shape[-1] if parameter.dim() else 1)
+                parameter.add_(torch.randn_like(parameter) * (0.3 / width**0.5))
     return model
 
 
@@ -138,12 +135,12 @@ def brief(error: BaseException) -> str:
 
 
 def batches(model: Any) -> dict[str, tuple[dict[str, Any], dict[int, torch.Tensor]]]:
-    """Inputs by name, and by length the positions that count, of a batch without padding, and padded right and left."""
+    """Return batches without padding and padded right and left: inputs, and length -> positions to compare."""
     wanted = inspect.signature(model.forward).parameters
     torch.manual_seed(1)
     if "input_ids" in wanted:
         ids = torch.randint(5, 60, (3, 9))
-        ids[:, -1] = ids[0, 8] = ids[1, 3] = ids[2, 5] = 1  # the end, where some models pool
+        ids[:, -1] = ids[0, 8] = ids[1, 3] = ids[2, 5] = 1  # end tokens, at which some models pool
         more: dict[str, Any] = {}
         if "decoder_input_ids" in wanted:
             more["decoder_input_ids"] = torch.randint(5, 60, (3, 7))

@@ -1,4 +1,4 @@
-"""A model of transformers on eager attention beside itself on fasttfm: outputs, and gradients of every parameter."""
+"""Compares a transformers model on fasttfm with itself on eager attention: outputs and all gradients."""
 
 import copy
 import functools
@@ -13,22 +13,17 @@ from fasttfm.convert import huggingface
 from tests.registry.small import NotBuilt, batches, brief, make
 
 Batches = dict[str, tuple[dict[str, Any], dict[int, Tensor]]]
-"""By name: inputs, and by length the positions that count."""
+"""Name -> (inputs, length -> positions to compare)."""
 GOOD = ("equal", "equal, forward", "equal to sdpa", "refused")
-"""Verdicts that are no fault."""
+"""Verdicts that count as correct."""
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """The tensors of floats in a model's output, but those of a cache and attention weights that nobody asked for."""
+    """Return the floating-point tensors of a model's output, except caches and attention weights."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):
-        return [
-            t
-            for name, value in output.items()
-            if "past" not in name and "attentions" not in name
-            for t in tensors(value)
-        ]
+        output = [value for name, value in output.items() if "past" not in name and "attentions" not in name]
     if isinstance(output, tuple | list):
         return [t for value in output for t in tensors(value)]
     return []
@@ -39,11 +34,11 @@ class Solved(NamedTuple):
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
-    """By parameter; without those that have none. Empty where the model cannot be differentiated."""
+    """By parameter; empty if the model is not differentiable."""
 
 
 def solve(model: Any, inputs: dict[str, Any], rows: dict[int, Tensor]) -> Solved:
-    """Outputs where they count, and the gradients of a weighted sum of them."""
+    """Return the outputs at the compared positions, and the gradients of a weighted sum of them."""
     torch.manual_seed(2)
     model.zero_grad(set_to_none=True)
     with warnings.catch_warnings(), torch.enable_grad():
@@ -74,9 +69,9 @@ def _near(got: Tensor, expected: Tensor) -> bool:
 
 
 def unlike(got: dict[str, Tensor], expected: dict[str, Tensor]) -> str:
-    """The first parameter whose gradient is further off than 0.002 of its largest and a bit of the model's; '' if none.
+    """Return the first parameter whose gradient differs by more than 0.002 of its maximum; '' if none.
 
-    A gradient that one model has and the other has not counts as zero.
+    The tolerance includes 2e-5 of the model's largest gradient. A missing gradient counts as zero.
     """
     largest = max((float(g.nan_to_num().abs().max()) for g in expected.values() if g.numel()), default=0.0)
     for name in {**expected, **got}:
@@ -93,14 +88,14 @@ def unlike(got: dict[str, Tensor], expected: dict[str, Tensor]) -> str:
 
 
 def by_name(model: Any) -> Any:
-    """model anew, made with attn_implementation="fasttfm"."""
+    """Build the model again with attn_implementation="fasttfm"."""
     ours = type(model)._from_config(copy.deepcopy(model.source_config), attn_implementation="fasttfm").eval()
     ours.load_state_dict(model.state_dict())
     return ours
 
 
 def accelerated(model: Any) -> Any:
-    """model anew, accelerated: some keep what they computed, and cannot be copied."""
+    """Build the model again and accelerate it; some models cache results and cannot be copied."""
     ours = type(model)._from_config(copy.deepcopy(model.source_config), attn_implementation="eager").eval()
     ours.load_state_dict(model.state_dict())
     huggingface.accelerate(ours)
@@ -111,16 +106,16 @@ WAYS: dict[str, Callable[[Any], Any]] = {"by name": by_name, "accelerate": accel
 
 
 def verdicts(name: str) -> dict[str, str]:
-    """The verdict on each way and batch of a class of models: 'equal', 'refused', or what is wrong. Raises NotBuilt."""
+    """Return the verdict of each way and batch for a class: a GOOD one, or the error. Raises NotBuilt."""
     model = make(name)
     return compared(model, batches(model))
 
 
 def compared(model: Any, given: Batches) -> dict[str, str]:
-    """The same of a model on eager attention; 'equal, forward' where it gives no gradients that stay,
-    'equal to sdpa' where eager and transformers' own sdpa differ.
+    """Return the verdict of each way and batch for a model on eager attention.
 
-    Raises NotBuilt where eager gives nothing.
+    'equal, forward' if its gradients are not reproducible, 'equal to sdpa' if eager and transformers' sdpa differ.
+    Raises NotBuilt if eager attention gives no reproducible result.
     """
     expected, why = {}, ""
     for batch, (inputs, rows) in given.items():
@@ -143,17 +138,16 @@ def compared(model: Any, given: Batches) -> dict[str, str]:
     results = {}
     for way, turn in WAYS.items():
         for batch, (inputs, rows, right) in expected.items():
-            found = _verdict(functools.partial(turn, model), inputs, rows, right)
-            if found.startswith(("differs", "gradient")) and _as_sdpa(
-                functools.partial(turn, model), model, inputs, rows
-            ):
-                found = "equal to sdpa"
-            results[f"{way}, {batch}"] = found
+            build = functools.partial(turn, model)
+            verdict = _verdict(build, inputs, rows, right)
+            if verdict.startswith(("differs", "gradient")) and _as_sdpa(build, model, inputs, rows):
+                verdict = "equal to sdpa"
+            results[f"{way}, {batch}"] = verdict
     return results
 
 
 def _as_sdpa(turn: Callable[[], Any], model: Any, inputs: Any, rows: Any) -> bool:
-    """Return whether transformers' sdpa computes what ours does where eager differs: rows that attend to nothing."""
+    """Return whether our result equals transformers' sdpa, which differs from eager on fully masked rows."""
     sdpa = copy.deepcopy(model)
     try:
         sdpa.set_attn_implementation("sdpa")

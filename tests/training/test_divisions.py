@@ -92,7 +92,7 @@ def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatc
     ("more", "environment", "said"),
     [
         (["--threads", "2"], {}, "leave --threads out"),
-        ([], {"WORLD_SIZE": "2"}, "it goes neither with a GPU nor with torchrun"),
+        ([], {"WORLD_SIZE": "2"}, "it cannot be used with a GPU or torchrun"),
     ],
 )
 def test_what_does_not_go_with_timing_is_one_line(more, environment, said, tiny_data, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,6 @@
-"""fasttfm in flash_attn's place: fasttfm.compat.flash_attn, rotary(), cross_entropy() and the residual norms.
+"""Replaces flash_attn by fasttfm: fasttfm.compat.flash_attn, rotary(), cross_entropy() and the residual norms.
 
-flash_attn itself is not imported: of its folder only what is plain PyTorch and only its tests use.
+flash_attn itself is not imported, only the plain PyTorch helpers of its tests.
 """
 
 import functools
@@ -21,12 +21,12 @@ from fasttfm.compat import flash_attn as ours
 
 
 def install(folder: Path) -> None:
-    """Makes `import flash_attn` find this, for tests of the checkout in folder."""
+    """Install the replacement as `flash_attn`, for the tests of the checkout in folder."""
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     properties = types.SimpleNamespace(total_memory=1 << 40, multi_processor_count=1, gcnArchName="")
     torch.cuda.get_device_properties = lambda *_: properties  # type: ignore[assignment]
     torch.cuda.current_device = lambda: 0
-    torch.cuda.set_device = lambda *_: None  # each its own: torch.compile tells them apart
+    torch.cuda.set_device = lambda *_: None  # distinct functions, which torch.compile must tell apart
     torch.cuda.synchronize = lambda *_: None
     package = _module("flash_attn")
     package.__path__ = []
@@ -76,7 +76,7 @@ def _none(name: str) -> Callable[..., Any]:
 
 
 def _window_of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """function, to which the tests give windows as tensors."""
+    """Wrap a function to accept windows as tensors, which the tests pass."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -97,7 +97,7 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """x (B, L, H, D), or packed (T, H, D), by rotary(); a result in x's place is none of fasttfm's."""
+    """Apply rotary() to x (B, L, H, D), or packed (T, H, D); inplace is ignored."""
     if cu_seqlens is None:
         offsets = torch.as_tensor(seqlen_offsets).view(-1, 1) + torch.arange(x.shape[1])
         return F.rotary(x.transpose(1, 2), cos, sin, offsets.expand(x.shape[0], -1), interleaved=interleaved).transpose(
@@ -119,7 +119,7 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | Tensor = 0,
     num_heads_q: int | None = None,
 ) -> Tensor:
-    """qkv (B, L, 3, H, D), or (B, L, Hq + 2 Hk, D), its queries and keys turned."""
+    """Apply rotary() to the queries and keys of qkv (B, L, 3, H, D), or (B, L, Hq + 2 Hk, D)."""
     tables = ((cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))
     if num_heads_q is None:
         q, k, v = qkv.unbind(2)
@@ -133,7 +133,7 @@ def apply_rotary_emb_qkv_(
 def apply_rotary_emb_kv_(
     kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
 ) -> Tensor:
-    """kv (B, S, 2, H, D), its keys turned."""
+    """Apply rotary() to the keys of kv (B, S, 2, H, D)."""
     k, v = kv.unbind(2)
     return torch.stack([apply_rotary_emb(k, cos, sin, interleaved, seqlen_offsets=seqlen_offsets), v], 2)
 

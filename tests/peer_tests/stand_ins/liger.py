@@ -1,4 +1,4 @@
-"""fasttfm in liger_kernel's place: its autograd functions, which its modules and functions all call, are ours."""
+"""Replaces the autograd functions of liger_kernel, which all its modules and functions call, by fasttfm's."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from fasttfm.compat import losses
 
 
 def install(folder: Path) -> None:
-    """Exchanges the functions of liger_kernel.ops, from the checkout in folder, before anything takes them from it."""
+    """Replace the functions of liger_kernel.ops, from the checkout in folder, before they are imported elsewhere."""
     sys.path.insert(0, str(folder / "src"))
     from liger_kernel import ops
 
@@ -32,7 +32,7 @@ def rms_norm(
     in_place: bool = True,
     row_mode: Any = None,
 ) -> Tensor:
-    """rms_norm(); casting_mode tells where half precision is rounded, which fasttfm does once, at the end."""
+    """rms_norm(); casting_mode is ignored: fasttfm rounds to half precision once, at the end."""
     return F.rms_norm(x, _shifted(weight, offset), eps)
 
 
@@ -43,7 +43,7 @@ def _shifted(weight: Tensor | None, offset: float) -> Tensor | None:
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *others: Any
 ) -> tuple[Tensor, Tensor]:
-    """residual_rms_norm(), which gives the norm and the sum."""
+    """residual_rms_norm(), which returns the norm and the sum."""
     return F.residual_rms_norm(x, residual, _shifted(weight, offset), eps)
 
 
@@ -65,7 +65,7 @@ _OFF: dict[str, Any] = {
     "return_token_accuracy": False,
     "return_predicted_tokens": False,
 }
-"""Arguments of the losses that fasttfm has no counterpart to -> the value that says nothing."""
+"""Arguments of the losses without a counterpart in fasttfm -> default."""
 _LOSS = "ignore_index lse_square_scale label_smoothing reduction softcap return_z_loss"
 _AFTER_LOGITS = f"weight {_LOSS} return_token_accuracy return_predicted_tokens".split()
 _AFTER_TARGET = (
@@ -75,7 +75,7 @@ _NAMES = {"bias": "linear_bias", "ce_weight": "weight"}
 
 
 def _options(names: list[str], given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of fasttfm.compat.losses; a test that asks for what fasttfm has not is skipped."""
+    """Convert to the arguments of fasttfm.compat.losses; skips tests of unsupported features."""
     named = dict(zip(names, given)) | more
     for name, off in _OFF.items():
         if named.get(name, off) is not off and named[name] != off:
