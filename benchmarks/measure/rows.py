@@ -1,4 +1,4 @@
-"""From what the harness measured of a case and a provider to the line that is kept."""
+"""Builds the record of a provider from the harness's measurements."""
 
 import statistics
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def record(
     machine: Mapping[str, Any] | None,
     load: dict[str, float | None] | None = None,
 ) -> Record:
-    """load: the machine's during the timed runs."""
+    """Record of one provider; load: of the machine during the timed runs."""
     timed = entry.status == "timed"
     row: Record = {
         "schema": 1,
@@ -57,10 +57,10 @@ def record(
         row["time_us"] = {"p20": rounded(p20), "p50": rounded(p50), "p80": rounded(p80), "runs": len(entry.times)}
         row |= {"load": load, "spread": rounded(spread(row["time_us"]))} if load else {}
         row["noisy"] = setting.level != "smoke" and (disturbed(load) or noisy(row))
-        fewer_bits = " int8" in name and case.dtype != "int8"  # the ceilings are of the case's dtype
+        fewer_bits = " int8" in name and case.dtype != "int8"  # the ceilings are for the case's dtype
         row |= _rates(case.cost, p50, None if fewer_bits else ceilings)
         if work.unit is not None and entry.units:
-            # over the median time: all providers had the same inputs, so that throughputs compare as times do
+            # over the median time: inputs are the same for all providers, so throughputs compare as times do
             row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}
         if entry.details is not None:
             row["details"] = entry.details
@@ -68,7 +68,7 @@ def record(
 
 
 def _rates(cost: Cost | None, p50: float, ceilings: Machine | None) -> Record:
-    """Return what the time comes to in operations and bytes a second, and beside what the device can."""
+    """TFLOP/s, GB/s and the share of the roofline."""
     if cost is None:
         return {}
     result: Record = {
