@@ -27,17 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks.cases import synthetic
-from benchmarks.cases.training_step import model_config
+from benchmarks.cases.training_step import loaded, model_config
+from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import (
-    CTRANSLATE2,
-    HUGGING_FACE,
-    HUGGING_FACE_STATIC,
-    OURS,
-    Absent,
-    Provider,
-    provider,
-)
+from benchmarks.measure.providers import Absent, Provider
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.kernels.proof.costs import Cost
@@ -62,7 +55,7 @@ WORKERS = ", a worker a core"
 """Suffix of providers with one worker per core, each searching its own batches."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
 """Our search without batch invariance, which shows its cost."""
-INT8 = f"{OURS} int8"
+INT8 = f"{peers.OURS} int8"
 """Our search with 8-bit products, also timed beside bfloat16."""
 _ALL = 1 << 30
 """batch_tokens for a single batch."""
@@ -173,19 +166,15 @@ def _ours(
     tokens = batch * max(source, SHORTEST) if setting.on_gpu else _ALL
     search = partial(Ours, beam=beam, length=length, batch_tokens=tokens)
 
-    def model(as_dtype: torch.dtype) -> Transformer:
-        model = Transformer(config)
-        model.load_state_dict(random_model(config, setting.seed).state_dict())
-        return model.to(device=setting.device, dtype=as_dtype).eval()
-
+    weights = random_model(config, setting.seed).state_dict()
     result: dict[str, Provider | Absent] = {}
     if dtype != torch.int8:
-        plain = model(dtype)
-        result |= {_named(OURS, count): search(plain, workers=count) for count in counts}
+        plain = loaded(Transformer, config, weights, setting.device).to(dtype).eval()
+        result |= {_named(peers.OURS, count): search(plain, workers=count) for count in counts}
         if not setting.on_gpu:
             result[NOT_INVARIANT] = search(plain, batch_invariant=False)
     if dtype != torch.float32 and not setting.on_gpu:
-        in_int8 = model(torch.float32)
+        in_int8 = loaded(Transformer, config, weights, setting.device).eval()
         multiply_in_int8(in_int8)
         result |= {_named(INT8, count): search(in_int8, workers=count) for count in counts}
     return result
@@ -198,9 +187,7 @@ def _named(provider: str, workers: int) -> str:
 @functools.lru_cache(maxsize=1)
 def exact_model(config: TransformerConfig, seed: int, device: torch.device) -> Transformer:
     """random_model() in float64 on the device."""
-    model = Transformer(config).double()
-    model.load_state_dict(random_model(config, seed).state_dict())
-    return model.to(device).eval()
+    return loaded(Transformer, config, random_model(config, seed).state_dict(), device).double().eval()
 
 
 @functools.lru_cache(maxsize=1)
@@ -220,18 +207,19 @@ def _peers(
         return huggingface.Generate(model, beam, length, static=static)
 
     if dtype != torch.int8:
-        result[HUGGING_FACE] = provider(HUGGING_FACE, device, generate)
+        result[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, generate)
         if setting.on_gpu:
-            result[HUGGING_FACE_STATIC] = provider(HUGGING_FACE, device, partial(generate, static=True))
+            static = peers.provider(peers.HUGGING_FACE, device, partial(generate, static=True))
+            result[peers.HUGGING_FACE_STATIC] = static
     # CTranslate2 has bfloat16 only on GPUs; its reduced precision on CPUs is int8
-    name, kind = CTRANSLATE2, str(dtype).removeprefix("torch.")
+    name, kind = peers.CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:
-        name, kind = f"{CTRANSLATE2} int8", "int8"
+        name, kind = f"{peers.CTRANSLATE2} int8", "int8"
     options: dict[str, Any] = {"beam": beam, "length": length, "compute_type": kind, "device": device}
     for count in counts:
         workers: dict[str, Any] = {"threads": setting.threads // count, "workers": count}
         make = partial(ctranslate2.Translate, config, weights, **options, **workers)
-        result[_named(name, count)] = provider(CTRANSLATE2, device, make)
+        result[_named(name, count)] = peers.provider(peers.CTRANSLATE2, device, make)
     return result
 
 
@@ -242,18 +230,10 @@ class Ours:
         self, model: Transformer, *, beam: int, length: int, batch_invariant: bool = True, workers: int = 1,
         batch_tokens: int = _ALL,
     ) -> None:  # fmt: skip
-        self.model = model
-        self.workers = search_workers(model, workers)
-        self.config = DecodingConfig(
-            beam=beam,
-            nbest=beam,
-            min_len=length - 1,
-            max_len_a=0.0,
-            max_len_b=length - 1,
-            length_penalty="none",
-            batch_tokens=batch_tokens,
-            batch_invariant=batch_invariant,
-        )
+        self.model, self.workers = model, search_workers(model, workers)
+        limits: dict[str, Any] = {"min_len": length - 1, "max_len_a": 0.0, "max_len_b": length - 1}
+        options: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_invariant": batch_invariant}
+        self.config = DecodingConfig(beam=beam, nbest=beam, length_penalty="none", **limits, **options)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> Hypotheses:
         result = search_ids(self.model, sources, self.config, workers=self.workers)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fasttfm.nn as ours
 from benchmarks.cases import synthetic
+from benchmarks.cases.training_step import loaded
 from benchmarks.peers import huggingface, torch_nn
 from fasttfm import functional as F
 from fasttfm.kernels.jit import Launch
@@ -195,9 +196,7 @@ def _model(device: torch.device, **changes: Any) -> tuple[TransformerConfig, dic
     sizes = {"vocab_size": _V, "d_model": _E, "heads": _H, "d_ff": _F, "encoder_layers": 6, "decoder_layers": 6}
     config = TransformerConfig(**{**sizes, "max_length": 64, **changes})
     weights = torch_nn.TorchTransformer(config).state_dict()
-    model = Transformer(config)
-    model.load_state_dict(weights)
-    return config, weights, model.to(device)
+    return config, weights, loaded(Transformer, config, weights, device)
 
 
 def _step(device: torch.device) -> Sides:

@@ -95,7 +95,7 @@ def _case(
         group="padding",
         name=name,
         shape={"pairs": pairs, "cells": max_tokens, "tokens": tokens, "model": preset, "vocabulary": config.vocab_size},
-        dtype=str(training_step.precision(setting)).removeprefix("torch."),
+        dtype=setting.training_dtype_name,
         passes="epoch",
         # products and Adam once for all tokens: a lower bound, because each batch reads the weights
         cost=training_step.cost(config, tokens=tokens),

@@ -18,18 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
+from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import (
-    COMPILE,
-    CUDA_GRAPH,
-    HUGGING_FACE,
-    OURS,
-    TORCH_GRAPH,
-    TORCH_NN,
-    Absent,
-    Provider,
-    provider,
-)
+from benchmarks.measure.providers import Absent, Provider
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.config.presets import preset_section
@@ -47,7 +38,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Loss = Callable[..., Tensor]
 """Function of a model, a batch and the label smoothing."""
 PADDING = (0.6, 0.2, 0.05, 0.0)
-PACKED = f"{OURS}, packed"
+PACKED = f"{peers.OURS}, packed"
 """Layers without padding (fasttfm train --packed)."""
 LENGTH = 37
 """sum(l^2) / sum(l) over sentences of about 27 tokens, to which attention's cost is proportional."""
@@ -70,11 +61,6 @@ def cases(setting: Setting) -> list[Case]:
         for preset, rows, width in sizes
         for share in (shares if setting.on_gpu or preset == "multi30k" else (0.6, 0.05))
     ]
-
-
-def precision(setting: Setting) -> torch.dtype:
-    """Dtype of matrix products."""
-    return setting.training_dtype or setting.dtype
 
 
 def model_config(preset: str) -> TransformerConfig:
@@ -106,7 +92,7 @@ class Contenders:
     """Training steps of a preset, each on its own model with the same weights."""
 
     def __init__(self, preset: str, setting: Setting) -> None:
-        self.device, dtype = setting.device, precision(setting)
+        self.device, dtype = setting.device, setting.training_dtype or setting.dtype
         self.config, self.training = model_config(preset), training_config(preset, dtype)
         self.autocast = None if dtype == torch.float32 else dtype
         torch.manual_seed(setting.seed)
@@ -126,7 +112,7 @@ class Contenders:
 
     def steps(self) -> dict[str, Any]:
         """Steps by provider."""
-        return {OURS: self.ours(), PACKED: self.ours(packed=True), TORCH_NN: self.theirs()}
+        return {peers.OURS: self.ours(), PACKED: self.ours(packed=True), peers.TORCH_NN: self.theirs()}
 
     def loss(self, model: nn.Module, loss: Loss) -> "Checked":
         """Loss of a model in eval mode, for the check."""
@@ -135,9 +121,9 @@ class Contenders:
     def losses(self) -> dict[str, "Checked"]:
         """Losses by provider, for the check of steps()."""
         return {
-            OURS: self.loss(self.model(Transformer), our_loss),
+            peers.OURS: self.loss(self.model(Transformer), our_loss),
             PACKED: self.loss(self.model(Transformer), partial(our_loss, packed=True)),
-            TORCH_NN: self.loss(self.model(TorchTransformer), torch_nn.loss),
+            peers.TORCH_NN: self.loss(self.model(TorchTransformer), torch_nn.loss),
         }
 
     def exact_loss(self) -> "Checked":
@@ -177,14 +163,14 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
         contenders, device = Contenders(preset, setting), setting.device
         compiled = Absent("left out of --quick: it compiles for minutes; run without --quick")
         providers = contenders.steps()
-        providers[COMPILE] = contenders.theirs(compiled=True) if setting.at_least("standard") else compiled
+        providers[peers.COMPILE] = contenders.theirs(compiled=True) if setting.at_least("standard") else compiled
         checked: dict[str, Any] = {name: loss.with_gradient for name, loss in contenders.losses().items()}
-        checked[COMPILE] = checked[TORCH_NN]  # the same module; torch.compile itself is not checked
+        checked[peers.COMPILE] = checked[peers.TORCH_NN]  # the same module; torch.compile itself is not checked
         if setting.on_gpu:
-            providers[CUDA_GRAPH] = Graphed(contenders.ours(captured=True), device)
-            checked[CUDA_GRAPH] = checked[OURS]  # the same passes; tests/gpu/test_graphs.py checks replays
-            providers[TORCH_GRAPH] = Graphed(contenders.theirs(captured=True), device)
-            checked[TORCH_GRAPH] = checked[TORCH_NN]
+            providers[peers.CUDA_GRAPH] = Graphed(contenders.ours(captured=True), device)
+            checked[peers.CUDA_GRAPH] = checked[peers.OURS]  # tests/gpu/test_graphs.py checks replays
+            providers[peers.TORCH_GRAPH] = Graphed(contenders.theirs(captured=True), device)
+            checked[peers.TORCH_GRAPH] = checked[peers.TORCH_NN]
         if not config.norm_first:
 
             def step() -> Provider:
@@ -195,14 +181,14 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
                 marian = huggingface.marian(config, contenders.weights).to(device)
                 return contenders.loss(marian, huggingface.loss).with_gradient
 
-            providers[HUGGING_FACE] = provider(HUGGING_FACE, device, step)
-            checked[HUGGING_FACE] = provider(HUGGING_FACE, device, loss)
+            providers[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, step)
+            checked[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, loss)
         return Work(
             inputs=inputs,
             providers=providers,
             without_dropout=checked,
             reference=contenders.exact_loss().with_gradient,
-            plain=TORCH_NN,
+            plain=peers.TORCH_NN,
             unit="target tokens/s",
             units=lambda batch: float(batch.target_tokens),
             rounds=5 if preset.startswith("paper") and not setting.on_gpu else None,  # seconds each
@@ -212,7 +198,7 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
         group="training_step",
         name=preset,
         shape={"rows": rows, "width": width, "padding": padding, "vocabulary": config.vocab_size},
-        dtype=str(precision(setting)).removeprefix("torch."),
+        dtype=setting.training_dtype_name,
         passes="step",
         cost=cost(config, tokens=tokens, length=min(width, tokens)),
         make=make,
@@ -283,9 +269,7 @@ def our_loss(model: Transformer, batch: Batch, label_smoothing: float, *, packed
 def head(batch: Batch) -> Batch:
     """The first rows, up to _CHECKED cells per side: float64 logits of a whole batch would fill a GPU."""
     rows = max(1, _CHECKED // max(batch.source.shape[1], batch.target_in.shape[1]))
-    tensors: dict[str, Any] = {
-        name: getattr(batch, name)[:rows]
-        for name in ("source", "source_lengths", "target_in", "target_out", "target_lengths")
-    }
-    counts: dict[str, Any] = {f"{side}_tokens": int(tensors[f"{side}_lengths"].sum()) for side in ("source", "target")}
-    return Batch(**tensors, **counts)
+    names = ("source", "source_lengths", "target_in", "target_out", "target_lengths")
+    fields: dict[str, Any] = {name: getattr(batch, name)[:rows] for name in names}
+    counts: dict[str, Any] = {f"{side}_tokens": int(fields[f"{side}_lengths"].sum()) for side in ("source", "target")}
+    return Batch(**fields, **counts)

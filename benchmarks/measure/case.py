@@ -36,6 +36,10 @@ class Setting:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def training_dtype_name(self) -> str:
+        return str(self.training_dtype or self.dtype).removeprefix("torch.")
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
