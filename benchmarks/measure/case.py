@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def small_memory(self) -> bool:
-        """Whether the float64 reference of 25,000 tokens by a large vocabulary does not fit on this GPU."""
+        """Return whether the float64 reference of 25,000 tokens by a large vocabulary does not fit on this GPU."""
         return self.on_gpu and torch.cuda.get_device_properties(self.device).total_memory < 48 << 30
 
     @property

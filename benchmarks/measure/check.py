@@ -54,7 +54,7 @@ def problems(record: Record) -> list[str]:
 
 @functools.cache
 def _unknown_commit(commit: str) -> bool:
-    """Whether the commit is missing from this checkout; False for shallow clones, which cannot tell."""
+    """Return whether the commit is missing from this checkout; False for shallow clones, which cannot tell."""
     whole = git("rev-parse", "--is-shallow-repository") == "false"
     return whole and git("cat-file", "-e", f"{commit}^{{commit}}") is None
 

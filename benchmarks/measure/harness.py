@@ -86,7 +86,7 @@ class Inputs:
         return numerics.copied(inputs) if provider in self._work.overwrites else inputs
 
     def written(self, inputs: tuple) -> bool:
-        """Whether one of the draws was written over; restores it."""
+        """Return whether one of the draws was written over; restores it."""
         position = next((i for i, draw in enumerate(self.draws) if draw is inputs), None)
         if position is None or numerics.equal(inputs, drawn := self.draw(position)):
             return False
@@ -334,7 +334,7 @@ class Trial:
         return done
 
     def _noisy(self) -> bool:
-        """Whether the runs so far are too noisy."""
+        """Return whether the runs so far are too noisy."""
         quantiles = (np.quantile(self.entries[name].times, (0.2, 0.5, 0.8)) for name in self.standing())
         return disturbed(self.load) or any(p80 - p20 > MOST_SPREAD * p50 for p20, p50, p80 in quantiles)
 

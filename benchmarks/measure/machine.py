@@ -200,7 +200,7 @@ SINCE_START = Watch()
 
 
 def disturbed(load: dict[str, Any] | None) -> bool:
-    """Whether the hypervisor or other processes took too much CPU time."""
+    """Return whether the hypervisor or other processes took too much CPU time."""
     return load is not None and ((load["steal"] or 0) > MOST_STEAL or (load["others"] or 0) > MOST_OTHERS)
 
 
@@ -210,6 +210,6 @@ def spread(time_us: dict[str, Any]) -> float:
 
 
 def noisy(record: dict[str, Any]) -> bool:
-    """Whether a row of the suite is marked noisy, or spreads too much (records from before the mark)."""
+    """Return whether a row of the suite is marked noisy, or spreads too much (records from before the mark)."""
     times = record.get("time_us")
     return times is not None and (bool(record.get("noisy")) or spread(times) > MOST_SPREAD)

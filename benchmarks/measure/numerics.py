@@ -126,7 +126,7 @@ def allowed(dtype: str, plain: float | None) -> float:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two values of one type are equal: tensors, arrays, and nested containers of them."""
+    """Return whether two values of one type are equal: tensors, arrays, and nested containers of them."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, np.ndarray):

@@ -38,7 +38,7 @@ class Expected:
     """Instead of row: a regular expression whose group is the number; the last match in the output counts. An empty
     group is 0."""
     higher: bool = False
-    """Whether larger is better; always so for a ratio (over)."""
+    """Larger is better; always so for a ratio (over)."""
 
     def outcome(self, measured: float | None, verdict: str, why: str = "") -> Record:
         """The answer in the queue's record."""

@@ -157,7 +157,7 @@ def save(path: Path, numbers: Any, figure: plt.Figure) -> None:
 
 
 def is_stale(path: Path, numbers: Any, figure: plt.Figure) -> bool:
-    """Whether the file is missing or shows other numbers."""
+    """Return whether the file is missing or shows other numbers."""
     plt.close(figure)
     if not path.is_file():
         return True

@@ -59,9 +59,9 @@ def suite(entries: Sequence[Entry]) -> pd.DataFrame:
 
 
 def without_pool(entry: Entry) -> bool:
-    """Whether a CUDA graph's memory was measured without its pool (records before November 28, 2026), so is wrong.
+    """Return whether memory was measured without the CUDA graph's pool, as before November 28, 2026.
 
-    Only those records have a number of launches.
+    Only these records of a graph have a number of launches.
     """
     return entry.record["provider"] == CUDA_GRAPH and entry.record["launches"] is not None
 

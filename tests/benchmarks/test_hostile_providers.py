@@ -1,5 +1,6 @@
 """Providers that cheat get no time, and do not affect the others."""
 
+import itertools
 import threading
 
 import pytest
@@ -18,6 +19,12 @@ def beside_plain(provider, passes="forward", **work):
     row = results["hostile"]
     assert row["time_us"] is row["throughput"] is row["roofline"] is None
     return row["status"], row["reason"]
+
+
+def after(count, then):
+    """Provider that is plain() in its first `count` calls, and then then()."""
+    calls = itertools.count(1)
+    return lambda x: (plain if next(calls) <= count else then)(x)
 
 
 def assert_wrong(why, provider, passes="forward", **work):
@@ -66,13 +73,7 @@ def test_a_wrong_plain_provider_does_not_loosen_the_others_bound():
 @pytest.mark.parametrize("lazy", [lambda x: x.as_subclass(Lazy), lambda x: LazyList([x])], ids=["tensor", "list"])
 def test_a_lazy_result_has_no_time(lazy):
     assert_wrong("computed only when it is read", lazy)
-    calls = []
-
-    def later(x):
-        calls.append(1)
-        return lazy(x) if len(calls) > 5 else plain(x)
-
-    assert_wrong("in timed runs", later)
+    assert_wrong("in timed runs", after(5, lazy))
 
 
 @pytest.mark.parametrize("finished", [0, 7])
@@ -114,21 +115,17 @@ def flipped(x):
     x.data.copy_(x.data.flip(0))
 
 
+def writing(write):
+    """Provider that is plain(), and then writes over its input."""
+    return lambda x: (plain(x), write(x))[0]
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("write", [scaled, zeroed, flipped])
 @pytest.mark.parametrize("since", [1, 2, 5, 8])
 def test_a_provider_that_writes_over_the_inputs_has_no_time(write, since):
     """since: its first such call: the first, the check, the warm-up, the timed rounds."""
-    calls = []
-
-    def writes(x):
-        calls.append(1)
-        y = plain(x)
-        if len(calls) >= since:
-            write(x)
-        return y
-
-    results = rows({"hostile": writes, "torch eager": plain})
+    results = rows({"hostile": after(since - 1, writing(write)), "torch eager": plain})
     assert results["hostile"]["status"] == "wrong"
     assert results["hostile"]["time_us"] is None
     assert "over" in results["hostile"]["reason"]
@@ -138,12 +135,7 @@ def test_a_provider_that_writes_over_the_inputs_has_no_time(write, since):
 
 
 def test_a_provider_documented_to_overwrite_its_inputs_gets_a_copy():
-    def writes(x):
-        y = plain(x)
-        scaled(x)
-        return y
-
-    results = rows({"torch eager": plain, "writes": writes}, overwrites=frozenset({"writes"}))
+    results = rows({"torch eager": plain, "writes": writing(scaled)}, overwrites=frozenset({"writes"}))
     assert results["writes"]["status"] == results["torch eager"]["status"] == "timed"
 
 
@@ -159,28 +151,17 @@ def test_a_cached_result_has_no_time(key):
 
 @pytest.mark.parametrize("passes", ["forward", "training forward", "backward", "forward+backward"])
 def test_a_provider_that_stops_computing_after_the_check_has_no_time(passes):
-    calls = []
-
-    def stops(x):
-        calls.append(1)
-        return plain(x) if len(calls) <= 5 else x * 0
-
-    assert_wrong("after the timed runs", stops, passes)
+    assert_wrong("after the timed runs", after(5, lambda x: x * 0), passes)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("last", [1, 2, 3, 8, 9])
 @pytest.mark.parametrize("error", [RuntimeError("no more"), SystemExit(0)])
 def test_a_provider_that_raises_in_any_run_is_refused(last, error):
-    calls = []
-
     def raises(x):
-        calls.append(1)
-        if len(calls) >= last:
-            raise error
-        return plain(x)
+        raise error
 
-    assert beside_plain(raises) == ("refused", f"{type(error).__name__}: {error}")
+    assert beside_plain(after(last - 1, raises)) == ("refused", f"{type(error).__name__}: {error}")
 
 
 def test_inputs_are_equal_if_all_elements_are():
