@@ -35,6 +35,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -156,16 +157,10 @@ class Trial:
                 raise RuntimeError("no output requires a gradient")
             return outputs
 
-        if self.case.passes == "forward+backward":
+        def backward(outputs: list[Tensor]) -> Callable[[], Any]:
+            return partial(torch.autograd.grad, outputs, leaves, [self.work.gradient(o) for o in outputs])
 
-            def both() -> Any:
-                outputs = forward()
-                return torch.autograd.grad(outputs, leaves, [self.work.gradient(o) for o in outputs])
-
-            return both
-        outputs = forward()
-        cotangents = [self.work.gradient(o) for o in outputs]
-        return lambda: torch.autograd.grad(outputs, leaves, cotangents)
+        return (lambda: backward(forward())()) if self.case.passes == "forward+backward" else backward(forward())
 
     def result(self, function: Provider, inputs: tuple) -> Any:
         """The compared values: outputs; in gradient passes [outputs], [input gradients], [norm of all parameters']."""

@@ -268,18 +268,6 @@ def test_kept_memory_is_added_to_the_peak_and_unknown_values_are_none():
     assert counted == {"torch eager": (1000, 3), **held, CTRANSLATE2: (None, None)}
 
 
-def test_rounds_is_the_exact_number_of_timed_runs():
-    calls = []
-
-    def step(x):
-        calls.append(1)
-        return plain(x)
-
-    row = rows({"one": step}, "step", rounds=2, warm_up=0)["one"]
-    assert row["time_us"]["runs"] == 2
-    assert len(calls) == 4  # the first call, the check and the two
-
-
 def test_the_host_clock_waits_for_the_run_and_overwrites_the_cache():
     clock = HostClock(torch.device("cpu"))
     before = clock._flush.clone()

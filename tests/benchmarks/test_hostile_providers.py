@@ -8,7 +8,6 @@ import torch
 from toy import plain, rows
 from waiting import PATIENCE
 
-from benchmarks.measure import numerics
 from benchmarks.measure.clocks import HostClock
 
 
@@ -162,15 +161,6 @@ def test_a_provider_that_raises_in_any_run_is_refused(last, error):
         raise error
 
     assert beside_plain(after(last - 1, raises)) == ("refused", f"{type(error).__name__}: {error}")
-
-
-def test_inputs_are_equal_if_all_elements_are():
-    for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.bool):
-        x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).mul(3).round().to(dtype)
-        assert numerics.equal((x, [x[1:]]), (x.clone(), [x.clone()[1:]]))
-        assert not numerics.equal((x,), (x.flip(0),))
-        assert not numerics.equal((x,), (x[:-1],))
-    assert not numerics.equal(([1, 2], {"a": "b"}), ([2, 1], {"a": "b"}))
 
 
 def test_a_number_of_threads_set_by_a_provider_is_reset():

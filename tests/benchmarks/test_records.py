@@ -7,12 +7,6 @@ import pytest
 from benchmarks.measure import records
 
 
-def test_a_record_is_valid(record):
-    records.validate(record())
-    records.validate(record(status="absent"))
-    records.validate(record(details={"bleu": 30.0}))
-
-
 def test_write_replaces_equal_keys_and_keeps_other_records(tmp_path, record):
     file = tmp_path / "new" / "kernels.jsonl"
     records.write(file, [record(), record(provider="torch eager")])
