@@ -42,10 +42,8 @@ STEPS = ("prepare", "train", "translate", "score")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A corpus and its options for each command."""
+    """A corpus with English sources, and its options for each command."""
 
-    source: str = "en"
-    """Suffix of the source files."""
     target: str = "de"
     """Suffix of the target files."""
     test: str = "test"
@@ -108,7 +106,7 @@ def prepare(name: str, text: Path, work: Path) -> Path:
     corpus, data = CORPORA[name], work / "data"
     work.mkdir(parents=True, exist_ok=True)
     if not data.exists():
-        sides = (corpus.source, corpus.target)
+        sides = ("en", corpus.target)
         train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
         files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
         vocabulary = ["--vocab-size", str(corpus.vocab_size), *corpus.prepare]
@@ -118,7 +116,7 @@ def prepare(name: str, text: Path, work: Path) -> Path:
 
 def source_lines(name: str, text: Path) -> bytes:
     """Source side of the test set."""
-    source = _file(text, f"{CORPORA[name].test}.{CORPORA[name].source}")
+    source = _file(text, f"{CORPORA[name].test}.en")
     with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as lines:
         return lines.read()
 

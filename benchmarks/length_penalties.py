@@ -8,7 +8,7 @@ one line to benchmarks/results/length-penalties.jsonl.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ BEAMS = (1, 2, 4, 8)
 PENALTIES = (("none", 0.0), ("wu", 0.6), ("wu", 1.0), ("power", 0.6), ("power", 1.0))
 
 
-def measured(
-    model: Path, sources: Sequence[str], references: Sequence[str], beams: Iterable[int] = BEAMS
-) -> Iterator[dict[str, Any]]:
+def measured(model: Path, sources: Sequence[str], references: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields a row for each beam, length penalty and early stopping; one for greedy search, which ignores both."""
     tokenize = tokenizer_of(references, packages=False)
     words = sum(len(line.split()) for line in references)
-    for beam in beams:
+    for beam in BEAMS:
         for (penalty, alpha), early in product(PENALTIES, (False, True)) if beam > 1 else ((PENALTIES[0], False),):
             settings: dict[str, Any] = {"beam": beam, "length_penalty": penalty, "early_stopping": early}
             settings |= {"alpha": alpha} if alpha else {}

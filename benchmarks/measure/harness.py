@@ -31,6 +31,7 @@ that the allocator sees. Launches of a graph are not counted.
 
 import gc
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,12 +43,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import numerics, rows
+from benchmarks.measure import numerics
 from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, Entry, Setting, Work
-from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed
+from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed, noisy, spread
 from benchmarks.measure.providers import ELSEWHERE, UNSEEN, Absent, Provider
-from benchmarks.measure.records import Record
-from fasttfm.kernels.proof.costs import Machine
+from benchmarks.measure.records import Record, rounded
+from fasttfm.kernels.proof.costs import Cost, Machine
 
 ROTATION = 4
 """Number of inputs that take turns."""
@@ -299,28 +300,26 @@ class Trial:
         if self.work.units is not None:
             entry.units.append(self.work.units(*inputs))
 
-    def measure(self, seconds: float, least_rounds: int, now: Callable[[], float]) -> None:
+    def measure(self, seconds: float, least_rounds: int) -> None:
         """Time the remaining providers in turns for about `seconds`, twice if noisy, and check them again."""
         self._try(self._warm)
         order = random.Random(self.setting.seed)
-        done = self._rounds(0, seconds, least_rounds, now, order)
+        done = self._rounds(0, seconds, least_rounds, order)
         if self.setting.level != "smoke" and self._noisy():
             for name in self.standing():
                 self.entries[name].times, self.entries[name].units = [], []
-            self._rounds(done, seconds, least_rounds, now, order)
+            self._rounds(done, seconds, least_rounds, order)
         if sum(map(self.inputs.written, self.inputs.draws)):  # checks, and restores, all of them
             for name in self.standing():  # behind the tensors' version counters, so it may have been any of them
                 self.entries[name].status = "wrong"
                 self.entries[name].reason = "some provider of this case wrote over timed inputs"
         self._check_again()
 
-    def _rounds(
-        self, first: int, seconds: float, least_rounds: int, now: Callable[[], float], order: random.Random
-    ) -> int:
+    def _rounds(self, first: int, seconds: float, least_rounds: int, order: random.Random) -> int:
         """Run timed rounds from number `first` on, with the machine's load; returns the number of the next round."""
-        watch, end, self._round = Watch(), now() + seconds, first
+        watch, end, self._round, exact = Watch(), time.monotonic() + seconds, first, self.work.rounds
         while names := self.standing():
-            if self._round - first >= (self.work.rounds or least_rounds) and (self.work.rounds or now() >= end):
+            if self._round - first >= (exact or least_rounds) and (exact or time.monotonic() >= end):
                 break
             order.shuffle(names)
             self._try(self._time, names)
@@ -334,6 +333,70 @@ class Trial:
         return disturbed(self.load) or any(p80 - p20 > MOST_SPREAD * p50 for p20, p50, p80 in quantiles)
 
 
+def _record(trial: Trial, name: str, ceilings: Machine | None, machine: Mapping[str, Any] | None) -> Record:
+    """Record of one provider."""
+    case, work, setting, entry, load = trial.case, trial.work, trial.setting, trial.entries[name], trial.load
+    timed = entry.status == "timed"
+    row: Record = {
+        "schema": 1,
+        "group": case.group,
+        "case": case.name,
+        "shape": case.shape,
+        "dtype": case.dtype,
+        "pass": case.passes,
+        "provider": name,
+        "status": entry.status,
+        "reason": entry.reason,
+        "clock": trial.clock.name,
+        "time_us": None,
+        "throughput": None,
+        "tflop_per_s": None,
+        "gb_per_s": None,
+        "roofline": None,
+        "peak_bytes": entry.peak_bytes if timed else None,
+        "launches": entry.launches if timed else None,
+        "compile_s": rounded(entry.compile_s) if timed else None,
+        "error": None,
+        "seed": setting.seed,
+        "level": setting.level,
+        "threads": setting.threads,
+        "machine": dict(machine or {}),
+    }
+    if entry.error is not None and entry.allowed is not None:
+        row["error"] = {"value": rounded(entry.error), "allowed": rounded(entry.allowed), "measure": work.measure}
+    if timed and entry.times:
+        p20, p50, p80 = np.quantile(entry.times, (0.2, 0.5, 0.8)).tolist()
+        row["time_us"] = {"p20": rounded(p20), "p50": rounded(p50), "p80": rounded(p80), "runs": len(entry.times)}
+        row |= {"load": load, "spread": rounded(spread(row["time_us"]))} if load else {}
+        row["noisy"] = setting.level != "smoke" and (disturbed(load) or noisy(row))
+        fewer_bits = " int8" in name and case.dtype != "int8"  # the ceilings are for the case's dtype
+        row |= _rates(case.cost, p50, None if fewer_bits else ceilings)
+        if work.unit is not None and entry.units:
+            # over the median time: inputs are the same for all providers, so throughputs compare as times do
+            row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}
+        if entry.details is not None:
+            row["details"] = entry.details
+    return row
+
+
+def _rates(cost: Cost | None, p50: float, ceilings: Machine | None) -> Record:
+    """TFLOP/s, GB/s and the share of the roofline."""
+    if cost is None:
+        return {}
+    result: Record = {
+        "tflop_per_s": rounded(cost.flops / p50 / 1e6) if cost.flops else None,
+        "gb_per_s": rounded(cost.bytes / p50 / 1e3) if cost.bytes else None,
+    }
+    if ceilings is not None:
+        floor = 1e6 * cost.seconds(ceilings)
+        result["roofline"] = {
+            "floor_us": rounded(floor),
+            "share": rounded(floor / p50),
+            "ceilings": {"gb_per_s": rounded(ceilings.bandwidth / 1e9), "tflop_per_s": rounded(ceilings.flops / 1e12)},
+        }
+    return result
+
+
 def run(
     case: Case,
     setting: Setting,
@@ -343,17 +406,13 @@ def run(
     ceilings: Machine | None = None,
     machine: Mapping[str, Any] | None = None,
     least_rounds: int = 5,
-    now: Callable[[], float] = time.monotonic,
 ) -> list[Record]:
     """Measure a case, all providers in turns for about `seconds` in total; returns one record per provider."""
     with same_threads():
         trial = Trial(case, case.make(), setting, clock)
     trial.begin()
-    trial.measure(seconds, least_rounds, now)
-    result = [
-        rows.record(case, trial.work, name, entry, setting, clock, ceilings, machine, trial.load)
-        for name, entry in trial.entries.items()
-    ]
+    trial.measure(seconds, least_rounds)
+    result = [_record(trial, name, ceilings, machine) for name in trial.entries]
     del trial
     gc.collect()
     if "torch._dynamo" in sys.modules:  # the next case compiles, and times it, for its own shape
