@@ -122,8 +122,8 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, found)]})
     (line,) = records.read(tmp_path / "ledger.jsonl")  # which holds it against its schema
     assert line["counted"] == "not measured"
-    (said,), complaints = check.check(tmp_path / "ledger.jsonl")
-    assert ("of no machine" in said, complaints) == (True, [])
+    summary, reasons = check.check(tmp_path / "ledger.jsonl")
+    assert ("of no machine" in summary, reasons) == (True, [])
     with pytest.raises(UserError, match="holds no records"):  # of something measured, which reports are made from
         load(tmp_path)
     (entry,) = line["cases"]
