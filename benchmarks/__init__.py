@@ -1,1 +1,1 @@
-"""Timings of kernels, steps and decoding; every result is a JSON line that says where and how it was made."""
+"""Timings of kernels, steps and decoding; each result is a JSON line with its machine, commit and command."""

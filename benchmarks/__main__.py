@@ -1,12 +1,12 @@
-"""Times fasttfm beside its peers and keeps a record of every row.
+"""Times fasttfm and its peers; every row is kept as a record.
 
-    python -m benchmarks                          every group, this machine's device
+    python -m benchmarks                          all groups, on this machine's device
     python -m benchmarks --quick kernels blocks   some groups, in a few minutes
-    python -m benchmarks end_to_end demo          from text to BLEU, in minutes; --full does that too
-    python -m benchmarks report                   one page from all records
-    python -m benchmarks compare OLD NEW          what changed between two files of records
+    python -m benchmarks end_to_end demo          from text to BLEU in minutes; part of --full
+    python -m benchmarks report                   a page from all records
+    python -m benchmarks compare OLD NEW          changes between two files of records
 
-docs/benchmarks.md says how to read a row, what is measured how, and how to add a case or a provider.
+docs/benchmarks.md explains rows and methods, and how to add a case or a provider.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ COMMANDS = {
 }
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
-"""Of timed runs a case, all its providers together."""
-_NOISE = "rows are noisy, measured twice: something else runs on this machine; close it and measure again"
+"""Duration of the timed runs of a case, all providers together."""
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
+_NOISE = "rows are noisy after two measurements: stop other programs on this machine and measure again"
 
 
 def _parser() -> Parser:
@@ -62,41 +62,35 @@ def _parser() -> Parser:
         description=__doc__.split("\n\n")[0],
         epilog="Also: `python -m benchmarks end_to_end demo`, from text to BLEU in minutes (--full runs it after all "
         "groups), `python -m benchmarks report` and `python -m benchmarks compare OLD NEW`, each with its own --help. "
-        "Stopping with Ctrl-C keeps what was measured. docs/benchmarks.md tells how to read a row.",
+        "Ctrl-C keeps finished cases. docs/benchmarks.md explains rows.",
     )
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose line of progress contains TEXT")
+    add = parser.add_argument
+    add("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)} (default: all)")
+    add("--only", default="", metavar="TEXT", help="cases whose progress line contains TEXT")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="fewer cases and runs: minutes for all groups")
-    level.add_argument("--full", action="store_true", help="more shapes and runs: for a record to publish")
-    level.add_argument("--smoke", action="store_true", help="the smallest shapes, to see that all runs")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
-    parser.add_argument("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)} (default: what the device trains in)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of the records (default: benchmarks/results, nothing for --smoke)",
-    )
-    parser.add_argument("--threads", type=THREADS, help="of the CPU (default: one a core)")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
-    parser.add_argument("--quiet", action="store_true", help="only what was kept where, warnings and errors")
-    parser.add_argument(
-        "--json", action="store_true", help="every record as a JSON line on standard output; words go to standard error"
-    )
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    level.add_argument("--full", action="store_true", help="more shapes and runs, for published records")
+    level.add_argument("--smoke", action="store_true", help="smallest shapes, to check that everything runs")
+    add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if available)")
+    add("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)} (default: the device's training dtype)")
+    add("--out", type=Path, metavar="DIR", help="folder for records (default: benchmarks/results; none with --smoke)")
+    add("--threads", type=THREADS, help="CPU threads (default: one per core)")
+    add("--seed", type=int, default=0, help="seed of the inputs (default: %(default)s)")
+    add("--quiet", action="store_true", help="print only record files, warnings and errors")
+    add("--json", action="store_true", help="print records as JSON lines on stdout, everything else on stderr")
+    add("--list", action="store_true", help="list the cases and exit")
     return parser
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
-    """The device, dtype and level that the arguments ask for. Raises UserError for what is not here."""
+    """Device, dtype and level from the arguments. Raises UserError for an unavailable device or unknown dtype."""
     import torch
 
     from benchmarks.measure.case import Setting
 
     device = pick_device(args.device)
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {device} is not one that fasttfm is timed on: cpu, cuda or cuda:N")
+        raise UserError(f"--device {device} cannot be timed: use cpu, cuda or cuda:N")
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
@@ -112,7 +106,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 
 def usual_dtype(device: torch.device) -> torch.dtype:
-    """Return the usual dtype of training: bfloat16 from sm_80 and on AMD's, float16 on sm_70 and 75, else float32."""
+    """Default training dtype: bfloat16 from sm_80 on and on AMD GPUs, float16 on sm_70 and sm_75, else float32."""
     import torch
 
     if device.type == "cpu":
@@ -122,58 +116,56 @@ def usual_dtype(device: torch.device) -> torch.dtype:
 
 
 def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Case]:
-    """The cases of the groups, in order. Raises UserError for a group that is not one, or when no case is left."""
+    """Cases of the groups, in order. Raises UserError for an unknown group, or if no case matches `only`."""
     for group in groups:
         if group in COMMANDS:
             raise UserError(f"{group} is a command of its own: python -m benchmarks {group} --help")
         if group not in GROUPS:
-            raise UserError(f"{group} is no group: {', '.join(GROUPS)} (or {', '.join(COMMANDS)})")
+            raise UserError(f"{group} is not a group: {', '.join(GROUPS)} (or {', '.join(COMMANDS)})")
     cases = [c for g in GROUPS if not groups or g in groups for c in importlib.import_module(GROUPS[g]).cases(setting)]
     left = [case for case in cases if only in f"{case.group} {case.title}"]
     if not left:
-        raise UserError(f"no case contains {only!r}: --list names the {len(cases)} cases that there are")
+        raise UserError(f"no case contains {only!r}: --list names all {len(cases)} cases")
     return left
 
 
 def summary(rows: Sequence[Record]) -> str:
-    """A case's rows on one line: times, and what others take for one of ours."""
+    """One line for a case: each provider's time, and its ratio to ours."""
     times = {row["provider"]: row["time_us"]["p50"] for row in rows if row["time_us"]}
     ours = times.get(OURS)
-    words = [
+    parts = [
         f"{name} {duration(time)}{'' if ours is None or name == OURS else f' ({time / ours:.2f}x)'}"
         for name, time in times.items()
     ]
     for status in ("wrong", "refused", "absent"):
-        names = [r["provider"] for r in rows if r["status"] == status]
-        words += [f"{status}: {', '.join(names)}"] if names else []
-    return "; ".join(words)
+        names = [row["provider"] for row in rows if row["status"] == status]
+        parts += [f"{status}: {', '.join(names)}"] if names else []
+    return "; ".join(parts)
 
 
 def run_cases(
     cases: Sequence[Case], setting: Setting, out: Path | None, *, quiet: bool = False, as_json: bool = False
 ) -> int:
-    """Runs the cases; each one's rows go to a file in out as soon as they are known. Returns 1 if a case was broken.
+    """Runs the cases and writes the rows of each to a file in `out` as it ends. Returns 1 if a case raised.
 
-    quiet: say nothing of a case. as_json: print the rows, a JSON line each, and say all else on standard error.
+    quiet: no progress lines. as_json: prints rows as JSON lines on stdout, everything else on stderr.
     """
     import torch
 
-    from benchmarks.measure import harness, machine, records
-    from benchmarks.measure.clocks import Clocks, ceilings
+    from benchmarks.measure import clocks, harness, machine, records
     from fasttfm.system.memory import keep_freed_memory
 
     keep_freed_memory()
-    warnings.simplefilter("ignore")  # why a provider refused is in its row
+    warnings.simplefilter("ignore")  # the row has the reason of a refusal
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    clocks = Clocks(setting.device)
-    ceiling = ceilings(setting)
-    described = machine.describe()  # after the ceilings: a device at rest would tell the clocks of one at rest
-    in_dtype = {setting.dtype_name: ceiling}
-    words = sys.stderr if as_json else sys.stdout
+    device_clocks = clocks.Clocks(setting.device)
+    ceiling = clocks.ceilings(setting)
+    described = machine.describe()  # after the ceilings: an idle device reports idle clocks
+    console = sys.stderr if as_json else sys.stdout
 
     def note(line: str) -> None:
         if not quiet:
-            print(line, file=words, flush=True)
+            print(line, file=console, flush=True)
 
     note(
         f"{machine.machine_name(described)}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
@@ -181,26 +173,24 @@ def run_cases(
     )
     began = time.monotonic()
     files: dict[Path, None] = {}
-    done: list[Record] = []
+    timed: list[Record] = []
     broken = 0
     for number, case in enumerate(cases, 1):
         minutes = (time.monotonic() - began) * (len(cases) - number + 1) / max(number - 1, 1) / 60
         left = f", about {minutes:.0f} min left" if number > 1 else ""
         note(f"[{number}/{len(cases)}{left}] {case.group} {case.title}")
-        if case.dtype not in in_dtype:  # a training step's may be another than the kernels'
-            other = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
-            in_dtype[case.dtype] = ceilings(other)
+        in_dtype = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
         try:
             rows = harness.run(
                 case,
                 setting,
-                clocks.of(case),
+                device_clocks.of(case),
                 SECONDS[setting.level],
-                ceilings=in_dtype[case.dtype],
+                ceilings=clocks.ceilings(in_dtype),
                 machine=described,
                 least_rounds=LEAST_ROUNDS[setting.level],
             )
-        except Exception:  # a fault of the case: the others can still be measured
+        except Exception:  # the other cases can still be measured
             traceback.print_exc()
             broken += 1
             continue
@@ -211,13 +201,13 @@ def run_cases(
         note(f"    {summary(rows)}")
         for row in rows if as_json else ():
             print(json.dumps(row), flush=True)
-        done += [row for row in rows if row["time_us"]]
-    if noisy := sum(row["noisy"] for row in done):
-        print(f"{noisy} of {len(done)} {_NOISE}", file=words)
+        timed += [row for row in rows if row["time_us"]]
+    if noisy := sum(row["noisy"] for row in timed):
+        print(f"{noisy} of {len(timed)} {_NOISE}", file=console)
     for file in files:
-        print(f"kept in {file}", file=words)
+        print(f"kept in {file}", file=console)
     if broken:
-        print(f"{broken} of {len(cases)} cases are broken (see above)", file=sys.stderr)
+        print(f"{broken} of {len(cases)} cases raised an error (see above)", file=sys.stderr)
     return 1 if broken else 0
 
 
@@ -227,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments == ["check"]:  # no file: what README and docs say of those that are kept
+    if arguments == ["check"]:  # without files: README, report and pictures against the records
         arguments = ["report", "--check"]
     if arguments and arguments[0] in COMMANDS:
         return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])

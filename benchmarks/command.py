@@ -1,4 +1,4 @@
-"""Begin and end of a benchmark's program: its flags, the fasttfm commands it runs, its record, its exit status."""
+"""Shared parts of the benchmark programs: arguments, subprocesses, the record, the exit status."""
 
 import os
 import signal
@@ -24,23 +24,16 @@ from fasttfm.system.signals import raise_dropped, stoppable
 
 
 def parser(module: str, docstring: str | None) -> Parser:
-    """The parser of `python -m MODULE`, which says the first line of its docstring, with --results."""
+    """Parser for `python -m MODULE` with --results; the first line of the docstring is its description."""
     result = Parser(prog=f"python -m {module}", description=(docstring or "").split("\n")[0])
-    result.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    result.add_argument("--results", type=Path, default=RESULTS, help="folder for the record (default: %(default)s)")
     return result
 
 
-def split(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The arguments before --, and those after it, which go to another program; None: this process's."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:end], arguments[end + 1 :]
-
-
 def keep(results: Path, benchmark: str, *, key: Callable[[Record], Any] | None = None, **fields: Any) -> Record:
-    """Puts a record of these fields and the machine into the file of a benchmark in a folder; returns it.
+    """Writes a record of these fields and the machine to the benchmark's file in `results`, and returns it.
 
-    key: what tells records apart, of which the new one replaces the old; None: it is appended.
+    The record replaces those with an equal key(record); without key it is appended.
     """
     record = {"benchmark": benchmark, **fields, "machine": machine.describe()}
     file = results / f"{benchmark.replace('_', '-')}.jsonl"
@@ -52,7 +45,7 @@ def keep(results: Path, benchmark: str, *, key: Callable[[Record], Any] | None =
 
 
 def writable(folder: Path, flag: str = "--out") -> None:
-    """Raises UserError where no record could be kept, before anything is measured."""
+    """Raises UserError if the folder cannot be written to; call it before measuring."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}.tmp"
@@ -63,9 +56,9 @@ def writable(folder: Path, flag: str = "--out") -> None:
 
 
 def python(*words: object) -> str:
-    """Return what `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint.
+    """Output of `python -m WORDS` with its default number of threads. Raises SystemExit if it fails.
 
-    The program calls end_with_parent().
+    The program must call end_with_parent().
     """
     environment = child_environment()
     environment.pop("OMP_NUM_THREADS", None)
@@ -77,15 +70,15 @@ def python(*words: object) -> str:
 
 
 AT_ITS_LIMIT = (124, -signal.SIGKILL)
-"""The statuses of limited() for a command that was stopped."""
+"""Exit statuses of limited() for a command that was stopped."""
 _GRACE = 10
-"""Seconds that a command has to write what it found, when its limit has come."""
+"""Seconds between SIGTERM at the limit and SIGKILL."""
 
 
 def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path) -> int:
-    """Runs a command in this checkout for at most so many seconds, its output in a file. Returns its status.
+    """Runs a command in this checkout with a time limit, writes its output to a file and returns its exit status.
 
-    It ends with this process, which is not its parent: environment without child_environment()'s.
+    The command ends with this process. `timeout` is its parent, so the environment must not be child_environment().
     """
     line = ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
     with output.open("wb") as sink:
@@ -95,9 +88,9 @@ def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str]
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:
-    """main(arguments): its status; 2 with the message on stderr for what the user must change or install.
+    """Run main(arguments) and return its exit status; a UserError or a missing package prints one line and returns 2.
 
-    Ctrl-C, SIGTERM and SIGHUP end it behind every `finally`, with all that it has started.
+    Ctrl-C, SIGTERM and SIGHUP run every `finally` block and end all child processes.
     """
     end_with_parent()
     with stoppable():
@@ -109,16 +102,16 @@ def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | 
         except UserError as error:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
-        except ModuleNotFoundError as error:  # those of other packages: measure/__init__.py
+        except ModuleNotFoundError as error:  # measure/__init__.py checks the other packages
             if error.name != "ptx_check":
                 raise
             print("benchmarks: ptx_check is not installed: pip install ./fasttfm/ptx-check", file=sys.stderr)
             return 2
-        except BrokenPipeError:  # the reader (head, less) has gone; Python would complain once more at exit
+        except BrokenPipeError:  # reader (head, less) closed the pipe; avoids a second error at interpreter exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_BROKEN_PIPE
         except KeyboardInterrupt as interrupt:
             status = interrupted(interrupt)
             how = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal_name(status - 128)}"
-            print(f"benchmarks: {how}; the cases before this one are kept", file=sys.stderr)
+            print(f"benchmarks: {how}; finished cases are kept", file=sys.stderr)
             return status

@@ -1,16 +1,17 @@
-"""From raw text to BLEU with the commands that a user types, kept as one record.
+"""From raw text to BLEU with the user's commands, kept as one record.
 
-    python -m benchmarks end_to_end demo                                       built in, minutes; --full runs it too
+    python -m benchmarks end_to_end demo                                       built in, minutes; part of --full
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER --peer torch.nn --minutes 30
     python -m benchmarks end_to_end tatoeba-enja --text FOLDER --work FOLDER
     python -m benchmarks end_to_end multi30k-fast --text FOLDER [-- --seed 1]     the speedrun, docs/speedrun.md
 
-FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. What follows -- goes to `fasttfm train`.
-The demo corpus writes itself. Where --work names no folder, that of the demo and of the speedrun goes afterwards.
-Like the commands themselves it can be stopped and started again: training resumes, and a finished run is only scored.
-With --peer the plain torch.nn trainer (peers/torch_nn_trainer.py) takes the place of `fasttfm train` and `translate`:
-the same prepared data, the preset's model and batches, the minutes given, greedy search. It starts anew each time.
+FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. Arguments after `--` go to `fasttfm train`.
+The demo corpus is generated. Without --work, the demo and the speedrun use a temporary folder. An interrupted run can
+be restarted: training resumes, and a finished run is only scored.
+
+--peer replaces `fasttfm train` and `translate` by the plain torch.nn trainer (peers/torch_nn_trainer.py) on the same
+prepared data, with the preset's model and batches, for --minutes, with greedy search. It always trains from scratch.
 """
 
 import gzip
@@ -35,27 +36,25 @@ from fasttfm.system.children import child_environment, command_line, run_to_end
 from fasttfm.system.parsing import parse_json
 
 BUILT_IN = "demo"
-"""The corpus that needs no files."""
+"""Corpus that needs no files."""
 STEPS = ("prepare", "train", "translate", "score")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A corpus and the options it is prepared, trained and scored with."""
+    """A corpus with English sources, and its options for each command."""
 
-    source: str = "en"
-    """Ending of the source files."""
     target: str = "de"
-    """Ending of the target files."""
+    """Suffix of the target files."""
     test: str = "test"
-    """Name of the test files before the ending."""
+    """Stem of the test files."""
     vocab_size: int = 8000
     prepare: tuple[str, ...] = ()
     train: tuple[str, ...]
     translate: tuple[str, ...] = ()
     score: tuple[str, ...] = ()
     goal: tuple[float, float] | None = None
-    """BLEU, and the minutes from text to score that it is to be reached in."""
+    """Target BLEU, and the minutes from text to score to reach it in."""
 
 
 _MULTI30K = ("--preset", "multi30k", "--seed", "1")
@@ -94,7 +93,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
-    """Run a command of fasttfm; ends with its status where that is not 0."""
+    """Run a fasttfm command; raises SystemExit with its status if it fails."""
     print("$ fasttfm", *command, flush=True)
     done = run_to_end(command_line(*command), env=child_environment(), **options)
     if done.returncode:
@@ -103,11 +102,11 @@ def fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
 
 
 def prepare(name: str, text: Path, work: Path) -> Path:
-    """The prepared data, made where they are not there yet."""
+    """Folder of the prepared data; runs `fasttfm prepare` if it does not exist."""
     corpus, data = CORPORA[name], work / "data"
     work.mkdir(parents=True, exist_ok=True)
     if not data.exists():
-        sides = (corpus.source, corpus.target)
+        sides = ("en", corpus.target)
         train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
         files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
         vocabulary = ["--vocab-size", str(corpus.vocab_size), *corpus.prepare]
@@ -116,14 +115,14 @@ def prepare(name: str, text: Path, work: Path) -> Path:
 
 
 def source_lines(name: str, text: Path) -> bytes:
-    """The source side of the test set."""
-    source = _file(text, f"{CORPORA[name].test}.{CORPORA[name].source}")
+    """Source side of the test set."""
+    source = _file(text, f"{CORPORA[name].test}.en")
     with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as lines:
         return lines.read()
 
 
 def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
-    """Return what `fasttfm score` says of the translations in output."""
+    """Scores of the translations in `output`, by `fasttfm score`."""
     corpus = CORPORA[name]
     reference = _file(text, f"{corpus.test}.{corpus.target}")
     with output.open("rb") as hypotheses:
@@ -132,10 +131,10 @@ def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
 
 
 def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fields of a record that tell of the training whose log this is, ours or the peer's."""
+    """Record fields computed from a training log, ours or the peer's."""
     steps = [entry for entry in log if entry["kind"] == "train"]
     if not steps:
-        raise UserError("the training was shorter than its --log-interval: nothing of it is recorded")
+        raise UserError("training ended before its first log entry: train longer, or lower --log-interval")
     tokens = sum(entry["target_tokens"] for entry in steps)
     updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
     curve = [
@@ -156,7 +155,7 @@ def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
-    """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
+    """Prepares, trains, translates the test set and scores it. Returns the record without the machine."""
     corpus, model, output = CORPORA[name], work / "model", work / "output.txt"
     marks = [time.perf_counter()]
     data = prepare(name, text, work)
@@ -182,8 +181,7 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
 
 
 def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Run like run() with the plain torch.nn trainer, which gets `more` too; the record's corpus is named after
-    both."""
+    """run() with the plain torch.nn trainer; the record's corpus is "NAME, torch.nn". more: trainer arguments."""
     out, output = work / "torch.nn", work / "output-torch.nn.txt"
     data = prepare(name, text, work)
     preset = CORPORA[name].train[CORPORA[name].train.index("--preset") + 1]
@@ -210,12 +208,11 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
 
 
 def keep(record: dict[str, Any], folder: Path) -> None:
-    """Appends the record and the machine to the file of its corpus and trainer, and says what it found."""
+    """Appends the record and the machine to the file of its corpus and trainer, and prints the result."""
     file = folder / f"end-to-end-{record['corpus'].replace(', ', '-').replace('.', '-')}.jsonl"
     records.append(file, {"benchmark": "end_to_end", **record, "machine": machine.describe()})
-    print(
-        f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}", flush=True
-    )
+    result = f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training"
+    print(f"{result}; kept in {file}", flush=True)
     goal = CORPORA[record["corpus"]].goal if record["corpus"] in CORPORA else None
     if goal is not None:
         minutes = sum(record["minutes_of"].values())
@@ -224,7 +221,7 @@ def keep(record: dict[str, Any], folder: Path) -> None:
 
 
 def run_built_in(results: Path, device: str | None = None, threads: int | None = None) -> None:
-    """The built-in corpus with ours, then for as many minutes with the plain torch.nn trainer; two records."""
+    """Runs the built-in corpus with fasttfm, then equally long with the plain torch.nn trainer; keeps two records."""
     more = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -236,23 +233,24 @@ def run_built_in(results: Path, device: str | None = None, threads: int | None =
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments, more = command.split(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    more = arguments[end + 1 :]
     parser = command.parser("benchmarks end_to_end", __doc__)
-    parser.add_argument("corpus", choices=CORPORA)
-    parser.add_argument("--text", type=Path, help="folder of train, valid and test files; demo writes its own")
-    parser.add_argument("--work", type=Path, help="folder for prepared data, model and output")
-    parser.add_argument("--peer", choices=[TORCH_NN], help="train with this in fasttfm's place")
-    parser.add_argument("--minutes", type=InRange(0.01, 10**6, float), help="of training with --peer")
-    parser.add_argument(
-        "--threads", type=InRange(0, 1024), default=0, help="of the CPU, with --peer; 0: what PyTorch takes"
-    )
-    parser.add_argument("--note", help="kept in the record as it is")
-    args = parser.parse_args(arguments)
+    add = parser.add_argument
+    add("corpus", choices=CORPORA)
+    add("--text", type=Path, help="folder of train, valid and test files; generated for demo")
+    add("--work", type=Path, help="folder for prepared data, model and output")
+    add("--peer", choices=[TORCH_NN], help="trainer to use instead of fasttfm")
+    add("--minutes", type=InRange(0.01, 10**6, float), help="training time with --peer")
+    add("--threads", type=InRange(0, 1024), default=0, help="CPU threads with --peer; 0: PyTorch's default")
+    add("--note", help="text to keep in the record")
+    args = parser.parse_args(arguments[:end])
     if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
-        parser.error("--peer and --minutes go together, and nothing after -- goes with them")
+        parser.error("--peer and --minutes go together, without arguments after --")
     needs_work = args.corpus != BUILT_IN and CORPORA[args.corpus].goal is None
     if (args.corpus != BUILT_IN and args.text is None) or (needs_work and args.work is None):
-        parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} brings its own text")
+        parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} has built-in text")
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)
         text = args.text or write_demo_corpus(work / "text")[0].parent

@@ -1,12 +1,11 @@
-"""Host cost of calls beside their peers': function calls, microseconds, launches.
+"""Host cost of calls and of their peers: function calls, microseconds, launches.
 
     python -m benchmarks host [--quick] [--only WORD]
 
-On a GPU its kernels take no time to speak of, calls follow one another and nothing waits for the device in between. A
-CPU would compute in the call itself, so there a process of its own runs all the Python of a GPU's call and starts no
-kernel (measure/exchanged.py): its counts are a GPU's, its times are CPU times of a stand-in and good for ratios alone.
-Nothing of it was run on a GPU. A time is the least of many short runs, in turns with the peer's, since whatever else
-the machine does only adds to it.
+On a GPU, calls on tiny tensors are queued without synchronization, so the host is the bottleneck. Without a GPU, a
+separate process runs the Python of the GPU path on CPU tensors and launches no kernel (measure/exchanged.py). Its
+counts equal those on a GPU; its CPU times are only good for ratios, and nothing was run on a GPU. A time is the minimum
+of many short runs, alternating with the peer's: other load only adds to it.
 """
 
 import json
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 STANDS_IN_FOR = "sm_90"
 SECONDS = {"quick": 0.2, "standard": 1.0}
-"""Of timed runs a call."""
+"""Duration of the timed runs per call."""
 _SIDES = ("", "peer_")
 _RUN = 3e-3
-"""Seconds that a run of several calls takes, about."""
+"""Approximate duration of one run of several calls, in seconds."""
 
 
 def least(calls: Sequence["Call"], device: torch.device, seconds: float) -> list[float]:
-    """Microseconds of the host for each call, the least of its runs in turns for so long."""
+    """Host time of each call in microseconds: the minimum over alternating runs, `seconds` per call."""
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     best, counts = [math.inf] * len(calls), [1] * len(calls)
     for place, call in enumerate(calls):
@@ -49,7 +48,7 @@ def least(calls: Sequence["Call"], device: torch.device, seconds: float) -> list
     for round in range(1000):
         for place, call in enumerate(calls):
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # an empty queue: a full one would make the host wait
+                torch.cuda.synchronize(device)  # a full launch queue would block the host
             start = clock()
             for _ in range(counts[place]):
                 call()
@@ -60,14 +59,14 @@ def least(calls: Sequence["Call"], device: torch.device, seconds: float) -> list
 
 
 def function_calls(call: "Call") -> int:
-    """Calls of functions, of Python and of C, that one call makes."""
+    """Number of Python and C function calls that one call makes."""
     count = 0
 
     def hook(frame: Any, event: str, argument: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    with torch.autograd.set_multithreading_enabled(False):  # a backward pass on this thread, which is watched
+    with torch.autograd.set_multithreading_enabled(False):  # backward runs on this thread, where the hook sees it
         call()
         call()
         sys.setprofile(hook)
@@ -75,14 +74,14 @@ def function_calls(call: "Call") -> int:
             call()
         finally:
             sys.setprofile(None)
-    return count - 2  # less the call itself and sys.setprofile
+    return count - 2  # the call itself and sys.setprofile
 
 
 def launches(call: "Call") -> dict[str, int]:
-    """Launches of Triton's kernels and of ATen's operators."""
+    """Number of Triton kernel launches and of ATen operators in a call."""
     from fasttfm.kernels.proof.launch_log import LaunchLog
 
-    with LaunchLog():  # which has plans of its own, as every dispatch mode
+    with LaunchLog():  # fills the plans for calls under a dispatch mode
         call()
     with LaunchLog() as log:
         call()
@@ -90,8 +89,7 @@ def launches(call: "Call") -> dict[str, int]:
 
 
 def row(case: "Case", device: torch.device, seconds: float | None) -> dict[str, Any]:
-    """Cost of one call of ours and of the peer, of a search a step. seconds: as least() takes them, None for counts
-    alone."""
+    """Cost of one call, or one search step, of ours and of the peer; seconds: see least(), None: counts only."""
     from benchmarks.cases.host import FEW, MANY
 
     result: dict[str, Any] = {"what": case.what, "peer": case.peer}
@@ -122,40 +120,39 @@ HEAD = ("", "calls", "us", "launches", "peer", "its calls", "its us", "its launc
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the report's table; launches are Triton's + ATen's."""
-    result = [row["what"]]
-    for side in _SIDES:
-        if side:
-            told = any(name.startswith(side) for name in row)
-            result.append(f"{row['peer']}, absent" if "absent" in row else row["peer"] if told else "")
-        counted = f"{side}calls" in row
-        result.append(f"{row[f'{side}calls']:,}" if counted else "")
-        result.append(f"{row[f'{side}us']:,}" if f"{side}us" in row else "")
-        result.append(f"{row[f'{side}triton']} + {row[f'{side}aten']}" if counted else "")
-    return [*result, f"{row['ratio']:.2f}" if "ratio" in row else ""]
+    """Cells of a row in the report's table; launches are Triton + ATen."""
+    has_peer = any(name.startswith("peer_") for name in row)
+    peer = f"{row['peer']}, absent" if "absent" in row else row["peer"] if has_peer else ""
+    ours, theirs = (
+        [
+            f"{row[f'{side}calls']:,}" if f"{side}calls" in row else "",
+            f"{row[f'{side}us']:,}" if f"{side}us" in row else "",
+            f"{row[f'{side}triton']} + {row[f'{side}aten']}" if f"{side}calls" in row else "",
+        ]
+        for side in _SIDES
+    )
+    return [row["what"], *ours, peer, *theirs, f"{row['ratio']:.2f}" if "ratio" in row else ""]
 
 
 def note(record: dict[str, Any]) -> str:
-    """Sentence before the table of a record."""
-    told = (
-        "Function calls of Python and C, time of the host and launches (Triton + ATen) of one call, of a search a step."
-    )
+    """Sentence above the report's table."""
+    text = "Python and C function calls, host time and launches (Triton + ATen) per call, or per search step."
     if chip := record.get("stands_in_for"):
-        told += (
-            f" **Not run on a GPU**: a CPU stands in for the host of an {chip}, runs all the Python of its calls on "
-            "tiny tensors and starts no kernel; counts are the GPU's, times are CPU times, and ratios hold better."
+        text += (
+            f" **Not run on a GPU**: a CPU stands in for the host of an {chip}, runs the Python of its calls on tiny "
+            "tensors and launches no kernel. Counts equal the GPU's; times are CPU times, and only ratios are reliable."
         )
-    return told
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks host", __doc__)
-    parser.add_argument("--only", default="", metavar="WORD", help="cases whose name contains it; they are not kept")
+    parser.add_argument("--only", default="", metavar="WORD", help="cases whose name contains WORD; keeps no record")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="fewer runs")
-    level.add_argument("--counts", action="store_true", help="function calls and launches alone, without times")
-    parser.add_argument("--json", action="store_true", help="a JSON line a case")
-    parser.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
+    level.add_argument("--counts", action="store_true", help="function calls and launches, without times")
+    parser.add_argument("--json", action="store_true", help="one JSON line per case")
+    parser.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if available)")
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(arguments)
     device = pick_device(args.device)
@@ -184,12 +181,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(measured[-1]) if args.json else " | ".join(cells(measured[-1])), flush=True)
     if not args.only and not args.counts:
         more = {"stands_in_for": STANDS_IN_FOR} if stands_in else {}
-        command.keep(args.results, "host", key=_measured_on, measured=measured, **more)
+        command.keep(
+            args.results,
+            "host",
+            key=lambda record: (machine_name(record["machine"]), record.get("stands_in_for")),
+            measured=measured,
+            **more,
+        )
     return 0
-
-
-def _measured_on(record: dict[str, Any]) -> tuple:
-    return machine_name(record["machine"]), record.get("stands_in_for")
 
 
 if __name__ == "__main__":

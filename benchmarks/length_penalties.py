@@ -1,14 +1,14 @@
-"""BLEU, length and empty translations by beam, length penalty and rule of stopping, on a model's validation text.
+"""BLEU, length and empty translations by beam, length penalty and early stopping, on the validation set.
 
     python -m benchmarks.length_penalties MODEL DATA
 
-The default of --length-penalty is the one that loses least on several corpora; docs/translate.md has the table. Appends
+The default --length-penalty is the one that loses least over several corpora; docs/translate.md has the table. Appends
 one line to benchmarks/results/length-penalties.jsonl.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,11 @@ BEAMS = (1, 2, 4, 8)
 PENALTIES = (("none", 0.0), ("wu", 0.6), ("wu", 1.0), ("power", 0.6), ("power", 1.0))
 
 
-def measured(
-    model: Path, sources: Sequence[str], references: Sequence[str], beams: Iterable[int] = BEAMS
-) -> Iterator[dict[str, Any]]:
-    """Yields a row for each beam, length penalty and rule of early stopping; of greedy search, which neither changes,
-    one."""
+def measured(model: Path, sources: Sequence[str], references: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each beam, length penalty and early stopping; one for greedy search, which ignores both."""
     tokenize = tokenizer_of(references, packages=False)
     words = sum(len(line.split()) for line in references)
-    for beam in beams:
+    for beam in BEAMS:
         for (penalty, alpha), early in product(PENALTIES, (False, True)) if beam > 1 else ((PENALTIES[0], False),):
             settings: dict[str, Any] = {"beam": beam, "length_penalty": penalty, "early_stopping": early}
             settings |= {"alpha": alpha} if alpha else {}
@@ -49,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks.length_penalties", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("data", type=Path, metavar="DATA", help="directory of fasttfm prepare")
-    parser.add_argument("--lines", type=InRange(1, 10**6), default=1_000, help="taken evenly (default: %(default)s)")
+    parser.add_argument("--lines", type=InRange(1, 10**6), default=1_000, help="evenly spaced (default: %(default)s)")
     args = parser.parse_args(argv)
     data, rows = PreparedData.open(args.data), []
     count = min(args.lines, len(data.valid))

@@ -1,6 +1,6 @@
-"""Requests to a server of ours: at random times, or by clients that ask again as soon as they are answered.
+"""Load on a fasttfm server: requests at random times (open loop), or from clients in a closed loop.
 
-Every answer is compared with the one that must come; one that differs, or does not come, ends the program.
+Every answer is compared with the expected one; a wrong or missing answer ends the program.
 """
 
 import http.client
@@ -19,44 +19,44 @@ from typing import Any
 from fasttfm.system.parsing import parse_json
 
 STEADY = {"short": 4, "long": 1}
-"""Kind of request -> how often: one short sentence, and eight long ones."""
+"""Kind of request -> weight: one short sentence, or eight long ones."""
 MIXED = {"short": 12, "text": 2, "list": 2, "slow": 1, "heavy": 1, "hang up": 2}
-"""A short sentence, a text of long lines, a list, a list as a stream that is read a few bytes at a time, a body as
-large as is taken, or anything that the client does not wait for."""
+"""A short sentence, a text of long lines, a list, a streamed list read a few bytes at a time, a body of the largest
+accepted size, or a request abandoned by the client."""
 MOST_GROWTH = 1.05
-"""Memory in the last quarter of the time beside that in the second quarter."""
+"""Bound on memory in the last quarter of the run over the second quarter."""
 MOST_SPREAD = 3.0
-"""99th percentile of the waits of short requests beside their median."""
+"""Bound on the 99th percentile of the latency of short requests over the median."""
 PATIENCE = 120.0
 _MOST_AT_ONCE = 256
 _SENTENCES = {"short": 1, "heavy": 64}
-"""Kind of request -> its sentences, where they are not eight."""
+"""Kind of request -> number of sentences, eight by default."""
 _LARGEST = 1 << 20
 _REFUSED = ({"text": "<" * (_LARGEST - 100)}, {"text": [""] * (_LARGEST // 5)}, {"text": "\n" * (_LARGEST // 3)})
-"""Bodies that cost much where they are not refused early."""
+"""Bodies that are expensive unless refused early."""
 
 Waits = dict[str, list[float]]
-"""Kind of request -> seconds until the answer."""
+"""Kind of request -> latencies in seconds."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests for a port, and the translations that must come."""
+    """Requests to a port and their expected translations."""
 
     port: int
     short: Sequence[str]
     long: Sequence[str]
     expected: Mapping[str, str] | None = None
-    """By line; None: any translations."""
+    """Line -> translation; None: answers are not compared."""
     kinds: Mapping[str, int] = field(default_factory=STEADY.copy)
     """STEADY or MIXED."""
 
     def draw(self, draws: random.Random) -> str:
-        """A kind of request."""
+        """Draw a kind of request."""
         return draws.choices([*self.kinds], [*self.kinds.values()])[0]
 
     def ask(self, kind: str, draws: random.Random) -> None:
-        """One request of a kind; SystemExit where its answer is wrong."""
+        """Send one request of a kind; raises SystemExit if the answer is wrong."""
         texts = self.texts(kind, draws)
         if kind == "hang up":
             self._hang_up({"text": texts, "stream": draws.random() < 0.5}, draws)
@@ -67,18 +67,18 @@ class Load:
         else:
             status, answer = self._answer({"text": texts, "stream": kind == "slow"}, slowly=kind == "slow")
             received = _translations(answer, kind == "slow") if status == 200 else []
-            if len(received) != len(texts) or (self.expected is not None and received != self._right(texts)):
+            if self.expected is None:
+                right = len(received) == len(texts)
+            else:
+                right = received == ["\n".join(self.expected[line] for line in text.split("\n")) for text in texts]
+            if not right:
                 raise SystemExit(f"{texts} was answered with {status} {answer[:200]!r}")
 
     def texts(self, kind: str, draws: random.Random) -> list[str]:
-        """The texts of a request."""
+        """Draw the texts of a request."""
         lines = {"short": self.short, "long": self.long, "text": self.long}.get(kind, [*self.short, *self.long])
         drawn = draws.choices(lines, k=_SENTENCES.get(kind, 8))
         return ["\n".join(drawn)] if kind == "text" else drawn
-
-    def _right(self, texts: Sequence[str]) -> list[str]:
-        assert self.expected is not None
-        return ["\n".join(self.expected[line] for line in text.split("\n")) for text in texts]
 
     def _answer(self, request: dict[str, Any], slowly: bool = False) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -94,7 +94,7 @@ class Load:
             connection.close()
 
     def _hang_up(self, request: dict[str, Any], draws: random.Random) -> None:
-        """Leave in the middle of the request or of the answer, in order or by a reset."""
+        """Close the connection in the middle of the request or of the answer, with or without a reset."""
         body = json.dumps(request).encode()
         sent = b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as client:
@@ -113,7 +113,7 @@ def _translations(answer: bytes, stream: bool) -> list[str]:
 
 
 def closed(load: Load, clients: int, seconds: float, seed: int, memory: Callable[[], int]) -> tuple[Waits, list[int]]:
-    """The waits while so many clients ask again at once, and memory() twenty times meanwhile."""
+    """Latencies with a number of clients in a closed loop, and twenty samples of memory() during the run."""
     stop = threading.Event()
     waits: Waits = {kind: [] for kind in load.kinds}
 
@@ -139,7 +139,7 @@ def closed(load: Load, clients: int, seconds: float, seed: int, memory: Callable
 
 
 def arriving(load: Load, rate: float, seconds: float, seed: int) -> Waits:
-    """The waits of requests that come at random times, so many a second, from when each should have been sent."""
+    """Latencies of requests with Poisson arrivals of `rate` per second, counted from the scheduled send time."""
     draws, waits = random.Random(seed), Waits({kind: [] for kind in load.kinds})
 
     def send(kind: str, number: float, due: float) -> None:
@@ -159,25 +159,23 @@ def arriving(load: Load, rate: float, seconds: float, seed: int) -> Waits:
 
 
 def sentences(waits: Waits) -> int:
-    """The sentences of so many requests."""
-    return sum(len(found) * _SENTENCES.get(kind, 8) for kind, found in waits.items())
+    """Number of sentences in these requests."""
+    return sum(len(latencies) * _SENTENCES.get(kind, 8) for kind, latencies in waits.items())
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
-    """The number of requests, and what they waited in milliseconds."""
+    """Number of requests, and quantiles of their latency in milliseconds."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [*seconds, 0.0][:1] * 99
     waited = {f"p{share}_ms": round(1000 * cuts[share - 1], 1) for share in (50, 95, 99)}
     return {"requests": len(seconds), **waited}
 
 
 def failed(held: Sequence[int], short: Mapping[str, Any]) -> list[str]:
-    """The checks that memory, and the quantiles() of short requests, do not pass, each a line."""
+    """Failed checks of memory samples and of quantiles() of short requests, a line each."""
     before, after = statistics.mean(held[5:10]), statistics.mean(held[15:])
-    found = []
+    failures = []
     if after > MOST_GROWTH * before:
-        found.append(f"memory grew from {before:,.0f} to {after:,.0f} MiB")
+        failures.append(f"memory grew from {before:,.0f} to {after:,.0f} MiB")
     if short["p99_ms"] > MOST_SPREAD * short["p50_ms"]:
-        found.append(
-            f"short requests waited {short['p50_ms']} ms at the median, {short['p99_ms']} at the 99th percentile"
-        )
-    return found
+        failures.append(f"latency of short requests: median {short['p50_ms']} ms, p99 {short['p99_ms']} ms")
+    return failures

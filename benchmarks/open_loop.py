@@ -1,18 +1,17 @@
-"""Sentences a second of a server, its memory, and what short requests wait beside long ones, by load.
+"""Throughput of a server, its memory, and the latency of short and long requests, by load.
 
     python -m benchmarks.open_loop MODEL --text in.en --seconds 60 --workers 2
 
-Requests come at random times (a Poisson process), four of one short sentence for each of eight long ones. First the
-capacity is found: how many a second are answered while sixteen clients ask again as soon as they are answered. Then
-requests come at half, 80% and 95% of it. Times count from the moment that a request should have been sent. Every answer
-of ours is compared with what the model translates without a server; one that differs or does not come ends this.
-CTranslate2, with the same weights behind the same HTTP front, takes the same requests, one search after the other as it
-is made for. It ends a sentence's search when as many hypotheses as the beam has have ended; ours is measured with this
-rule (--early-stopping) and with its own.
-With --mixed, clients of all kinds ask ours at once instead (load.py), and it ends with 1 where memory grows or short
-requests wait unevenly; its record is in mixed-load.jsonl.
+A closed loop of sixteen clients first measures the capacity in requests per second. Requests then arrive at random
+times (a Poisson process) at 50%, 80% and 95% of it: four of one short sentence for each of eight long ones. Latency is
+counted from the scheduled send time (Tene, coordinated omission; wrk2). Each of our answers is compared with a
+translation without the server; a wrong or missing one ends the program. CTranslate2, with the same weights behind the
+same HTTP front end, takes the same requests, one search at a time. It ends a sentence when as many hypotheses as the
+beam have ended; ours is measured with this rule (--early-stopping) and with its own.
+With --mixed, clients of all kinds load our server at once (load.py); the exit status is 1 if memory grows or short
+requests vary too much in latency. Its record is in mixed-load.jsonl.
 
-Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
+Appends one line to benchmarks/results/open-loop.jsonl.
 """
 
 import json
@@ -40,16 +39,16 @@ from fasttfm.translate.translator import Translation
 LOADS = (0.5, 0.8, 0.95)
 """Shares of the capacity."""
 EARLY_STOPPING = {"fasttfm": False, "fasttfm, early stopping": True}
-"""Our providers."""
+"""Our providers -> their rule of stopping."""
 CLIENTS = 16
 MIXED_CLIENTS = 64
 _BURST = 64
 _LINES = 300
-"""Different sentences that are asked for, at most."""
+"""Largest number of distinct sentences."""
 
 
 class CTranslate2:
-    """A translator for our server that asks CTranslate2 for one batch after the other."""
+    """Translator for our server that runs CTranslate2, one batch at a time."""
 
     def __init__(self, model: Path, folder: Path, workers: int) -> None:
         import ctranslate2
@@ -72,11 +71,11 @@ class CTranslate2:
             disable_unk=True,
             suppress_sequences=[["<blank>"], ["<s>"]],
         )
-        return [[Translation(" ".join(each.hypotheses[0]), 0.0, 0.0)] for each in results]
+        return [[Translation(" ".join(result.hypotheses[0]), 0.0, 0.0)] for result in results]
 
 
 def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) -> None:
-    """Answer requests until this process is ended; sends the port that it listens at."""
+    """Serve until this process is terminated; sends the port it listens on."""
     end_with_parent()
     import torch
 
@@ -98,14 +97,14 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
 
 
 def translator_of(kind: str, model: Path) -> Translator:
-    """One of our providers."""
+    """Translator of one of our providers."""
     translator = Translator.from_directory(model, workers=1)
     translator.config = replace(translator.config, early_stopping=EARLY_STOPPING[kind])
     return translator
 
 
 def burst(load: Load) -> None:
-    """Many requests at once, so that what is found out or compiled at its first use has been."""
+    """Warm-up: many requests at once, so that first uses compile and fill caches."""
     with ThreadPoolExecutor(_BURST) as pool:
         for each in [pool.submit(load.ask, ("short", "long")[n % 5 == 4], random.Random(n)) for n in range(_BURST)]:
             each.result()
@@ -115,8 +114,10 @@ def burst(load: Load) -> None:
 def served(
     provider: str, model: Path, lines: Sequence[str], workers: int, folder: Path
 ) -> Iterator[tuple[Load, Callable[[], int]]]:
-    """Requests for a provider's server after a burst, and a function that tells its memory in MiB; it ends with the
-    block. Short requests are of the shortest third of the lines, long ones of the longest."""
+    """Context of a provider's warmed-up server: its Load, and a function that returns its memory in MiB.
+
+    Short requests draw from the shortest third of the lines, long ones from the longest.
+    """
     ordered = sorted(lines, key=lambda line: len(line.split()))
     third = max(1, len(ordered) // 3)
     asked = [*ordered[:third], *ordered[-third:]]
@@ -126,13 +127,13 @@ def served(
     processes = multiprocessing.get_context("spawn")
     ours, theirs = processes.Pipe()
     arguments = (provider, model, workers, folder / "exported", theirs)
-    process = processes.Process(target=serve, args=arguments, daemon=True)  # this program waits for no other at its end
+    process = processes.Process(target=serve, args=arguments, daemon=True)  # not joined at exit
     process.start()
     theirs.close()
     try:
         load = Load(ours.recv(), ordered[:third], ordered[-third:], expected)
         burst(load)
-        yield load, lambda: sum(each.memory_info().rss for each in family(process.pid)) >> 20
+        yield load, lambda: sum(member.memory_info().rss for member in family(process.pid)) >> 20
     finally:
         with SINCE_START.ending():
             process.terminate()
@@ -140,7 +141,7 @@ def served(
 
 
 def measure(model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each provider and load."""
+    """Rows by provider and load."""
     measured = []
     for provider in (*EARLY_STOPPING, "CTranslate2"):
         with (
@@ -160,22 +161,21 @@ def measure(model: Path, lines: Sequence[str], seconds: float, workers: int, see
 
 
 def measure_mixed(model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int) -> dict[str, Any]:
-    """The fields of a record of our server under a mixed load."""
+    """Record fields for our server under a mixed load."""
     with served("fasttfm", model, lines, workers, Path()) as (load, memory):
-        found, held = closed(replace(load, kinds=MIXED), MIXED_CLIENTS, seconds, seed, memory)
-    rows = [{"kind": kind, **quantiles(waits)} for kind, waits in found.items()]
+        waits, held = closed(replace(load, kinds=MIXED), MIXED_CLIENTS, seconds, seed, memory)
+    rows = [{"kind": kind, **quantiles(latencies)} for kind, latencies in waits.items()]
     return {"clients": MIXED_CLIENTS, "resident_mib": held, "measured": rows, "failed": failed(held, rows[0])}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks.open_loop", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
-    parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
-    parser.add_argument(
-        "--seconds", type=InRange(1, 10**6, float), default=60.0, help="of each load (default: %(default)s)"
-    )
-    parser.add_argument("--workers", type=THREADS, default=1, help="processes; of CTranslate2 threads (default: 1)")
-    parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
+    parser.add_argument("--text", type=Path, required=True, help="source sentences, one per line")
+    seconds = InRange(1, 10**6, float)
+    parser.add_argument("--seconds", type=seconds, default=60.0, help="per load (default: %(default)s)")
+    parser.add_argument("--workers", type=THREADS, default=1, help="processes; threads of CTranslate2 (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)")
     parser.add_argument("--mixed", action="store_true", help=f"{MIXED_CLIENTS} clients of all kinds at once instead")
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a scored translation: the same commands that real corpora take, each printed before it runs.
-# Usage: scripts/demo.sh FASTTFM OUT      (make demo fills both in)
+# From no data to a scored translation, with the commands for real corpora, each printed before it runs.
+# Usage: scripts/demo.sh FASTTFM OUT      (see make demo)
 set -euo pipefail
 fasttfm=$1
 out=$2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds dist/*.whl and dist/*.tar.gz, types README's words in a clone below an empty folder, and tries the wheels there.
+# Builds dist/*.whl and dist/*.tar.gz, runs README's commands in a clone below an empty folder, and tries the wheels there.
 # Usage: scripts/dist.sh PYTHON [UPDATES [FOLDER]]
-# UPDATES: of README's training (default: 40; 1400 is the whole of it). TORCH_INDEX: another index for PyTorch. A FOLDER is
-# kept, with its environment, and used again.
+# UPDATES: updates of README's training (default: 40; complete: 1400). TORCH_INDEX: another package index for PyTorch.
+# FOLDER, with its environment, is kept and reused.
 set -euo pipefail
 python=$1
 updates=${2:-40}
@@ -13,13 +13,13 @@ if [ -z "$folder" ]; then
     trap 'rm -rf "$folder"' EXIT
 fi
 export PIP_CONSTRAINT="$root/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
-typed() { # a line of words; its last line of output, or all where it fails
+typed() { # runs a command line; prints the last line of its output, or all if it fails
     printf '$ %s\n' "$1"
     eval "$1" > "$folder/said.txt" 2>&1 < /dev/null || { cat "$folder/said.txt"; exit 1; }
     tail -n 1 "$folder/said.txt" | cut -c 1-200
 }
-refused() { # a command, and what its message tells to install
-    eval "$1" > "$folder/said.txt" 2>&1 && { echo "$1 needs what is not installed"; exit 1; }
+refused() { # runs a command that must fail with this install command in its message
+    eval "$1" > "$folder/said.txt" 2>&1 && { echo "$1 must fail: its package is not installed"; exit 1; }
     grep -F "$2" "$folder/said.txt"
 }
 
@@ -49,7 +49,7 @@ for number, (language, block) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", t
     for line in block.splitlines():
         words = re.split(r"\s+#\s", line)[0]
         words += f" --max-update {sys.argv[2]}" if words.startswith("fasttfm train") else ""
-        # compare may find a row slower where other programs run meanwhile, and then says how many
+        # compare may find a regression on a busy machine, and prints their number
         words += " | grep regressions" if " compare " in words else ""
         print(words)
 END

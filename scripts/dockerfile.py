@@ -1,9 +1,9 @@
-"""Runs the steps of Dockerfile without Docker: in a virtual environment, below a folder of its own.
+"""Runs the steps of Dockerfile without Docker, in a virtual environment below a folder.
 
 Usage: scripts/dockerfile.py FOLDER [--with-system-steps] [--build-arg NAME=VALUE ...], or --dry-run
 
-The image's / is FOLDER for what is copied; its Python is the one that runs this script. Steps that change the system
-(apt-get, useradd) run only when asked for.
+FOLDER is the root of the image for copied files; the Python is the one that runs this script. Steps that change the
+system (apt-get, useradd) only run with --with-system-steps.
 """
 
 import argparse
@@ -21,9 +21,9 @@ NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "build", "dist", "demo", "r
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """(instruction, its argument) in order; a line that ends in a backslash goes on in the next."""
-    whole = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", "")
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in whole.splitlines() if line.strip()]
+    """(instruction, argument) pairs in order, with continued lines joined."""
+    joined = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", "")
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in joined.splitlines() if line.strip()]
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     if args.folder is None and not args.dry_run:
-        parser.error("a FOLDER is needed, or --dry-run")
+        parser.error("give a FOLDER or --dry-run")
     folder = (args.folder or Path(".")).resolve()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if not args.dry_run:
@@ -52,7 +52,7 @@ def main() -> int:
             shutil.copytree(ROOT / source, folder / target.lstrip("/"), symlinks=True, ignore=NOT_COPIED)
         elif name == "RUN":
             skipped = argument.startswith(OF_THE_SYSTEM) and not args.with_system_steps
-            print(f"RUN {argument}{'   (skipped: of the system)' if skipped else ''}", flush=True)
+            print(f"RUN {argument}{'   (skipped: changes the system)' if skipped else ''}", flush=True)
             if not skipped and not args.dry_run:
                 command = re.sub(r"(?<=[ \"])/src", f"{folder}/src", argument)
                 subprocess.run(["sh", "-c", command], env=environment, cwd=folder, check=True)

@@ -1,7 +1,7 @@
-"""Lists the arguments of functions and classes on the reference pages: a Griffe extension that mkdocs.yml names.
+"""Griffe extension of mkdocs.yml that lists the arguments of functions and classes on the API pages.
 
-A docstring of this project tells its arguments in sentences: "size: elements of a head that are turned." On the site
-each argument is an item of a list, with its type, default and shape; sentences about single arguments move there.
+Docstrings of this project describe arguments in sentences: "size: elements of a head that are rotated." On the site
+each argument is a list item with type, default and shape; sentences about single arguments move there.
 """
 
 import re
@@ -9,16 +9,16 @@ import re
 from griffe import Class, DocstringSectionText, Extension, Function, ParameterKind
 
 EVERYWHERE = {
-    "seed": "(1,) int64, what the dropout mask is drawn from; drawn from torch's generator where None.",
-    "site": "below 2^31, tells the dropouts of one model apart.",
+    "seed": "(1,) int64, seed of the dropout mask; None: drawn from torch's generator.",
+    "site": "below 2^31, distinguishes the dropouts of one model.",
 }
-"""Arguments that mean the same wherever a docstring does not tell of them."""
+"""Descriptions of common arguments, for docstrings that do not mention them."""
 FROM_TORCH = "as in torch.nn."
 STARS = (ParameterKind.var_positional, ParameterKind.var_keyword)
 
 
 def _clause(clause: str, one: str) -> tuple[list[str], str] | None:
-    """The arguments that a clause begins with and what it says of them; None where it tells of others too."""
+    """(arguments at the start of a clause, description); None if it also mentions other arguments."""
     match = re.match(rf"((?:{one})(?:, (?:and )?(?:{one}))*)(?=[ ,:])(?! and | to )[ ,:]*(?:is )?(.*)$", clause)
     if match is None or re.search(rf"\b(?:{one}) \(|^\([^()]*\)(?:,| \w+ and) (?:{one})\b", match[2]):
         return None
@@ -26,7 +26,7 @@ def _clause(clause: str, one: str) -> tuple[list[str], str] | None:
 
 
 def told(names: list[str], text: str) -> tuple[dict[str, str], str]:
-    """What the text of a docstring says of each argument, and the text without the sentences that say nothing else."""
+    """(argument -> description, the docstring's text without sentences that only describe arguments)."""
     one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     meanings: dict[str, str] = {}
     kept = []
@@ -50,7 +50,7 @@ def told(names: list[str], text: str) -> tuple[dict[str, str], str]:
 
 
 def list_arguments(thing: Class | Function) -> None:
-    """Puts the list into the docstring, unless the page shows the arguments as documented fields."""
+    """Add the list to the docstring, unless the arguments are documented fields."""
     parameters = [p for p in thing.parameters if p.name not in ("self", "cls") and p.kind not in STARS]
     fields = [thing.members.get(p.name) for p in parameters] if thing.is_class else []
     if not thing.docstring or not parameters or any(field and field.docstring for field in fields):

@@ -1,4 +1,4 @@
-"""What mkdocs does not do by itself: files outside of docs/ that pages link to belong to the site; all pages do."""
+"""mkdocs hooks: adds linked files outside docs/ and unlisted pages to the site, and adapts links and tables."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ DOCS = ROOT / "docs"
 PAGES = {"index.md": "README.md"} | {f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")}
 """Page of the site -> file of the repository."""
 WIDE = 12
-"""Columns of a table that is given the room of the page's table of contents."""
+"""Pages with tables of more columns have no table of contents."""
 _LINK = r"\]\(((?!https?:|#|mailto:)[^)\s#]+)"
 
 
 def on_config(config):
-    """Pages that mkdocs.yml does not name come into the section "More"."""
+    """Add pages that are not in mkdocs.yml to the section "More"."""
     named = set(re.findall(r"[\w/.-]+\.md", str(config.nav)))
     more = next(section["More"] for section in config.nav if "More" in section)
     more += sorted(path.name for path in DOCS.glob("*.md") if path.name not in named)
@@ -23,7 +23,7 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Adds README as the first page, and every file outside of docs/ that a page links to."""
+    """Add README as the first page, and files outside docs/ that pages link to."""
     for name, source in PAGES.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
     linked = {
@@ -39,14 +39,14 @@ def on_files(files, config):
 
 
 def _bare_bars(markdown):
-    """A bar in a table's code is escaped for GitHub; here it would keep its backslash."""
+    """Unescape bars in code in tables: GitHub needs the backslash, mkdocs would show it."""
     row = re.compile(r"^\|.*$", re.MULTILINE)
     code = re.compile(r"`[^`]*`")
     return row.sub(lambda line: code.sub(lambda span: span[0].replace(r"\|", "|"), line[0]), markdown)
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links between docs/ and what lies beside it, as the site has them; room for wide tables."""
+    """Adapt links between docs/ and other folders to the site, and make room for wide tables."""
     if max((row.count("|") for row in re.findall(r"^\|[-:|]+\|$", markdown, re.MULTILINE)), default=0) > WIDE:
         page.meta["hide"] = ["toc"]
     markdown = _bare_bars(markdown)

@@ -1,10 +1,10 @@
-"""Packs a trained model for a release as one file, which `fasttfm translate FILE` and `fasttfm serve FILE` read.
+"""Packs a trained model into one file for a release, for `fasttfm translate FILE` and `fasttfm serve FILE`.
 
 Usage: scripts/model_asset.py MODEL FILE.zip [--record FILE] [--data TEXT]
 
-Its matrices become 8-bit integers; README.md in it is its card.
---record: of `python -m benchmarks end_to_end`, whose last line gives the card a score.
---data: what the card says of the training data, such as their licence.
+Matrices are quantized to 8 bits; README.md in the file is the model card.
+--record: file of `python -m benchmarks end_to_end`; its last record is the card's score.
+--data: description of the training data for the card, such as their licence.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from fasttfm.system.parsing import parse_json
 
 
 def pack(model: Path, out: Path, origin: Sequence[str] = ()) -> int:
-    """Write the best checkpoint of a model directory and its card into a file; return the file's bytes.
+    """Write the best checkpoint of a model directory and its card to a file; returns the size in bytes.
 
-    origin: more lines of the card.
+    origin: additional lines for the card.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
@@ -35,13 +35,13 @@ def pack(model: Path, out: Path, origin: Sequence[str] = ()) -> int:
         (folder / "README.md").write_text(card, encoding="utf-8")
         with ZipFile(out, "w") as archive:
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"):
-                name = ZipInfo(path.relative_to(folder).as_posix())  # of one date: the same model is the same file
+                name = ZipInfo(path.relative_to(folder).as_posix())  # fixed date, for reproducible files
                 archive.writestr(name, path.read_bytes(), ZIP_DEFLATED)
     return out.stat().st_size
 
 
 def score(record: Path) -> str:
-    """The card's line about the last run in a file of records."""
+    """Card line for the last record in a file."""
     run = parse_json(record.read_text(encoding="utf-8").splitlines()[-1])
     machine = run["machine"]
     return (

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the newest versions of all that fasttfm and its tests need, without pins, in an environment of its own, and runs
-# there what depends on them (tests/newest.py). Usage: scripts/newest.sh PYTHON [FOLDER]
-# It downloads torch with all that comes with it, some gigabytes; TORCH_INDEX: the index of PyTorch's wheels for CPUs, a
-# third the size. A FOLDER is kept, and brought up to date the next time.
+# Installs the newest versions of all dependencies, without pins, in a separate environment, and runs the tests that
+# depend on them (tests/newest.py). Usage: scripts/newest.sh PYTHON [FOLDER]
+# Downloads torch and its dependencies, some gigabytes; TORCH_INDEX: index of PyTorch's CPU wheels, a third the size.
+# FOLDER is kept, and updated the next time.
 set -euo pipefail
 python=$1
 folder=${2:-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the oldest versions that setup.py allows of what running needs, in an environment of its own, and goes through
-# operators and kernels (by Triton's interpreter) and from text to a score there. Usage: scripts/oldest.sh PYTHON [FOLDER]
-# It downloads torch with all that comes with it, some gigabytes; a FOLDER is kept, and used again.
+# Installs the oldest dependencies that setup.py allows in a separate environment, and runs operators, kernels (in
+# Triton's interpreter) and a translation from text to score there. Usage: scripts/oldest.sh PYTHON [FOLDER]
+# Downloads torch and its dependencies, some gigabytes; FOLDER is kept and reused.
 set -euo pipefail
 python=$1
 folder=${2:-}
@@ -28,7 +28,7 @@ cat "$folder/oldest.txt"
 "${pip[@]}" --no-deps .
 
 "$folder/oldest/bin/python" -m pip list 2> /dev/null | grep -i -E '^(torch|triton|numpy|sentencepiece|sacrebleu|safetensors|pyyaml|requests|tqdm) '
-cp -r tests "$folder/"  # what is installed is tested, not the checkout
+cp -r tests "$folder/"  # tests the installed package, not the checkout
 cd "$folder"
 export PATH="$folder/oldest/bin:$PATH" OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=
 python -c "import fasttfm; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
@@ -42,12 +42,12 @@ head -n 3 text/demo/test.en > in.en
 fasttfm translate model < in.en > out.de
 head -n 3 text/demo/test.de > ref.de
 fasttfm score --ref ref.de < out.de
-# The first case of every test function: parameters make hundreds of the same one, and the interpreter is slow.
+# Only the first case of every test function: the interpreter is slow.
 python -m pytest -q --collect-only tests/test_reference_attention.py tests/test_reference_layers.py \
     tests/test_reference_loss.py tests/functional/test_layer_norm.py tests/functional/test_feed_forward.py \
     tests/kernels/test_cross_entropy_kernel.py > listed.txt
 awk -F'[' '/::/ && !seen[$1]++' listed.txt > smoke.txt
 python -m pytest -q -x @smoke.txt
-# transformers asks for newer packages than fasttfm does: its oldest comes last.
+# transformers needs newer packages than fasttfm: its oldest version comes last.
 "${pip[@]}" "$(sed -n 's/^# //p' oldest.txt)"
 python -m pytest -q -x tests/convert/test_auto_model.py -k "takes_each_target_once or under_the_name"

@@ -1,6 +1,6 @@
-"""Prints the notes of a release: its section of CHANGELOG.md. Usage: scripts/release_notes.py vX.Y.Z
+"""Prints the section of a release in CHANGELOG.md. Usage: scripts/release_notes.py vX.Y.Z
 
-Ends with status 1 where the tag is not the package's version, or where that version has no section.
+The exit status is 1 if the tag is not the package's version, or the version has no section.
 """
 
 import re
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def notes(version: str, changelog: str) -> str:
-    """Return the text between a version's heading and the next; raises SystemExit where there is no such heading."""
+    """Text between a version's heading and the next. Raises SystemExit without such a heading."""
     section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     if section is None:
         raise SystemExit(f"CHANGELOG.md has no section {version}: write it before tagging")

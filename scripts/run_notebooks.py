@@ -1,4 +1,4 @@
-"""Runs notebooks from the first cell to the last and keeps their outputs in the file, where readers see them.
+"""Runs notebooks from the first cell to the last and saves their outputs in the file.
 
 Usage: scripts/run_notebooks.py notebooks/NAME.ipynb... (extra `notebooks`). Each runs in an empty folder.
 """
@@ -19,7 +19,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run(path: Path) -> None:
-    """Run the notebook and write it with its outputs. Raises nbclient's CellExecutionError, and then writes nothing."""
+    """Run a notebook and save it with its outputs. If a cell fails, raises CellExecutionError and writes nothing."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         nbclient.NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": folder}}).execute()
@@ -34,12 +34,12 @@ def run(path: Path) -> None:
 
 
 def digest(sources: Iterable[str]) -> str:
-    """The digest of code cells in their order: it says of outputs which code made them."""
+    """Digest of the code cells, which identifies the code of saved outputs."""
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
 def tidied(outputs: list[nbformat.NotebookNode], folder: str) -> list[nbformat.NotebookNode]:
-    """The outputs with each stream's pieces as one, without colours, overwritten lines and the folder's path."""
+    """The outputs with merged streams, without colours, overwritten lines and the folder's path."""
     result: list[nbformat.NotebookNode] = []
     for output in outputs:
         if output.output_type == "stream" and result and result[-1].get("name") == output.name:

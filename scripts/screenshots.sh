@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pictures of the site's first page, as `make docs` left it, at 1280 and 390 pixels. Usage: scripts/screenshots.sh CHROMIUM
-# A frame has the width: Chromium opens no window as narrow as a telephone.
+# Screenshots of the site's first page, built by `make docs`, at 1280 and 390 pixels. Usage: scripts/screenshots.sh CHROMIUM
+# The page is in a frame, because Chromium opens no window as narrow as a telephone.
 set -euo pipefail
 for width in 1280 390; do
     printf '<body style="margin:0"><iframe src="site/index.html" style="border:0;width:%dpx;height:1500px">' "$width" > build/frame.html

@@ -1,4 +1,4 @@
-"""The planted faults (tests/planted) fit the code as it stands, and a copy with one is told from one without."""
+"""The planted faults (tests/planted) match the current code, and a copy with a fault fails its tests."""
 
 import ast
 from pathlib import Path
@@ -14,15 +14,15 @@ ROOMS = {
 }  # fmt: skip
 
 
-def test_every_fault_replaces_one_piece_of_text_by_another():
+def test_every_fault_replaces_one_piece_of_text_and_is_valid_python():
     for fault in planted.FAULTS:
-        assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.old) == 1, (fault.file, fault.old)
+        text = (ROOT / fault.file).read_text(encoding="utf-8")
+        assert text.count(fault.old) == 1, (fault.file, fault.old)
         assert fault.new != fault.old
-        changed = (ROOT / fault.file).read_text(encoding="utf-8").replace(fault.old, fault.new)
-        ast.parse(changed)  # or every test would notice
+        ast.parse(text.replace(fault.old, fault.new))
 
 
-def test_every_test_that_is_named_exists():
+def test_every_named_test_exists():
     for fault in planted.FAULTS:
         assert fault.tests
         for test in fault.tests:
@@ -37,7 +37,7 @@ def test_every_room_has_faults():
     assert {fault.room for fault in planted.FAULTS} == ROOMS
 
 
-def test_a_fault_is_noticed_by_a_test_that_fails_and_the_copy_is_as_before(tmp_path, capsys):
+def test_a_failing_test_notices_a_fault_and_the_copy_is_restored(tmp_path, capsys):
     (tmp_path / "one.py").write_text("ONE = 1\n")
     (tmp_path / "test_one.py").write_text("from one import ONE\n\ndef test_it():\n    assert ONE == 1\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -1,4 +1,4 @@
-"""Groups of cases that are timed."""
+"""Groups of benchmark cases."""
 
 GROUPS = {
     "kernels": "benchmarks.cases.kernels",
@@ -7,4 +7,4 @@ GROUPS = {
     "decoding": "benchmarks.cases.decoding",
     "padding": "benchmarks.cases.padding",
 }
-"""Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
+"""Group -> module with cases(setting). Add new groups here."""

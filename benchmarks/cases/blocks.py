@@ -1,7 +1,7 @@
-"""Group blocks: one encoder and one decoder layer of the paper's base model, ours beside torch.nn's and Hugging Face's.
+"""Group blocks: encoder and decoder layer of the paper's base model; ours, torch.nn's and Hugging Face's.
 
-Every layer carries the same weights and is told the same padding; sentences have from half of the length to all of it.
-Padding's own rows are left out of the check and get no gradient, since packed layers do not compute them.
+All layers have the same weights and padding; sentences have L / 2 to L tokens. Rows of padding are not checked and get
+no gradient, because packed layers do not compute them.
 """
 
 import copy
@@ -43,15 +43,14 @@ def cases(setting: Setting) -> list[Case]:
 def layer(
     decoder: bool, B: int, L: int, d_model: int, heads: int, dropout: float, passes: str, setting: Setting
 ) -> Case:
-    """One layer over B sentences of up to L tokens."""
+    """One layer on B sentences of up to L tokens."""
     device, dtype = setting.device, setting.dtype
-    lengths = _lengths(B, L)
-    # where every minute counts the compiler gets training, which it is meant for
+    lengths = [int(x) for x in torch.linspace(L / 2, L, B).ceil()]
+    # quick compiles only training
     compile = setting.at_least("standard") or (setting.level == "quick" and not decoder and dropout > 0)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
-        x = (torch.randn(B, L, d_model, device=device).to(dtype).requires_grad_() for _ in range(1 + decoder))
-        return tuple(x)
+        return tuple(torch.randn(B, L, d_model, device=device).to(dtype).requires_grad_() for _ in range(1 + decoder))
 
     def make() -> Work:
         padding = torch.arange(L, device=device) >= torch.tensor(lengths, device=device)[:, None]
@@ -59,7 +58,7 @@ def layer(
         kind = "TransformerDecoderLayer" if decoder else "TransformerEncoderLayer"
         options: dict[str, Any] = {"batch_first": True, "device": device, "dtype": dtype}
         plain = getattr(nn, kind)(d_model, heads, 4 * d_model, 0.0, **options)
-        for parameter in plain.parameters():  # no bias of zeros, no weight of ones
+        for parameter in plain.parameters():  # no zero biases, no norm weights of one
             nn.init.normal_(parameter, std=d_model**-0.5 if parameter.dim() > 1 else 0.5)
 
         def layers(p: float) -> Mapping[str, Provider | Absent]:
@@ -112,12 +111,8 @@ def layer(
     )
 
 
-def _lengths(B: int, L: int) -> list[int]:
-    return [int(x) for x in torch.linspace(L / 2, L, B).ceil()]
-
-
 def _cost(decoder: bool, lengths: Sequence[int], d: int, heads: int, dropout: bool, size: int, backward: bool) -> Cost:
-    """The cost of the real tokens alone: padding is work that need not be done."""
+    """Cost of the real tokens, without padding."""
     T = sum(lengths)
     total = Cost()
     for N, F in [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] + ([(d, d), (d, 2 * d), (d, d)] if decoder else []):
@@ -137,7 +132,7 @@ def _cost(decoder: bool, lengths: Sequence[int], d: int, heads: int, dropout: bo
 
 
 class _Layer(nn.Module):
-    """A layer with torch.nn's interface, and the padding that it is told; a decoder's where it gets a memory."""
+    """A layer with torch.nn's interface and its padding mask; called with memory it is a decoder layer."""
 
     def __init__(self, layer: nn.Module, padding: Tensor) -> None:
         super().__init__()
@@ -153,7 +148,7 @@ class _Layer(nn.Module):
 
 
 class _Packed(nn.Module):
-    """Ours over the real tokens alone; packing and unpacking, which a model does once, count here."""
+    """Our packed layer, including packing and unpacking, which a model does once for all layers."""
 
     def __init__(self, layer: nn.Module, padding: Tensor) -> None:
         super().__init__()
@@ -185,7 +180,7 @@ class _HuggingFace(nn.Module):
         self.layer, self.decoder = layer, decoder
         real = ~padding[:, None, None, :]
         length = padding.shape[1]
-        # one mask a batch, made once, as the model does
+        # built once per batch, as in the model
         self.cross = real.expand(-1, 1, length, -1)
         triangle = torch.ones(length, length, dtype=torch.bool, device=padding.device).tril()
         self.mask = real & triangle if decoder else self.cross

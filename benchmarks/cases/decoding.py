@@ -1,20 +1,20 @@
-"""Group decoding: whole translations, batch 1 to 128, beam 1, 4 and 8, beside Hugging Face and CTranslate2; on a CPU
-also short and long ones, and with a large vocabulary.
+"""Group decoding: whole translations, batch 1 to 128, beam 1, 4 and 8; ours, Hugging Face's and CTranslate2's.
 
-The model is paper-base with random weights, the same in every provider, and every search takes exactly `length` steps
-of the decoder, because a model that has learnt nothing ends nowhere: all do the same work, and throughput is target
-tokens/s. Ours ends a sentence that has reached its length with the end-of-sentence token, which is its last step; the
-peers write one more word there.
+On a CPU also short and long sentences, and a large vocabulary.
 
-Weights are normally distributed, much as trained ones are: CTranslate2's int8 adds two products in 16 bits where a
-processor has no VNNI, and with weights as they are initialised, uniformly, its sums overflow. The last weight of every
-sublayer is halved, so that the next word depends on the last ones: outputs vary, and ties are rare. Special tokens
-embed to zero, so that forbidding them before or after the softmax comes to the same.
+The model is paper-base with the same random weights for all providers. Every search takes exactly `length` decoder
+steps, because a random model never ends; throughput is target tokens/s. Our last step is the end-of-sentence token, the
+peers' is one more word.
 
-Checked before the clock: all K hypotheses of every sentence against a float64 search by fasttfm for as many words. The
-error is the mean over sentences of how far the log-probability of the hypotheses found lies from that of the hypotheses
-expected, relative to the latter: 0 where they are equal token for token. 1e-5 is allowed in float32 (a tie that
-rounding decides). In less, where other words may win, 0.05 for the best hypothesis of the first sentences.
+Weights are normally distributed, like trained ones: with uniform weights, as initialized, CTranslate2's int8 overflows
+on processors without VNNI, where it adds two products in 16 bits. The last weight of every sublayer is halved, so that
+the next word depends on the previous ones: outputs vary, and ties are rare. Special tokens embed to zero, so that
+forbidding them before or after the softmax is the same.
+
+The check compares all K hypotheses with a float64 search by fasttfm for the same number of words. The error is the mean
+over sentences of |log p(found) - log p(expected)| / |log p(expected)|, summed over hypotheses; 0 if they are equal.
+float32 allows 1e-5 (a tie decided by rounding). Lower precision, where other words may win, allows 0.05 on the best
+hypothesis of the first sentences.
 """
 
 import dataclasses
@@ -27,17 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks.cases import synthetic
-from benchmarks.cases.training_step import model_config
+from benchmarks.cases.training_step import loaded, model_config
+from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import (
-    CTRANSLATE2,
-    HUGGING_FACE,
-    HUGGING_FACE_STATIC,
-    OURS,
-    Absent,
-    Provider,
-    provider,
-)
+from benchmarks.measure.providers import Absent, Provider
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.kernels.proof.costs import Cost
@@ -49,31 +42,30 @@ from fasttfm.search.search import search_workers
 from fasttfm.system.machine import multiplies_bfloat16
 
 Hypotheses = list[list[list[int]]]
-"""Of each sentence its K hypotheses, without begin- and end-of-sentence."""
+"""K hypotheses for each sentence, without BOS and EOS."""
 Expected = dict[int, Hypotheses]
-"""Number of words -> hypotheses of so many."""
+"""Number of words -> hypotheses of that length."""
 SOURCE = 27
-"""Source tokens, end-of-sentence counted: the mean of WMT14 English-German."""
+"""Source tokens with end-of-sentence: the mean of WMT14 English-German."""
 _OTHER_LENGTHS = (8, 60)
 """Tokens of short and long sentences, on both sides."""
 _VOCABULARY, _LARGE_VOCABULARY = 8_000, 32_000
-"""Of a CPU's searches; on a GPU paper-base has its own."""
+"""Vocabulary on CPUs; on GPUs paper-base's own."""
 WORKERS = ", a worker a core"
-"""Suffix of providers with a worker a core, each searching batches of its own."""
+"""Suffix of providers with one worker per core, each searching its own batches."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
-"""Provider without batch invariance, which shows the cost of invariance."""
-INT8 = f"{OURS} int8"
-"""Its products in 8-bit integers, beside those in bfloat16 where the processor has units for them."""
+"""Our search without batch invariance, which shows its cost."""
+INT8 = f"{peers.OURS} int8"
+"""Our search with 8-bit products, also timed beside bfloat16."""
 _ALL = 1 << 30
-"""Tokens of any batch: it is searched at once."""
+"""batch_tokens for a single batch."""
 _ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05, "int8": 0.05}
 _LOSSY = 32
-"""Sentences that are looked at below float32, at most: now and then one is far worse than the one expected, and a mean
-of few is luck."""
+"""Number of sentences compared below float32. Single ones may be far off, so the mean must not be over a few."""
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Every batch, beam and dtype that the level asks for."""
+    """Cases of all batches, beams and dtypes of the level."""
     smoke, quick, full = setting.level == "smoke", not setting.at_least("standard"), setting.at_least("full")
     length = 4 if smoke else 8 if quick and not setting.on_gpu else SOURCE
     batches = (2,) if smoke else (1, 32) if quick else (1, 8, 32)
@@ -81,7 +73,7 @@ def cases(setting: Setting) -> list[Case]:
         batches = (*batches, 128)
     beams = (1, 4) if quick else (1, 4, 8)
     dtypes = [setting.dtype]
-    if not setting.on_gpu and setting.dtype == torch.float32:  # a CPU translates faster in less
+    if not setting.on_gpu and setting.dtype == torch.float32:  # CPUs are faster in lower precision
         dtypes.append(torch.bfloat16 if multiplies_bfloat16(setting.device) else torch.int8)
     result = []
     for batch in batches:
@@ -97,7 +89,7 @@ def cases(setting: Setting) -> list[Case]:
 
 def _config(setting: Setting, vocabulary: int = _VOCABULARY) -> TransformerConfig:
     config = model_config("paper-base")
-    changes: dict[str, Any] = {"vocab_size": vocabulary, "dropout": 0.0} if not setting.on_gpu else {"dropout": 0.0}
+    changes: dict[str, Any] = {"dropout": 0.0} | ({} if setting.on_gpu else {"vocab_size": vocabulary})
     if setting.level == "smoke":
         changes |= {"vocab_size": 200, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 2}
     return dataclasses.replace(config, **changes)
@@ -105,7 +97,7 @@ def _config(setting: Setting, vocabulary: int = _VOCABULARY) -> TransformerConfi
 
 @functools.lru_cache(maxsize=1)
 def random_model(config: TransformerConfig, seed: int) -> Transformer:
-    """A float32 model on the CPU whose searches give varied outputs."""
+    """A random float32 model on the CPU whose outputs vary."""
     torch.manual_seed(seed)
     model = Transformer(config).eval()
     with torch.no_grad():
@@ -127,7 +119,7 @@ def _case(
 
     def make() -> Work:
         exact = exact_model(config, setting.seed, setting.device)
-        # a worker a core, each with batches of its own, beside one that has all cores
+        # one worker with all cores, and one worker per core
         counts = [1] + [setting.threads] * (setting.threads > 1 and batch > 1 and not setting.on_gpu)
         providers = _ours(config, dtype, batch, beam, length, source, counts, setting)
         providers |= _peers(config, dtype, beam, length, counts, setting)
@@ -139,7 +131,7 @@ def _case(
             allowed=_ALLOWED[dtype_name],
             unit="target tokens/s",
             units=lambda sources: float(batch * length),
-            warm_up=2 if setting.on_gpu else 0,  # the first call and the check have warmed all there is to warm
+            warm_up=2 if setting.on_gpu else 0,  # on a CPU the first call and the check are enough
             rounds=setting.rounds_of_long_runs,
         )
 
@@ -155,9 +147,9 @@ def _case(
 
 
 def search_cost(config: TransformerConfig, *, batch: int, beam: int, source: int, length: int, size: int) -> Cost:
-    """Products once, every weight of the decoder once a step, both caches read as far as they are filled."""
+    """Minimum cost of a search: all products, decoder weights once per step, both caches as far as they are filled."""
     d, layers, F, V = config.d_model, config.decoder_layers, config.d_ff, config.vocab_size
-    sources, rows = batch * source, batch + batch * beam * (length - 1)  # the first token is chosen from one row
+    sources, rows = batch * source, batch + batch * beam * (length - 1)  # the first step has one row per sentence
     encoder, decoder = config.encoder_layers * (4 * d * d + 2 * d * F), layers * (6 * d * d + 2 * d * F) + V * d
     cross = layers * 2 * d * d
     flops: float = 2 * (sources * (encoder + cross) + rows * decoder)
@@ -170,23 +162,19 @@ def _ours(
     config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, source: int,
     counts: Sequence[int], setting: Setting,
 ) -> dict[str, Provider | Absent]:  # fmt: skip
-    # on a GPU so many sentences are searched at once, by an engine that the first runs make and the model keeps
+    # on a GPU the first runs build an engine for this batch size, which the model keeps
     tokens = batch * max(source, SHORTEST) if setting.on_gpu else _ALL
     search = partial(Ours, beam=beam, length=length, batch_tokens=tokens)
 
-    def model(as_dtype: torch.dtype) -> Transformer:
-        model = Transformer(config)
-        model.load_state_dict(random_model(config, setting.seed).state_dict())
-        return model.to(device=setting.device, dtype=as_dtype).eval()
-
+    weights = random_model(config, setting.seed).state_dict()
     result: dict[str, Provider | Absent] = {}
     if dtype != torch.int8:
-        plain = model(dtype)
-        result |= {_named(OURS, count): search(plain, workers=count) for count in counts}
+        plain = loaded(Transformer, config, weights, setting.device).to(dtype).eval()
+        result |= {_named(peers.OURS, count): search(plain, workers=count) for count in counts}
         if not setting.on_gpu:
             result[NOT_INVARIANT] = search(plain, batch_invariant=False)
     if dtype != torch.float32 and not setting.on_gpu:
-        in_int8 = model(torch.float32)
+        in_int8 = loaded(Transformer, config, weights, setting.device).eval()
         multiply_in_int8(in_int8)
         result |= {_named(INT8, count): search(in_int8, workers=count) for count in counts}
     return result
@@ -199,14 +187,12 @@ def _named(provider: str, workers: int) -> str:
 @functools.lru_cache(maxsize=1)
 def exact_model(config: TransformerConfig, seed: int, device: torch.device) -> Transformer:
     """random_model() in float64 on the device."""
-    model = Transformer(config).double()
-    model.load_state_dict(random_model(config, seed).state_dict())
-    return model.to(device).eval()
+    return loaded(Transformer, config, random_model(config, seed).state_dict(), device).double().eval()
 
 
 @functools.lru_cache(maxsize=1)
 def expected(exact: Transformer, beam: int, length: int, sources: tuple[tuple[int, ...], ...]) -> Expected:
-    """Finds what `length` steps find, ours and a peer's; kept: a case in less precision follows on the same inputs."""
+    """Hypotheses after `length` steps of ours and of a peer; cached for the next case, in lower precision."""
     return {steps - 1: Ours(exact, beam=beam, length=steps)(sources) for steps in (length, length + 1)}
 
 
@@ -221,47 +207,40 @@ def _peers(
         return huggingface.Generate(model, beam, length, static=static)
 
     if dtype != torch.int8:
-        result[HUGGING_FACE] = provider(HUGGING_FACE, device, generate)
+        result[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, generate)
         if setting.on_gpu:
-            result[HUGGING_FACE_STATIC] = provider(HUGGING_FACE, device, partial(generate, static=True))
-    # CTranslate2 computes in bfloat16 on GPUs alone; int8 is what it has for a CPU that need not be exact
-    name, kind = CTRANSLATE2, str(dtype).removeprefix("torch.")
+            static = peers.provider(peers.HUGGING_FACE, device, partial(generate, static=True))
+            result[peers.HUGGING_FACE_STATIC] = static
+    # CTranslate2 has bfloat16 only on GPUs; its reduced precision on CPUs is int8
+    name, kind = peers.CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:
-        name, kind = f"{CTRANSLATE2} int8", "int8"
+        name, kind = f"{peers.CTRANSLATE2} int8", "int8"
     options: dict[str, Any] = {"beam": beam, "length": length, "compute_type": kind, "device": device}
     for count in counts:
-        each = {**options, "threads": setting.threads // count, "workers": count}
-        make = partial(ctranslate2.Translate, config, weights, **each)
-        result[_named(name, count)] = provider(CTRANSLATE2, device, make)
+        workers: dict[str, Any] = {"threads": setting.threads // count, "workers": count}
+        make = partial(ctranslate2.Translate, config, weights, **options, **workers)
+        result[_named(name, count)] = peers.provider(peers.CTRANSLATE2, device, make)
     return result
 
 
 class Ours:
-    """fasttfm's search on id lists, in `length` steps: K hypotheses of length - 1 words for each source."""
+    """fasttfm's search on id lists with `length` steps: K hypotheses of length - 1 words for each source."""
 
     def __init__(
         self, model: Transformer, *, beam: int, length: int, batch_invariant: bool = True, workers: int = 1,
         batch_tokens: int = _ALL,
     ) -> None:  # fmt: skip
-        self.model = model
-        self.workers = search_workers(model, workers)
-        self.config = DecodingConfig(
-            beam=beam,
-            nbest=beam,
-            min_len=length - 1,
-            max_len_a=0.0,
-            max_len_b=length - 1,
-            length_penalty="none",
-            batch_tokens=batch_tokens,
-            batch_invariant=batch_invariant,
-        )
+        self.model, self.workers = model, search_workers(model, workers)
+        limits: dict[str, Any] = {"min_len": length - 1, "max_len_a": 0.0, "max_len_b": length - 1}
+        options: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_invariant": batch_invariant}
+        self.config = DecodingConfig(beam=beam, nbest=beam, length_penalty="none", **limits, **options)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> Hypotheses:
         result = search_ids(self.model, sources, self.config, workers=self.workers)
-        return [[each.tokens for each in hypotheses] for hypotheses in result]
+        return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in result]
 
     def held_bytes(self) -> int:
-        """Memory that a search on a GPU finds."""
+        """Memory that the model keeps for searches on a GPU."""
         return held_bytes(self.model)
 
 
@@ -269,29 +248,29 @@ def error(
     exact: Transformer, result: Hypotheses, expected: tuple[Sequence[Sequence[int]], Expected],
     *, sentences: int | None = None, best: int | None = None,
 ) -> float:  # fmt: skip
-    """See the head of this file; exact is the float64 model. sentences, best: how many are looked at; None: all."""
-    sources, of_length = expected
+    """Error as defined at the top of this file. exact: the float64 model. sentences, best: compare only the first."""
+    sources, by_length = expected
     words = {len(tokens) for hypotheses in result for tokens in hypotheses}
-    right = of_length.get(words.pop()) if len(words) == 1 else None
-    if right is None or [len(each) for each in result] != [len(each) for each in right]:
+    right = by_length.get(words.pop()) if len(words) == 1 else None
+    if right is None or list(map(len, result)) != list(map(len, right)):
         return float("inf")
     compared = list(zip(sources, result, right))[:sentences]
     total = 0.0
     for source, ours, theirs in compared:
         ours, theirs = ours[:best], theirs[:best]
         if {*map(tuple, ours)} != {*map(tuple, theirs)}:
-            wanted = log_probability(exact, source, theirs)
-            total += abs(log_probability(exact, source, ours) - wanted) / abs(wanted)
+            reference = log_probability(exact, source, theirs)
+            total += abs(log_probability(exact, source, ours) - reference) / abs(reference)
     return total / len(compared)
 
 
 @torch.no_grad()
 def log_probability(model: Transformer, source: Sequence[int], hypotheses: list[list[int]]) -> float:
-    """The sum over hypotheses of one length; -inf where the lengths differ."""
-    if len({len(each) for each in hypotheses}) != 1:
+    """Sum over hypotheses of one length; -inf if their lengths differ."""
+    if len(set(map(len, hypotheses))) != 1:
         return -float("inf")
     device = model.output.weight.device
     ids, lengths = padded([source] * len(hypotheses), device)
-    tokens = torch.tensor([[BOS, *each] for each in hypotheses], device=device)
+    tokens = torch.tensor([[BOS, *words] for words in hypotheses], device=device)
     logits = model(ids, tokens[:, :-1], lengths).log_softmax(dim=2)
     return float(logits.gather(2, tokens[:, 1:, None]).sum())

@@ -1,6 +1,6 @@
-"""Cases of `python -m benchmarks host`: operators, modules, a training step, a step of a search and a launch alone.
+"""Cases of `python -m benchmarks host`: operators, modules, a training step, a search step and a bare launch.
 
-Tensors are so small that the host is what takes the time: (B, H, L, D), (B, L, E), weights (F, E), a table (V, E).
+Tensors are tiny, so that the host is the bottleneck: (B, H, L, D), (B, L, E), weights (F, E), a table (V, E).
 """
 
 import importlib
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fasttfm.nn as ours
 from benchmarks.cases import synthetic
+from benchmarks.cases.training_step import loaded
 from benchmarks.peers import huggingface, torch_nn
 from fasttfm import functional as F
 from fasttfm.kernels.jit import Launch
@@ -26,26 +27,26 @@ from fasttfm.search.device.state import Sizes
 Call = Callable[[], object]
 Tensors = Callable[[], Tensor]
 Named = tuple[str, Call, Call | None]
-"""Name, our call, and the peer's call or None."""
+"""(name, our call, the peer's call or None)."""
 Sides = tuple[Sequence[Call], Sequence[Call]]
-"""Ours and the peer's, which may be nothing: one call, or one of few and one of many steps."""
+"""Our calls and the peer's: none, one, or a search of FEW and one of MANY steps."""
 FEW, MANY = 6, 26
-"""Steps of the two searches whose difference is what steps cost."""
+"""Steps of two searches, whose difference gives the cost per step."""
 _B, _H, _L, _D, _E, _F, _V = 2, 4, 5, 16, 64, 128, 64
 _BOTH = "forward + backward"
 
 
 class Case(NamedTuple):
-    """Something to call, beside what a peer does for the same."""
+    """A call and the peer's equivalent."""
 
     what: str
     make: Callable[[], Sides]
-    """Raises ImportError where the peer is not installed."""
+    """Raises ImportError if the peer is not installed."""
     peer: str = "PyTorch"
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """All, in the order of the report."""
+    """All cases, in the report's order."""
     for what, mine, theirs in (*_operators(device), *_modules(device)):
         yield Case(what, lambda mine=mine, theirs=theirs: ([mine], [theirs] if theirs else []))  # type: ignore[misc]
     yield Case(f"layer_norm in float32, {_BOTH}", partial(_liger, device), "Liger Kernel")
@@ -57,7 +58,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 
 def _tensors(device: torch.device) -> Callable[..., Tensor]:
-    """Inputs in bfloat16; in float32 on a CPU, whose products in bfloat16 take tens of microseconds."""
+    """Factory of inputs, in bfloat16; in float32 on a CPU, where bfloat16 products take tens of microseconds."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     return partial(torch.randn, device=device, dtype=dtype, requires_grad=True)
 
@@ -122,16 +123,16 @@ def _attention(device: torch.device, both: Callable[..., Named], drop: dict[str,
         "attention, lengths and dropout", ours(key_lengths=lengths, **drop), theirs(attn_mask=mask, dropout_p=0.1), q
     )
     yield both("attention, mask", ours(mask=mask), theirs(attn_mask=mask), q)
-    joint = tensor(_B, _L, 3, _H, _D)
+    packed = tensor(_B, _L, 3, _H, _D)
 
-    def of_joint() -> Tensor:
-        heads = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    def unpacked() -> Tensor:
+        heads = packed.permute(2, 0, 3, 1, 4).unbind(0)
         return sdpa(*heads, dropout_p=0.1).transpose(1, 2).reshape(_B, _L, _E)
 
     yield both(
         "packed_qkv_attention, lengths and dropout",
-        lambda: F.packed_qkv_attention(joint, key_lengths=lengths, **drop),
-        of_joint,
+        lambda: F.packed_qkv_attention(packed, key_lengths=lengths, **drop),
+        unpacked,
     )
     starts = whole([0, 5, 8], dtype=torch.int32)
     a, b, c = (tensor(8, _H, _D) for _ in range(3))
@@ -142,7 +143,7 @@ def _modules(device: torch.device) -> Iterator[Named]:
     x = torch.randn(_B, _L, _E, device=device, requires_grad=True)
 
     def both(name: str, *sizes: int, **options: Any) -> list[nn.Module]:
-        return [getattr(each, name)(*sizes, batch_first=True, **options).to(device) for each in (ours, nn)]
+        return [getattr(package, name)(*sizes, batch_first=True, **options).to(device) for package in (ours, nn)]
 
     mine, theirs = (
         _backward(lambda module=module: module(x, x, x, need_weights=False)[0], x)  # type: ignore[misc]
@@ -171,21 +172,21 @@ def _liger(device: torch.device) -> Sides:
 
 
 def _launch(name: str, device: torch.device) -> Sides:
-    """An operator's forward launch again, by us and by Triton's own JITFunction of the same kernel."""
+    """An operator's forward launch, by our Launch and by Triton's JITFunction of the same kernel."""
     from triton.runtime.jit import JITFunction
 
-    started: list[tuple[Launch, tuple]] = []
+    launches: list[tuple[Launch, tuple]] = []
     tensor = _tensors(device)
     x, row = (tensor(_B, _H, _L, _E) for _ in range(2))
     run = Launch.__call__
 
-    def noted(launch: Launch, *arguments: Any) -> None:
-        started.append((launch, arguments))
+    def record(launch: Launch, *arguments: Any) -> None:
+        launches.append((launch, arguments))
         run(launch, *arguments)
 
-    with mock.patch.object(Launch, "__call__", noted):
+    with mock.patch.object(Launch, "__call__", record):
         F.attention(x, x, x) if name == "attention" else F.layer_norm(x, row[0, 0, 0], row[0, 0, 0])
-    launch, arguments = started[0]
+    launch, arguments = launches[0]
     by_triton: Any = JITFunction(launch.kernel.fn)
     grid, constants = launch.grid, launch.constants
     return [lambda: launch(*arguments)], [lambda: by_triton[grid](*arguments, **constants)]
@@ -195,13 +196,11 @@ def _model(device: torch.device, **changes: Any) -> tuple[TransformerConfig, dic
     sizes = {"vocab_size": _V, "d_model": _E, "heads": _H, "d_ff": _F, "encoder_layers": 6, "decoder_layers": 6}
     config = TransformerConfig(**{**sizes, "max_length": 64, **changes})
     weights = torch_nn.TorchTransformer(config).state_dict()
-    model = Transformer(config)
-    model.load_state_dict(weights)
-    return config, weights, model.to(device)
+    return config, weights, loaded(Transformer, config, weights, device)
 
 
 def _step(device: torch.device) -> Sides:
-    """Forward and backward pass as cases/training_step.py has them, without the optimizer."""
+    """Forward and backward of a training step, without the optimizer."""
     config, _, model = _model(device, dropout=0.1)
     theirs = torch_nn.TorchTransformer(config).to(device)
     batch = synthetic.batch(_B, _L, 0.3, _V, seed=0).to(device)

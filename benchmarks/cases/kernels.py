@@ -1,8 +1,8 @@
-"""Group kernels: every fused operator in every form, forward and backward apart.
+"""Group kernels: every fused operator in every form, with separate forward and backward.
 
-On a GPU about 25,000 tokens a batch, as in training; on a CPU the same forms on a fraction of the tokens. The standard
-level has every form, quick leaves out torch.compile where compiling takes longer than all the rest, full adds the long
-rows and the big model's width, smoke has every form on a few tokens.
+On a GPU about 25,000 tokens per batch, as in training; on a CPU the same forms on fewer tokens. standard has every
+form, quick leaves out most of torch.compile, full adds long rows and the big model's width, smoke has every form on a
+few tokens.
 """
 
 from benchmarks.cases.kernels_attention import Form, dense, packed, weights
@@ -21,7 +21,7 @@ PASSES = ("forward", "backward")
 
 
 def _kept(passes: str, dropout: float) -> str:
-    """Dropout is for training, whose forward pass keeps what the backward needs."""
+    """Pass to time: with dropout, a forward that saves what backward needs, as in training."""
     return "training forward" if passes == "forward" and dropout else passes
 
 
@@ -39,7 +39,7 @@ def _attention(setting: Setting) -> list[Case]:
         for length in short:
             B = tokens // length
             for mask, dropout in (("lengths", 0.0), ("lengths+causal", 0.0), ("lengths", 0.1)):
-                # compiled once a length where time is short: forms differ little in what a compiler can do
+                # quick compiles one form per length: compiled forms differ little
                 compile = standard or (not smoke and mask == "lengths" and not dropout and length == short[-1])
                 form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask, dropout=dropout)
                 result.append(dense(form, _kept(passes, dropout), setting, compile=compile))
@@ -58,7 +58,7 @@ def _attention(setting: Setting) -> list[Case]:
             large = setting.on_gpu and not setting.small_memory
             B = max(1, (16_384 if large else 1024) // length)
             heads = 16 if large else H
-            # the compiled formula of a long row takes minutes on a CPU, FlexAttention is at its best there on a GPU
+            # on a CPU long rows compile for minutes; on a GPU they are where FlexAttention is best
             compile = (standard and not full) if not setting.on_gpu else standard or length == 4096
             for width, dropout in ((D, 0.0), (D, 0.1), (2 * D, 0.0), (2 * D, 0.1)) if large else ((D, 0.0),):
                 form = Form(B=B, H=heads * D // width, L=length, S=length, D=width, mask="causal", dropout=dropout)
@@ -78,29 +78,26 @@ def _long(setting: Setting) -> tuple[int, ...]:
 
 
 def _rows(setting: Setting) -> list[Case]:
-    smoke, standard, full = setting.level == "smoke", setting.at_least("standard"), setting.level == "full"
-    rows = 40 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
+    smoke, full = setting.level == "smoke", setting.level == "full"
+    rows = 40 if smoke else 25_000 if setting.on_gpu else 1_600 if setting.at_least("standard") else 800
     length = 10 if smoke else 100
     widths = (16,) if smoke else (512, 1024) if setting.on_gpu or full else (512,)
     V = 50 if smoke else 37_000 if setting.on_gpu else 8_000
-    # of rows as wide as a vocabulary, where time or memory is short
+    # fewer rows as wide as a vocabulary, if time or memory is short
     few = rows if smoke or (setting.on_gpu and not setting.small_memory) else rows // 4
     result = []
     for N in widths:
         for passes in PASSES:
-            result.append(layer_norm(rows, N, passes, setting, compile=standard))
-            result.append(residual_layer_norm(rows, N, 0.0, passes, setting, compile=standard))
-            result.append(residual_layer_norm(rows, N, 0.1, _kept(passes, 0.1), setting, compile=not smoke))
-            result.append(feed_forward(rows, N, 4 * N, 0.0, passes, setting, compile=standard))
-            result.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
-            kept = _kept(passes, 0.1)
-            result.append(feed_forward(rows, N, 4 * N, 0.1, kept, setting, compile=standard, activation="gelu"))
-        for smoothing in (0.1, 0.0):
-            result.append(linear_cross_entropy(few, N, V, smoothing, setting, compile=standard))
+            result.append(layer_norm(rows, N, passes, setting))
+            for dropout in (0.0, 0.1):
+                result.append(residual_layer_norm(rows, N, dropout, _kept(passes, dropout), setting))
+            for dropout in (0.0, 0.1):
+                result.append(feed_forward(rows, N, dropout, _kept(passes, dropout), setting))
+            result.append(feed_forward(rows, N, 0.1, _kept(passes, 0.1), setting, "gelu"))
+        result += [linear_cross_entropy(few, N, V, smoothing, setting) for smoothing in (0.1, 0.0)]
     for passes in PASSES:
-        result.append(cross_entropy(few, V, passes, setting, compile=standard))
-        if passes == "backward":  # and both in one, for those that cannot be told apart
-            result.append(cross_entropy(few, V, "forward+backward", setting, compile=standard))
-        kept = _kept(passes, 0.1)
-        result.append(embedding(rows // length, length, widths[0], V, 0.1, kept, setting, compile=standard))
+        result.append(cross_entropy(few, V, passes, setting))
+        if passes == "backward":  # and both in one, for providers that fuse them
+            result.append(cross_entropy(few, V, "forward+backward", setting))
+        result.append(embedding(rows // length, length, widths[0], V, 0.1, _kept(passes, 0.1), setting))
     return result

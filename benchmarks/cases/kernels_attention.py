@@ -1,7 +1,7 @@
-"""Attention in its forms, ours beside everybody's: dense with masks and dropout, packed, and with its weights.
+"""Attention cases: dense with masks and dropout, packed, and attention weights.
 
-The inputs have a model's strides: query, key and value are seen in one projection's output. A provider that cannot take
-a form (a mask, dropout) says so by raising, which makes its row "refused".
+Inputs have a model's strides: query, key and value are views of one projection's output. A provider that does not
+support a form (a mask, dropout) raises, and its row is "refused".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,19 +35,19 @@ class Form:
     mask: str = "none"
     """none, causal, lengths, lengths+causal, bool or additive.
 
-    lengths: keys at and past a sentence's end are not attended, ends from half of S to all. bool: three of four keys at
-    random. additive: a float for every head, query and key, such as relative positions add.
+    lengths: sentences of S / 2 to S keys. bool: three of four keys at random. additive: a float per head, query and
+    key, as for relative positions.
     """
     dropout: float = 0.0
 
     def lengths(self) -> list[int]:
-        """Keys of every sentence."""
+        """Number of keys of each sentence."""
         if "lengths" not in self.mask:
             return [self.S] * self.B
         return [int(x) for x in torch.linspace(self.S / 2, self.S, self.B).ceil()]
 
     def key_lengths(self, device: torch.device) -> Tensor | None:
-        """lengths() for a provider; None where no sentence ends early."""
+        """lengths() as a tensor; None if all sentences have S keys."""
         return torch.tensor(self.lengths(), device=device) if "lengths" in self.mask else None
 
     @property
@@ -55,14 +55,14 @@ class Form:
         return "causal" in self.mask
 
     def costs(self, size: int) -> tuple[Cost, Cost]:
-        """Pairs that attend, and every tensor once. A backward is counted as the five products that it cannot avoid."""
+        """(forward, backward) cost: attended pairs, every tensor once; a backward has at least five products."""
         mask = {"bool": self.L * self.S, "additive": self.H * self.L * self.S * size}.get(self.mask, 0)
         options = {"causal": self.causal, "dropout": self.dropout > 0}
         return _costs([(1, self.H, self.L, keys, self.D, size) for keys in self.lengths()], mask, **options)
 
 
 def _costs(sentences: Sequence[tuple[int, ...]], mask: int = 0, **options: bool) -> tuple[Cost, Cost]:
-    """The costs of one launch forward and one backward; sentences: each one's sizes; mask: its bytes."""
+    """(forward, backward) cost of one launch each; sentences: sizes of each; mask: its bytes."""
     both = []
     for attend in (costs.attention, costs.attention_backward_short):
         total = sum((attend(*sizes, **options) for sizes in sentences), start=Cost())
@@ -71,7 +71,7 @@ def _costs(sentences: Sequence[tuple[int, ...]], mask: int = 0, **options: bool)
 
 
 def projected(setting: Setting, B: int, L: int, H: int, D: int, parts: int = 3) -> tuple[Tensor, ...]:
-    """Query, key and value (B, H, L, D), or so many of them, seen in the output of one projection, as in a model."""
+    """`parts` tensors (B, H, L, D) that are views of one projection's output, as in a model."""
     joint = torch.randn(B, L, parts, H, D, dtype=setting.dtype, device=setting.device)
     return tuple(x.detach().requires_grad_() for x in joint.permute(2, 0, 3, 1, 4))
 
@@ -87,7 +87,7 @@ def dense(form: Form, passes: str, setting: Setting, *, compile: bool) -> Case:
 
     def make() -> Work:
         lengths = form.key_lengths(device)
-        mask = _mask(form, lengths, setting)  # for a provider without arguments for lengths or causal
+        mask = _mask(form, lengths, setting)  # for providers without arguments for lengths or causal
         ours: dict[str, Any] = {"mask": mask} if form.mask in ("bool", "additive") else {"key_lengths": lengths}
 
         def functions(p: float) -> Mapping[str, Provider | Absent]:
@@ -109,12 +109,12 @@ def dense(form: Form, passes: str, setting: Setting, *, compile: bool) -> Case:
 
 
 def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None:
-    """The mask as SDPA takes it: bool, True attends, or floats that are added; None attends everywhere."""
+    """Mask with SDPA's meaning: bool (True attends), or floats that are added; None without one."""
     L, S, device = form.L, form.S, setting.device
     generator = torch.Generator(device).manual_seed(setting.seed)
     if form.mask == "bool":
         result = torch.rand(1, 1, L, S, device=device, generator=generator) < 0.75
-        return result | torch.eye(L, S, dtype=torch.bool, device=device)  # so that every query has a key
+        return result | torch.eye(L, S, dtype=torch.bool, device=device)  # every query has a key
     if form.mask == "additive":
         return torch.randn(1, form.H, L, S, device=device, generator=generator).to(setting.dtype)
     mask = None
@@ -127,7 +127,7 @@ def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None
 
 
 def _eager_weights(mask: Tensor | None) -> Provider:
-    """Equation 1 as one writes it, up to its softmax."""
+    """softmax(Q K^T * scale) in plain PyTorch."""
 
     def run(q: Tensor, k: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -145,18 +145,13 @@ def _eager(mask: Tensor | None, p: float) -> Provider:
 
 
 def _compiled(function: Provider, device: torch.device) -> Provider:
-    """Inductor would put SDPA in the formula's place, whose rows stand beside.
-
-    On a CPU that pattern matcher is off: there torch 2.13 fails on the replaced formula in training.
-    """
-    if device.type == "cpu":
-        return peers.compiled(function, device, pattern_matcher=False)
-    return peers.compiled(function, device)
+    """torch.compile; on a CPU without Inductor's SDPA pattern matcher, with which training fails in torch 2.13."""
+    return peers.compiled(function, device, **({"pattern_matcher": False} if device.type == "cpu" else {}))
 
 
 def _sdpa(form: Form, mask: Tensor | None, p: float, device: torch.device) -> dict[str, Provider]:
     """https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"""
-    alone = form.mask == "causal"  # then it is told by is_causal, which opens the backends that take no mask
+    alone = form.mask == "causal"  # is_causal enables the backends without masks
 
     def run(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -177,8 +172,8 @@ def flex(
 ) -> Provider:
     """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
 
-    allowed: (b, h, query, key) to bool, None attends everywhere; sizes: sentences that differ in it, queries, keys. The
-    block mask is made once: a model makes one a batch and uses it in every layer.
+    allowed: (b, h, query, key) -> bool, None without a mask; sizes: (sentences or None, queries, keys) of the mask. The
+    block mask is built once, as a model builds it once per batch for all layers.
     """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -225,7 +220,7 @@ def flash_attn(**options: Any) -> Provider:
     from flash_attn import flash_attn_func
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, L, H, D), as it lies in memory
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, L, H, D)
         return flash_attn_func(q, k, v, **options).transpose(1, 2)
 
     return run
@@ -234,7 +229,7 @@ def flash_attn(**options: Any) -> Provider:
 def packed(
     sequences: int, longest: int, H: int, D: int, passes: str, setting: Setting, *, causal: bool, compile: bool
 ) -> Case:
-    """Sentences one after the other, without padding, lengths from a quarter of the longest to all of it."""
+    """Packed sentences without padding, of a quarter of `longest` to `longest` tokens."""
     device = setting.device
     lengths = [int(x) for x in torch.linspace(longest / 4, longest, sequences).ceil()]
     tokens, longest = sum(lengths), max(lengths)
@@ -253,24 +248,24 @@ def packed(
             mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
 
         def padded(attend: Provider) -> Provider:
-            """Pad packed rows to (B, H, longest, D) and back, as one does without a kernel for them."""
+            """attend() on rows padded to (B, H, longest, D), for providers without packed attention."""
 
             def pad(x: Tensor) -> Tensor:
                 return x.new_zeros(sequences, longest, H, D).index_put((number, row), x).transpose(1, 2)
 
             return lambda *qkv: attend(*map(pad, qkv)).transpose(1, 2)[number, row]
 
-        def of_varlen(function: Provider) -> Provider:
+        def varlen(function: Provider) -> Provider:
             return lambda q, k, v: function(q, k, v, starts, starts, longest, longest, causal=causal)
 
         def flash_attn() -> Provider:  # https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention
             from flash_attn import flash_attn_varlen_func
 
-            return of_varlen(flash_attn_varlen_func)
+            return varlen(flash_attn_varlen_func)
 
         eager = padded(_eager(mask, 0.0))
         providers: dict[str, Provider | Absent] = {
-            peers.OURS: of_varlen(F.varlen_attention),
+            peers.OURS: varlen(F.varlen_attention),
             peers.EAGER: eager,
             peers.SDPA_PADDED: padded(partial(nnF.scaled_dot_product_attention, attn_mask=mask)),
             peers.SDPA_NESTED: _nested(starts, longest, causal),
@@ -279,13 +274,14 @@ def packed(
         }
         return Work(inputs=inputs, providers=providers, reference=eager)
 
-    cost = _costs([(1, H, each, each, D, setting.dtype.itemsize) for each in lengths], causal=causal, dropout=False)
+    sizes = [(1, H, length, length, D, setting.dtype.itemsize) for length in lengths]
+    cost = _costs(sizes, causal=causal, dropout=False)
     shape = {"T": tokens, "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
     return case("packed attention", shape, passes, setting, cost, make)
 
 
 def _nested(starts: Tensor, longest: int, causal: bool) -> Provider:
-    """https://docs.pytorch.org/docs/stable/nested.html (jagged layout; its way on a CPU wants contiguous rows)"""
+    """https://docs.pytorch.org/docs/stable/nested.html (jagged layout; on a CPU rows must be contiguous)"""
     offsets = starts.long()
 
     def nested(x: Tensor) -> Tensor:
@@ -297,7 +293,7 @@ def _nested(starts: Tensor, longest: int, causal: bool) -> Provider:
 
 
 def _flex_packed(number: Tensor, causal: bool) -> Provider:
-    """A token attends in its own sequence."""
+    """FlexAttention with a mask of tokens in the same sequence."""
 
     def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = number[query] == number[key]
@@ -308,7 +304,7 @@ def _flex_packed(number: Tensor, causal: bool) -> Provider:
 
 
 def weights(form: Form, passes: str, setting: Setting) -> Case:
-    """The weights themselves, as need_weights and the attention pictures want them."""
+    """Attention weights, as for need_weights and attention plots."""
     size = setting.dtype.itemsize
     scores = form.B * form.H * form.L * form.S
     rows = size * form.B * form.H * (form.L + form.S) * form.D

@@ -1,6 +1,6 @@
-"""Everything but attention: LayerNorm, residual + dropout + LayerNorm, feed-forward, losses, embedding.
+"""Operators except attention: LayerNorm, residual + dropout + LayerNorm, feed-forward, losses, embedding.
 
-M rows, N width, F hidden width, V vocabulary. Norms' weights are float32 beside half-precision rows, as under autocast.
+M rows, N width, F hidden width, V vocabulary. Weights of norms are float32 with half-precision rows, as under autocast.
 """
 
 from functools import partial
@@ -25,9 +25,9 @@ def _random(setting: Setting, *shape: int, dtype: torch.dtype | None = None, sca
     return (torch.randn(*shape, device=setting.device) * scale).to(dtype or setting.dtype).requires_grad_()
 
 
-def layer_norm(M: int, N: int, passes: str, setting: Setting, *, compile: bool) -> Case:
+def layer_norm(M: int, N: int, passes: str, setting: Setting) -> Case:
     size = setting.dtype.itemsize
-    # backward reads x and dy and writes dx: a residual norm's, whose residual is the one input
+    # backward reads x and dy and writes dx, like a residual norm whose residual is its only input
     cost = costs.layer_norm(M, N, size), costs.residual_layer_norm_backward(M, N, size, stream=False, dropout=False)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
@@ -39,7 +39,7 @@ def layer_norm(M: int, N: int, passes: str, setting: Setting, *, compile: bool) 
 
     ours, others = {peers.OURS: F.layer_norm}, {peers.LIGER: _liger_layer_norm}
     shape = {"M": M, "N": N}
-    return operator("LayerNorm", shape, passes, setting, cost, inputs, ours, eager, others, compile=compile)
+    return operator("LayerNorm", shape, passes, setting, cost, inputs, ours, eager, others)
 
 
 def _liger_layer_norm() -> Provider:
@@ -49,7 +49,7 @@ def _liger_layer_norm() -> Provider:
     return lambda x, weight, bias: liger_layer_norm(x, weight.to(x.dtype), bias.to(x.dtype), 1e-5)
 
 
-def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Setting, *, compile: bool) -> Case:
+def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Setting) -> Case:
     size = setting.dtype.itemsize
     cost = (
         costs.residual_layer_norm(M, N, size, dropout=dropout > 0),
@@ -67,8 +67,8 @@ def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Se
         return F.residual_layer_norm(*x, dropout_p=dropout_p)[0]
 
     name, shape = "residual + dropout + LayerNorm", {"M": M, "N": N, "dropout": dropout}
-    others = {peers.FLASH_ATTN: _flash_attn_layer_norm}
-    return operator(name, shape, passes, setting, cost, inputs, {peers.OURS: ours}, eager, others, compile=compile)
+    others, level = {peers.FLASH_ATTN: _flash_attn_layer_norm}, "quick" if dropout else "standard"
+    return operator(name, shape, passes, setting, cost, inputs, {peers.OURS: ours}, eager, others, least_level=level)
 
 
 def _flash_attn_layer_norm(dropout_p: float = 0.0) -> Provider:
@@ -79,17 +79,9 @@ def _flash_attn_layer_norm(dropout_p: float = 0.0) -> Provider:
     return lambda x, residual, weight, bias: function(x, weight, bias, residual=residual)
 
 
-def feed_forward(
-    M: int,
-    N: int,
-    hidden: int,
-    dropout: float,
-    passes: str,
-    setting: Setting,
-    *,
-    compile: bool,
-    activation: str = "relu",
-) -> Case:
+def feed_forward(M: int, N: int, dropout: float, passes: str, setting: Setting, activation: str = "relu") -> Case:
+    """Feed-forward with hidden width 4 * N."""
+    hidden = 4 * N
     size = setting.dtype.itemsize
     cost = (
         costs.linear(M, N, hidden, size) + costs.linear(M, hidden, N, size),
@@ -114,13 +106,13 @@ def feed_forward(
         name, measure = "feed-forward", {"error": numerics.kinked_error, "measure": numerics.KINKED_MEASURE}
     shape = {"M": M, "N": N, "F": hidden, "dropout": dropout}
     ours = {peers.OURS: partial(F.feed_forward, activation=activation)}
-    return operator(name, shape, passes, setting, cost, inputs, ours, eager, compile=compile, **measure)
+    return operator(name, shape, passes, setting, cost, inputs, ours, eager, **measure)
 
 
-def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: bool) -> Case:
-    """Label smoothing 0.1, as the paper trains."""
+def cross_entropy(M: int, V: int, passes: str, setting: Setting) -> Case:
+    """Cross entropy with label smoothing 0.1, as in the paper."""
     size = setting.dtype.itemsize
-    # two passes apart: the logits are read in each, the gradient is written in the second
+    # separate passes: both read the logits, the second writes the gradient
     cost = Cost(0, size * M * V + 8 * M, 1), Cost(0, 2 * size * M * V + 8 * M, 1)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
@@ -131,7 +123,7 @@ def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: boo
 
     shape, written = {"M": M, "V": V}, frozenset({peers.LIGER})
     others = {peers.LIGER: partial(_liger_cross_entropy, passes)}
-    case = partial(operator, "cross entropy", shape, passes, setting, cost, compile=compile, overwrites=written)
+    case = partial(operator, "cross entropy", shape, passes, setting, cost, overwrites=written)
     return case(inputs, {peers.OURS: ours}, _eager_loss, others)
 
 
@@ -141,7 +133,7 @@ def _eager_loss(logits: Tensor, target: Tensor, reduction: str = "mean", smoothi
 
 
 def _liger_cross_entropy(passes: str) -> Provider:
-    """https://github.com/linkedin/Liger-Kernel#model-kernels: leaves the gradient in the logits' memory"""
+    """https://github.com/linkedin/Liger-Kernel#model-kernels: writes the gradient into the logits' memory"""
     if passes == "backward":
         return peers.refusing("its forward computes the gradient: see forward+backward")
     from liger_kernel.transformers import LigerCrossEntropyLoss
@@ -149,8 +141,8 @@ def _liger_cross_entropy(passes: str) -> Provider:
     return LigerCrossEntropyLoss(label_smoothing=0.1)
 
 
-def linear_cross_entropy(M: int, N: int, V: int, smoothing: float, setting: Setting, *, compile: bool) -> Case:
-    """Logits, loss and both gradients, in one run: ours, Liger's and torch's compute gradients in the forward."""
+def linear_cross_entropy(M: int, N: int, V: int, smoothing: float, setting: Setting) -> Case:
+    """Logits, loss and both gradients in one run: ours, Liger's and torch's compute gradients in the forward."""
     size = setting.dtype.itemsize
     forward = costs.linear(M, N, V, size) + costs.cross_entropy(M, V, size)
     cost = forward, costs.linear_backward(M, N, V, size, bias=False)
@@ -170,12 +162,12 @@ def linear_cross_entropy(M: int, N: int, V: int, smoothing: float, setting: Sett
     others: dict[str, Any] = {peers.LIGER: partial(_liger_linear_cross_entropy, smoothing)}
     if not smoothing:
         others[peers.TORCH_CHUNKED] = _torch_linear_cross_entropy
-    return operator(name, shape, "forward+backward", setting, cost, inputs, both, eager, others, compile=compile)
+    return operator(name, shape, "forward+backward", setting, cost, inputs, both, eager, others)
 
 
 def _torch_linear_cross_entropy() -> Provider:
-    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in parts: it takes
-    no label smoothing there"""
+    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, chunked, which
+    excludes label smoothing"""
     return partial(nnF.linear_cross_entropy, reduction="sum", options=torch.nn.LinearCrossEntropyOptions())
 
 
@@ -187,8 +179,8 @@ def _liger_linear_cross_entropy(smoothing: float) -> Provider:
     return lambda hidden, weight, target: loss(weight, hidden, target)
 
 
-def embedding(B: int, L: int, N: int, V: int, dropout: float, passes: str, setting: Setting, *, compile: bool) -> Case:
-    """Scale, position and dropout with the gather."""
+def embedding(B: int, L: int, N: int, V: int, dropout: float, passes: str, setting: Setting) -> Case:
+    """Embedding lookup with scale, positions and dropout."""
     size = setting.dtype.itemsize
     cost = (
         costs.embedding(B * L, N, size, dropout=dropout > 0),
@@ -204,4 +196,4 @@ def embedding(B: int, L: int, N: int, V: int, dropout: float, passes: str, setti
 
     ours = {peers.OURS: partial(F.embed, scale=N**0.5, pad_id=0)}
     shape = {"B": B, "L": L, "N": N, "V": V, "dropout": dropout}
-    return operator("embedding", shape, passes, setting, cost, inputs, ours, eager, compile=compile)
+    return operator("embedding", shape, passes, setting, cost, inputs, ours, eager)

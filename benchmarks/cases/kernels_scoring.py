@@ -1,6 +1,6 @@
-"""Causal attention with a window, a soft cap, ALiBi's slopes or sinks, ours beside everybody's.
+"""Causal attention with a window, a soft cap, ALiBi slopes or sinks.
 
-SDPA takes a window and ALiBi as a mask of all pairs, and has no cap and no sinks; FlexAttention compiles each form.
+SDPA takes a window and ALiBi as a full mask, and has no cap and no sinks; FlexAttention compiles each form.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ _CAP = 50.0
 
 
 def scored(form: str, B: int, H: int, L: int, D: int, passes: str, setting: Setting, *, compile: bool) -> Case:
-    """q, k and v (B, H, L, D); form: one of FORMS. A window is an eighth of the keys."""
+    """Case of one of FORMS with q, k and v (B, H, L, D); the window is an eighth of the keys."""
     device, dtype = setting.device, setting.dtype
     window = max(1, L // 8) if form == "window" else L
 

@@ -1,4 +1,4 @@
-"""Parts shared by the cases of single operators: a case with its cost, and who computes it with and without dropout."""
+"""Shared builders of single-operator cases."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 def case(
     name: str, shape: dict[str, Any], passes: str, setting: Setting, costs: tuple[Cost, Cost], make: Callable
 ) -> Case:
-    """costs: of the forward pass and of the backward."""
+    """Case of one operator; costs: of forward and backward."""
     forward, backward = costs
     cost = {"backward": backward, "forward+backward": forward + backward}.get(passes, forward)
     return Case(group="kernels", name=name, shape=shape, dtype=setting.dtype_name, passes=passes, cost=cost, make=make)
@@ -33,23 +33,24 @@ def operator(
     eager: Provider,
     others: Mapping[str, Callable[..., Provider]] = _NONE,
     *,
-    compile: bool,
+    least_level: str = "standard",
     **options: Any,
 ) -> Case:
-    """Ours beside plain PyTorch, compiled too where asked for, and others, by name what sets each up.
+    """Case of ours, plain PyTorch (from least_level on also compiled), and others by name -> factory.
 
-    A dropout in the shape other than 0 goes to all of them as dropout_p. options: of Work.
+    A non-zero dropout in the shape is passed to all of them as dropout_p. options: of Work.
     """
     dropout = shape.get("dropout", 0.0)
 
     def providers(p: float) -> dict[str, Provider | Absent]:
-        given = {"dropout_p": p} if p else {}
-        plain = partial(eager, **given)
+        kwargs = {"dropout_p": p} if p else {}
+        plain = partial(eager, **kwargs)
+        compile = setting.at_least(least_level)
         return {
-            **{name: partial(function, **given) for name, function in ours.items()},
+            **{name: partial(function, **kwargs) for name, function in ours.items()},
             peers.EAGER: plain,
             **({peers.COMPILE: peers.compiled(plain, setting.device)} if compile else {}),
-            **{name: peers.provider(name, setting.device, partial(make, **given)) for name, make in others.items()},
+            **{name: peers.provider(name, setting.device, partial(make, **kwargs)) for name, make in others.items()},
         }
 
     def make() -> Work:

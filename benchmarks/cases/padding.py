@@ -1,18 +1,19 @@
-"""Group padding: an epoch with sentences as they come against one with sentences of like length together.
+"""Group padding: an epoch with sentences in random order, and one with sentences batched by length.
 
-The source document took 250 s an epoch with 60% padding and 100 s with 5%. Here the corpus is synthetic, its lengths
-spread like WMT14's and Multi30k's (synthetic.py); sentences in random order fill batches of a budget of cells, which
-pads about as much as the document's worst, and fasttfm's TokenBatches fill the same budget. Both are run by fasttfm and
-by the plain torch.nn trainer, so that what bucketing is worth stands beside what the kernels are.
+The source document has 250 s per epoch with 60% padding and 100 s with 5%. Here the corpus is synthetic, with lengths
+like WMT14's and Multi30k's (synthetic.py). Random order fills batches up to a budget of cells, with about as much
+padding as the document's worst case; fasttfm's TokenBatches fill the same budget. Both run with fasttfm and with the
+plain torch.nn trainer, which compares the gain of bucketing with that of the kernels.
 
-Timed is all of it, planning, collating and a training step on each batch, for the beginning of an epoch: as many
-batches as hold `tokens` target tokens, the last one cut. The check: without dropout, and without changing weights, the
-loss summed over the first pairs of the corpus is the same however they were batched.
+Timed are planning, collating and a training step per batch, for the first batches of an epoch with `tokens` target
+tokens in total, the last one cut. The check: without dropout and updates, the summed loss of the first pairs of the
+corpus does not depend on the batching.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,14 +35,14 @@ class Epoch:
     """Result of a provider."""
 
     loss: Tensor
-    """0-d: the sum over all target tokens."""
+    """0-d, summed over all target tokens."""
     padding: float
-    """Share of the cells of both sides."""
+    """Share of the cells on both sides."""
     batches: int
 
 
 def cases(setting: Setting) -> list[Case]:
-    """A corpus of each distribution of lengths."""
+    """Cases of both distributions of lengths."""
     quick, smoke = not setting.at_least("standard"), setting.level == "smoke"
     if setting.on_gpu:
         sizes = [("WMT14-like", synthetic.WMT, "paper-base", 100_000, 25_000, 200_000 if quick else 800_000)]
@@ -61,25 +62,27 @@ def _case(
     device = setting.device
 
     def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
-        """All of the first pairs, so that it is the same work however they are batched."""
+        """The first 64 pairs in whole, so that the work does not depend on the batching."""
         few = range(min(len(corpus), 64))
-        head = ParallelTokens.from_lists([corpus.source(i) for i in few], [corpus.target(i) for i in few])  # type: ignore
+        pairs: Any = [[side(i) for i in few] for side in (corpus.source, corpus.target)]
+        head = ParallelTokens.from_lists(*pairs)
         with torch.no_grad():
             return epoch_of(step, batching, device, max_tokens, 1 << 60, head)
 
     def make() -> Work:
-        those = training_step.Contenders(preset, setting)
+        contenders = training_step.Contenders(preset, setting)
         timed: dict[str, Provider] = {}
         checked: dict[str, Provider] = {}
         for suffix, batching in (("", bucketed), (f", {_RANDOM}", shuffled)):
-            for name, step in those.steps().items():
+            for name, step in contenders.steps().items():
                 timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
-            checked |= {f"{name}{suffix}": partial(whole, loss, batching) for name, loss in those.losses().items()}
+            for name, loss in contenders.losses().items():
+                checked[name + suffix] = partial(whole, loss, batching)
         return Work(
             inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
             providers=timed,
             without_dropout=checked,
-            reference=partial(whole, those.exact_loss(), bucketed),
+            reference=partial(whole, contenders.exact_loss(), bucketed),
             plain=TORCH_NN,
             unit="target tokens/s",
             units=lambda corpus: float(tokens),
@@ -92,21 +95,21 @@ def _case(
         group="padding",
         name=name,
         shape={"pairs": pairs, "cells": max_tokens, "tokens": tokens, "model": preset, "vocabulary": config.vocab_size},
-        dtype=str(training_step.precision(setting)).removeprefix("torch."),
+        dtype=setting.training_dtype_name,
         passes="epoch",
-        # products and Adam once for all tokens together: more batches than one read the weights more often
+        # products and Adam once for all tokens: a lower bound, because each batch reads the weights
         cost=training_step.cost(config, tokens=tokens),
         make=make,
     )
 
 
 def bucketed(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
-    """fasttfm's batches, in their random order."""
+    """fasttfm's batches by length, in random order."""
     return iter(TokenBatches(pairs, max_tokens).epoch(0))
 
 
 def shuffled(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
-    """Pairs in random order, as many to a batch as the budget of rows times longest side allows."""
+    """Batches of pairs in random order, each up to the budget of rows times longest side."""
     widths = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
     rows: list[int] = []
     for index in np.random.default_rng(0).permutation(len(pairs)):
@@ -120,7 +123,7 @@ def shuffled(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
 def epoch_of(
     step: Step, batching: Batching, device: torch.device, max_tokens: int, tokens: int, pairs: ParallelTokens
 ) -> Epoch:
-    """The first batches, as many as hold that many target tokens; step gives the loss a target token of each."""
+    """Run the first batches of an epoch, with `tokens` target tokens in total; step returns the loss per token."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     used = cells = count = 0
     left = tokens

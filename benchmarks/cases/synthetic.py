@@ -1,8 +1,8 @@
-"""Sentences without a corpus: lengths as real ones are spread, tokens at random, everything from a seed.
+"""Synthetic sentences: realistic lengths, random tokens, reproducible from a seed.
 
-Machine-translation corpora in subwords have lengths close to a log-normal distribution, and target lengths that follow
-the source's. The two here are fitted by eye to published means: WMT14 English-German about 27 subwords a sentence with
-a long tail, Multi30k about 14 and hardly any above 40.
+Subword lengths of machine-translation corpora are close to log-normal, and target lengths follow the source's. The two
+distributions are fitted by eye to published means: WMT14 English-German about 27 subwords per sentence with a long
+tail, Multi30k about 14 and hardly any above 40.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _FIRST_TOKEN = 4  # after padding, unknown, begin and end
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A log-normal distribution of sentence lengths, end-of-sentence not counted."""
+    """A log-normal distribution of sentence lengths, without end-of-sentence."""
 
     median: float
     spread: float
@@ -46,10 +46,10 @@ def corpus(pairs: int, lengths: Lengths, vocabulary: int, seed: int) -> Parallel
 
 
 def batch(rows: int, width: int, padding: float, vocabulary: int, seed: int) -> Batch:
-    """rows pairs padded to width on both sides, of which about a share `padding` is padding.
+    """Batch of `rows` pairs, `width` wide on both sides, with about a share `padding` of padding.
 
     Lengths are width * u^(padding / (1 - padding)) for u uniform in (0, 1), whose mean is (1 - padding) * width; the
-    first pair is as long as the batch is wide.
+    first pair has length `width`.
     """
     random = np.random.default_rng(seed)
     sides = []
@@ -61,7 +61,7 @@ def batch(rows: int, width: int, padding: float, vocabulary: int, seed: int) -> 
 
 
 def sources(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
-    """Source sentences of `length` tokens, the last of which ends them."""
+    """Source sentences of `length` tokens, the last of which is end-of-sentence."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(_FIRST_TOKEN, vocabulary, (count, length - 1), generator=generator)
     return [[*row, 3] for row in drawn.tolist()]

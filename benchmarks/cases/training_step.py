@@ -1,12 +1,12 @@
-"""Group training_step: forward, backward and optimizer of whole models, at 60, 20 and 5% padding and without any.
+"""Group training_step: forward, backward and optimizer of whole models, at 60, 20, 5 and 0% padding.
 
-On a GPU paper-base and paper-big on 25,000 cells a side; on a CPU the multi30k preset, and paper-base on few with
---full. The cells (rows times width) are the same for every share of padding, so the throughput, in target tokens that
-are not padding, says what padding costs each provider. Steps run in the dtype that was asked for, else in that of the
-presets: on a CPU bfloat16 where it has units for it, else float32.
+On a GPU paper-base and paper-big on 25,000 cells per side; on a CPU the multi30k preset, and a small paper-base with
+--full. The number of cells (rows times width) is the same for each share of padding, so the throughput, in target
+tokens without padding, shows its cost for each provider. Steps run in --dtype, else in the presets' dtype: on a CPU
+bfloat16 if it has units for it, else float32.
 
-The check: the same weights and no dropout give the same loss a token and the same gradient norm, in float64 by
-torch.nn. What is counted against the roofline is the fused step on the tokens that are not padding.
+The check compares the loss per token and the gradient norm, with equal weights and no dropout, with torch.nn's in
+float64. The roofline is of the fused step on the tokens without padding.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
+from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import (
-    COMPILE,
-    CUDA_GRAPH,
-    HUGGING_FACE,
-    OURS,
-    TORCH_GRAPH,
-    TORCH_NN,
-    Absent,
-    Provider,
-    provider,
-)
+from benchmarks.measure.providers import Absent, Provider
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.config.presets import preset_section
@@ -45,18 +36,18 @@ from fasttfm.training.workers import Workers
 
 Model = TypeVar("Model", bound=nn.Module)
 Loss = Callable[..., Tensor]
-"""Of a model, a batch and the label smoothing."""
+"""Function of a model, a batch and the label smoothing."""
 PADDING = (0.6, 0.2, 0.05, 0.0)
-PACKED = f"{OURS}, packed"
-"""The layers see tokens alone (fasttfm train --packed)."""
+PACKED = f"{peers.OURS}, packed"
+"""Layers without padding (fasttfm train --packed)."""
 LENGTH = 37
-"""sum(l^2) / sum(l) over sentences of about 27 tokens, longer than their mean: what attention's cost goes with."""
+"""sum(l^2) / sum(l) over sentences of about 27 tokens, to which attention's cost is proportional."""
 _LR = 1e-4
 _CHECKED = 2_048
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Every model, size and share of padding that the level asks for."""
+    """Cases of all models, sizes and shares of padding of the level."""
     full, quick = setting.at_least("full"), not setting.at_least("standard")
     if setting.on_gpu:
         sizes = [("paper-base", 500, 50), *([] if quick else [("paper-big", 500, 50)])]
@@ -72,25 +63,20 @@ def cases(setting: Setting) -> list[Case]:
     ]
 
 
-def precision(setting: Setting) -> torch.dtype:
-    """Return the dtype of matrix products."""
-    return setting.training_dtype or setting.dtype
-
-
 def model_config(preset: str) -> TransformerConfig:
-    """The preset's model with the vocabulary that it is meant for."""
+    """The preset's model with its usual vocabulary size."""
     vocabulary = 37_000 if preset.startswith("paper") else 8_000
     return TransformerConfig(**{**preset_section(preset, "model"), "vocab_size": vocabulary})
 
 
 def training_config(preset: str, precision: torch.dtype) -> TrainingConfig:
-    """The preset's optimizer, with a constant learning rate that changes little in a few steps."""
+    """The preset's optimizer with a small constant learning rate."""
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
     return TrainingConfig(**{**preset_section(preset, "training"), "precision": names[precision], "lr": _LR})
 
 
 def cost(config: TransformerConfig, *, tokens: int, length: int = LENGTH) -> Cost:
-    """Everything that the fused step does on as many source and target tokens in sentences of a length, in halves."""
+    """Cost of the fused step on `tokens` source and target tokens, in half precision; length: see LENGTH."""
     shape = Shape(
         d_model=config.d_model,
         heads=config.heads,
@@ -103,10 +89,10 @@ def cost(config: TransformerConfig, *, tokens: int, length: int = LENGTH) -> Cos
 
 
 class Contenders:
-    """The steps of a preset's training, each on a model of its own with the same weights."""
+    """Training steps of a preset, each on its own model with the same weights."""
 
     def __init__(self, preset: str, setting: Setting) -> None:
-        self.device, dtype = setting.device, precision(setting)
+        self.device, dtype = setting.device, setting.training_dtype or setting.dtype
         self.config, self.training = model_config(preset), training_config(preset, dtype)
         self.autocast = None if dtype == torch.float32 else dtype
         torch.manual_seed(setting.seed)
@@ -126,28 +112,28 @@ class Contenders:
 
     def steps(self) -> dict[str, Any]:
         """Steps by provider."""
-        return {OURS: self.ours(), PACKED: self.ours(packed=True), TORCH_NN: self.theirs()}
+        return {peers.OURS: self.ours(), PACKED: self.ours(packed=True), peers.TORCH_NN: self.theirs()}
 
     def loss(self, model: nn.Module, loss: Loss) -> "Checked":
-        """The loss of a model, which is what is compared."""
+        """Loss of a model in eval mode, for the check."""
         return Checked(model.eval(), partial(loss, label_smoothing=self.training.label_smoothing), self.autocast)
 
     def losses(self) -> dict[str, "Checked"]:
-        """Losses of the models of the steps, by provider."""
+        """Losses by provider, for the check of steps()."""
         return {
-            OURS: self.loss(self.model(Transformer), our_loss),
+            peers.OURS: self.loss(self.model(Transformer), our_loss),
             PACKED: self.loss(self.model(Transformer), partial(our_loss, packed=True)),
-            TORCH_NN: self.loss(self.model(TorchTransformer), torch_nn.loss),
+            peers.TORCH_NN: self.loss(self.model(TorchTransformer), torch_nn.loss),
         }
 
     def exact_loss(self) -> "Checked":
-        """The right answer of losses(), in float64."""
+        """The reference of losses(), in float64."""
         return replace(self.loss(self.model(TorchTransformer).double(), torch_nn.loss), autocast=None)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The loss a target token, without dropout and without a step."""
+    """Loss per target token, without dropout and without an update."""
 
     model: nn.Module
     loss: Loss
@@ -158,7 +144,7 @@ class Checked:
             return self.loss(self.model, batch) / batch.target_tokens
 
     def with_gradient(self, batch: Batch) -> list[Tensor]:
-        """The loss of the batch's head, and the norm of its gradient in all parameters."""
+        """[loss of the batch's head(), norm of its gradient over all parameters]."""
         value = self(head(batch))
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         norms = [g.double().norm() for g in torch.autograd.grad(value, parameters)]
@@ -170,39 +156,39 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
     tokens = round(rows * width * (1.0 - padding))
 
     def inputs(i: int) -> tuple[Batch]:
-        made = synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i)
-        return (made.to(setting.device),)
+        batch = synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i)
+        return (batch.to(setting.device),)
 
     def make() -> Work:
-        those, device = Contenders(preset, setting), setting.device
+        contenders, device = Contenders(preset, setting), setting.device
         compiled = Absent("left out of --quick: it compiles for minutes; run without --quick")
-        providers = those.steps()
-        providers[COMPILE] = those.theirs(compiled=True) if setting.at_least("standard") else compiled
-        checked: dict[str, Any] = {name: loss.with_gradient for name, loss in those.losses().items()}
-        checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
+        providers = contenders.steps()
+        providers[peers.COMPILE] = contenders.theirs(compiled=True) if setting.at_least("standard") else compiled
+        checked: dict[str, Any] = {name: loss.with_gradient for name, loss in contenders.losses().items()}
+        checked[peers.COMPILE] = checked[peers.TORCH_NN]  # the same module; torch.compile itself is not checked
         if setting.on_gpu:
-            providers[CUDA_GRAPH] = Graphed(those.ours(captured=True), device)
-            checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
-            providers[TORCH_GRAPH] = Graphed(those.theirs(captured=True), device)
-            checked[TORCH_GRAPH] = checked[TORCH_NN]
+            providers[peers.CUDA_GRAPH] = Graphed(contenders.ours(captured=True), device)
+            checked[peers.CUDA_GRAPH] = checked[peers.OURS]  # tests/gpu/test_graphs.py checks replays
+            providers[peers.TORCH_GRAPH] = Graphed(contenders.theirs(captured=True), device)
+            checked[peers.TORCH_GRAPH] = checked[peers.TORCH_NN]
         if not config.norm_first:
 
             def step() -> Provider:
-                marian = huggingface.marian(config, those.weights, dropout=config.dropout).to(device)
-                return Step(marian, huggingface.loss, those.training, those.autocast)
+                marian = huggingface.marian(config, contenders.weights, dropout=config.dropout).to(device)
+                return Step(marian, huggingface.loss, contenders.training, contenders.autocast)
 
             def loss() -> Provider:
-                marian = huggingface.marian(config, those.weights).to(device)
-                return those.loss(marian, huggingface.loss).with_gradient
+                marian = huggingface.marian(config, contenders.weights).to(device)
+                return contenders.loss(marian, huggingface.loss).with_gradient
 
-            providers[HUGGING_FACE] = provider(HUGGING_FACE, device, step)
-            checked[HUGGING_FACE] = provider(HUGGING_FACE, device, loss)
+            providers[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, step)
+            checked[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, loss)
         return Work(
             inputs=inputs,
             providers=providers,
             without_dropout=checked,
-            reference=those.exact_loss().with_gradient,
-            plain=TORCH_NN,
+            reference=contenders.exact_loss().with_gradient,
+            plain=peers.TORCH_NN,
             unit="target tokens/s",
             units=lambda batch: float(batch.target_tokens),
             rounds=5 if preset.startswith("paper") and not setting.on_gpu else None,  # seconds each
@@ -212,7 +198,7 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
         group="training_step",
         name=preset,
         shape={"rows": rows, "width": width, "padding": padding, "vocabulary": config.vocab_size},
-        dtype=str(precision(setting)).removeprefix("torch."),
+        dtype=setting.training_dtype_name,
         passes="step",
         cost=cost(config, tokens=tokens, length=min(width, tokens)),
         make=make,
@@ -227,7 +213,7 @@ def loaded(kind: type[Model], config: TransformerConfig, weights: dict[str, Tens
 
 
 class OurStep:
-    """fasttfm's training step as its Trainer runs it."""
+    """fasttfm's training step, as in its Trainer."""
 
     def __init__(
         self,
@@ -247,7 +233,7 @@ class OurStep:
         self._lr = torch.full((), training.lr, dtype=rate_dtype(device), device=device)
 
     def __call__(self, batch: Batch, divisor: Tensor | None = None) -> Tensor:
-        """The loss a target token before the step, 0-d without gradient; divisor: as torch_nn.Step takes it."""
+        """Loss per target token before the step, 0-d without gradient; divisor: see torch_nn.Step."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             loss = our_loss(self.model, batch, self.label_smoothing, packed=self.packed)
             loss = loss / (batch.target_tokens if divisor is None else divisor)
@@ -257,7 +243,7 @@ class OurStep:
 
 
 class Graphed:
-    """A step as one CUDA graph for each shape (fasttfm train)."""
+    """A step captured in one CUDA graph per shape, as in fasttfm train."""
 
     def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
         self._step, self._graphs = step, Graphs(device, "a step", "leave it out")
@@ -269,7 +255,7 @@ class Graphed:
         return self._loss.clone()
 
     def held_bytes(self) -> int:
-        """Memory that each step uses and none allocates."""
+        """Size of the graphs' memory pool."""
         return self._graphs.held_bytes()
 
     def _run(self, batch: Batch) -> None:
@@ -281,11 +267,9 @@ def our_loss(model: Transformer, batch: Batch, label_smoothing: float, *, packed
 
 
 def head(batch: Batch) -> Batch:
-    """The first rows, as many as have _CHECKED cells a side: float64 logits of a whole batch would fill a GPU."""
+    """The first rows, up to _CHECKED cells per side: float64 logits of a whole batch would fill a GPU."""
     rows = max(1, _CHECKED // max(batch.source.shape[1], batch.target_in.shape[1]))
-    tensors: dict[str, Any] = {
-        name: getattr(batch, name)[:rows]
-        for name in ("source", "source_lengths", "target_in", "target_out", "target_lengths")
-    }
-    counts: dict[str, Any] = {f"{side}_tokens": int(tensors[f"{side}_lengths"].sum()) for side in ("source", "target")}
-    return Batch(**tensors, **counts)
+    names = ("source", "source_lengths", "target_in", "target_out", "target_lengths")
+    fields: dict[str, Any] = {name: getattr(batch, name)[:rows] for name in names}
+    counts: dict[str, Any] = {f"{side}_tokens": int(fields[f"{side}_lengths"].sum()) for side in ("source", "target")}
+    return Batch(**fields, **counts)

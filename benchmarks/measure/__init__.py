@@ -1,4 +1,4 @@
-"""Timing, checking, and records."""
+"""Timing, checks and records."""
 
 from importlib.util import find_spec
 

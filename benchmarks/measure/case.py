@@ -1,4 +1,4 @@
-"""A case of the benchmarks: what is run, on which inputs, by whom, and what a clock must be able to tell."""
+"""Benchmark cases, their work, the settings of a run, and the interface of a clock."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,22 +12,22 @@ from benchmarks.measure.providers import Absent, Provider
 from fasttfm.kernels.proof.costs import Cost
 
 LEVELS = ("smoke", "quick", "standard", "full")
-"""smoke: the smallest shapes, to see that everything runs; its times mean nothing."""
+"""smoke: the smallest shapes, to check that everything runs; its times are meaningless."""
 GRADIENT_PASSES = ("backward", "forward+backward")
 PURE_PASSES = ("forward", "training forward", *GRADIENT_PASSES)
-"""Same inputs, same answer: their works have no state."""
+"""Passes without state: equal inputs give equal results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Settings that all cases of a run have in common."""
+    """Settings shared by all cases of a run."""
 
     device: torch.device
     dtype: torch.dtype
     training_dtype: torch.dtype | None = None
-    """Of the matrix products of a training step; None: dtype."""
+    """Dtype of matrix products in a training step; None: `dtype`."""
     level: str = "standard"
-    """One of LEVELS: which cases and shapes a group returns."""
+    """One of LEVELS; selects the cases and shapes of a group."""
     seed: int = 0
     threads: int = 1
 
@@ -36,17 +36,21 @@ class Setting:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def training_dtype_name(self) -> str:
+        return str(self.training_dtype or self.dtype).removeprefix("torch.")
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
     @property
     def small_memory(self) -> bool:
-        """A GPU on which the float64 reference of 25,000 tokens by a large vocabulary does not fit."""
+        """Return whether the float64 reference of 25,000 tokens by a large vocabulary does not fit on this GPU."""
         return self.on_gpu and torch.cuda.get_device_properties(self.device).total_memory < 48 << 30
 
     @property
     def rounds_of_long_runs(self) -> int | None:
-        """Timed runs a provider where one takes seconds on a CPU; None: as many as the time allows."""
+        """Timed runs per provider for work that takes seconds on a CPU; None: as many as the time allows."""
         return None if self.on_gpu else {"smoke": 1, "quick": 3, "standard": 5, "full": 10}[self.level]
 
     def at_least(self, level: str) -> bool:
@@ -55,41 +59,40 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """Work of a case: inputs, and who computes what from them."""
+    """Inputs of a case, its providers and its reference."""
 
     inputs: Callable[[int], tuple[Any, ...]]
     providers: Mapping[str, Provider | Absent]
     reference: Provider
-    """Computes the right answer from the inputs cast to float64; a module in float64 where parameters take part."""
+    """Computes the expected result from inputs cast to float64; a float64 module if there are parameters."""
     without_dropout: Mapping[str, Provider | Absent] | None = None
-    """The same providers with dropout off, which is what the check compares. The timed ones must then differ from run
-    to run, or dropout was left out."""
+    """The same providers without dropout, for the check; two runs of the timed ones must then differ."""
     plain: str = "torch eager"
-    """The provider whose error bounds the others': twice its own, plus a floor (see numerics.allowed)."""
+    """Provider whose error bounds the others' (numerics.allowed)."""
     error: Callable[[Any, Any], float] = numerics.relative_error
-    """Of a provider's answer (output first, then gradients) against the reference's."""
+    """Error of a provider's result (outputs, then gradients) against the reference."""
     measure: str = "max |x - float64| / max |float64|"
     """Definition of error(), for the record."""
     allowed: float | None = None
-    """Bound of that error where the rule above is not meant."""
+    """Fixed bound on the error, instead of one relative to `plain`."""
     gradient: Callable[[Tensor], Tensor] = numerics.cotangent
-    """The gradient that reaches an output, in the passes that have one."""
+    """Gradient of an output, in passes with a backward."""
     overwrites: frozenset[str] = frozenset()
-    """Providers that are documented to write over their inputs: each run gets a copy, made before the clock."""
+    """Providers documented to overwrite their inputs: each run gets a copy, made before the clock starts."""
     unit: str | None = None
-    """Of the throughput, such as target tokens/s; units() of it are done by a run on these inputs."""
+    """Unit of the throughput, such as target tokens/s; units(*inputs) is their number in one run."""
     units: Callable[..., float] | None = None
     warm_up: int = 2
-    """Runs before the clock, after the first and the checks."""
+    """Untimed runs after the first run and the checks."""
     rounds: int | None = None
-    """Exactly so many timed runs a provider, where a run is long; otherwise as many as `seconds` allow."""
+    """Exact number of timed runs per provider, for long runs; None: as many as the time allows."""
     details: Callable[[Any], dict[str, Any]] | None = None
-    """Facts for the record from a provider's answer, such as its share of padding."""
+    """Extra fields for the record from a provider's result, such as its share of padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One piece of work on one shape, in one pass."""
+    """One operation on one shape, in one pass."""
 
     group: str
     name: str
@@ -98,7 +101,7 @@ class Case:
     passes: str
     make: Callable[[], Work] = field(repr=False, compare=False)
     cost: Cost | None = None
-    """Least cost of the pass for any implementation; None if not counted."""
+    """Minimum cost of the pass for any implementation; None if not counted."""
 
     @property
     def title(self) -> str:
@@ -107,27 +110,27 @@ class Case:
 
 
 class Clock(Protocol):
-    """Interface of a device's clock for run(); tests bring their own."""
+    """Interface of a device's clock."""
 
     name: str
-    """Name of the timed passes, for the record."""
+    """Name of the clock, for the record."""
 
     def microseconds(self, run: Callable[[], Any]) -> float:
-        """Return the time of one run, from cold caches, with everything that it started finished."""
+        """Time of one synchronized run from cold caches."""
 
     def peak_bytes(self, run: Callable[[], Any]) -> int | None:
-        """Most memory that one run has allocated beyond what there was before; None where nothing counts it."""
+        """Peak memory allocated by one run beyond what was allocated before; None if unknown."""
 
     def launches(self, run: Callable[[], Any]) -> int | None:
-        """Device launches of one run; None where they cannot be seen."""
+        """Number of device launches of one run; None if unknown."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """Facts known so far of one provider."""
+    """State and measurements of one provider."""
 
     function: Any
-    """The provider; None where it is absent."""
+    """The provider; None if absent."""
     status: str = "timed"
     reason: str | None = None
     compile_s: float | None = None
@@ -137,14 +140,6 @@ class Entry:
     allowed: float | None = None
     times: list[float] = field(default_factory=list)
     units: list[float] = field(default_factory=list)
-    """Of the inputs of each timed run."""
+    """Work.units() of each timed run."""
     details: dict[str, Any] | None = None
     """Work.details() of the last timed run."""
-
-    def fail(self, status: str, reason: str) -> None:
-        self.status, self.reason = status, reason
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the timed runs."""
-        self.times, self.units = [], []

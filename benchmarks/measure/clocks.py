@@ -1,9 +1,10 @@
-"""The clocks of the harness: device events for kernels, the host's clock between synchronizations for everything else.
+"""Clocks of the harness: device events for kernels, the synchronized host clock for everything else.
 
-Both overwrite the last-level cache before a run, both return when what the run started has finished, and neither is
-ever handed to a provider.
+Both overwrite the last-level cache before a run and return when its work has finished. Providers never see them.
 """
 
+import functools
+import itertools
 import os
 import re
 import time
@@ -20,13 +21,13 @@ from fasttfm.kernels.proof.costs import Machine
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.system.timing import DeviceClock, l2_bytes
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler would log to stderr
 
 _UNKNOWN_CACHE = 64 << 20
 
 
 class HostClock:
-    """Wall time of the host, from a cold cache to the end of all that the run has started."""
+    """Wall time on the host, from a cold cache until all work of the run has finished."""
 
     name = "host, synchronized"
 
@@ -53,11 +54,11 @@ class HostClock:
         return host_peak_bytes(run)
 
     def launches(self, run: Callable[[], Any]) -> int | None:
-        return count_launches(run) if self._device.type == "cuda" else None  # a CPU is launched nothing
+        return count_launches(run) if self._device.type == "cuda" else None  # no launches on a CPU
 
 
 class EventClock(DeviceClock):
-    """CUDA's (and ROCm's) events: time of the device, not of the host that feeds it."""
+    """Device time by CUDA or ROCm events, without the host's launch time."""
 
     name = "device events"
 
@@ -66,14 +67,14 @@ class EventClock(DeviceClock):
 
 
 class Clocks:
-    """The clocks of one device, made when they are first wanted."""
+    """Clocks of one device, created on first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[bool, Clock] = {}
 
     def of(self, case: Case) -> Clock:
-        """Device events where a GPU runs a kernel or a block; the host's clock for whole steps and on the CPU."""
+        """Device events for kernels and blocks on a GPU; the host clock for whole steps and on a CPU."""
         events = self._device.type == "cuda" and case.passes in PURE_PASSES
         if events not in self._made:
             self._made[events] = EventClock(self._device) if events else HostClock(self._device)
@@ -81,27 +82,23 @@ class Clocks:
 
 
 def count_launches(run: Callable[[], Any]) -> int | None:
-    """Number of launches of Triton kernels and of ATen operators that compute."""
+    """Number of launches: Triton kernels, and ATen operators that compute."""
     with LaunchLog() as log:
         run()
     return log.total
 
 
 def host_peak_bytes(run: Callable[[], Any]) -> int:
-    """Most memory of torch's CPU allocator above what was there before, from the profiler's record of every change."""
+    """Peak memory of torch's CPU allocator above its start, from the profiler's allocation events."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     results = profile.profiler.kineto_results
     changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
+    return max(itertools.accumulate((change for _, change in changes), initial=0))
 
 
 def last_level_cache() -> int:
-    """Bytes of the CPU's largest cache, as Linux tells it; 64 MiB where it does not."""
+    """Size of the CPU's largest cache in bytes, from Linux's sysfs; 64 MiB if unknown."""
     sizes = [
         int(result[1]) << {"K": 10, "M": 20, "G": 30}[result[2]]
         for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
@@ -113,11 +110,12 @@ def last_level_cache() -> int:
 _RUNS = 10
 
 
+@functools.cache
 def ceilings(setting: Setting) -> Machine:
-    """Measure what this device sustains now: bytes a second of a copy, read and written; FLOP/s of a square product.
+    """Measures sustained bandwidth (bytes read and written by a copy) and FLOP/s (of a square product).
 
-    Not the data sheet's peaks: a share of these says what was left on the table on this very machine, at these clocks.
-    Both are the best of several runs, so that a share above 1 would be a fault and not a lucky run.
+    Measured instead of data-sheet peaks, at this machine's clocks. Both are the best of several runs, so a share above
+    1 is an error and not luck.
     """
     clock: Clock = EventClock(setting.device) if setting.on_gpu else HostClock(setting.device)
     smoke = setting.level == "smoke"
@@ -126,7 +124,7 @@ def ceilings(setting: Setting) -> Machine:
     source = torch.randint(0, 127, (largest,), dtype=torch.int8, device=setting.device, generator=generator)
     target = torch.empty_like(source)
     bytes_per_s = 0.0
-    for part in (1, 4, 16):  # what is written last may stay in the cache, and does so in a kernel of that size too
+    for part in (1, 4, 16):  # the last writes may stay in the cache, as in a kernel of this size
         copy = partial(target[: largest // part].copy_, source[: largest // part])
         bytes_per_s = max(bytes_per_s, 2e6 * (largest // part) / min(clock.microseconds(copy) for _ in range(_RUNS)))
     size = 8192 if setting.on_gpu else (256 if smoke else 1536)
@@ -136,10 +134,9 @@ def ceilings(setting: Setting) -> Machine:
 
 
 def _square_product(setting: Setting, size: int, generator: torch.Generator) -> Callable[[], Any]:
-    """A square product; int8 by the operator that a search uses, since torch.mm's is slow."""
+    """Square product; int8 by the search's own operator, because torch.mm is slow there."""
     options: dict[str, Any] = {"device": setting.device, "generator": generator}
     if setting.dtype == torch.int8:
         rows = torch.randint(1, 256, (size, size), dtype=torch.uint8, **options)
         return partial(int8.multiplier(torch.ones(size, size, dtype=torch.int8), torch.ones(size)), rows)
-    one, other = (torch.randn(size, size, dtype=torch.float32, **options).to(setting.dtype) for _ in range(2))
-    return partial(torch.mm, one, other)
+    return partial(torch.mm, *(torch.randn(size, size, **options).to(setting.dtype) for _ in range(2)))

@@ -1,10 +1,10 @@
-"""A CPU in the place of a GPU for fasttfm's Python: its source is read with "cpu" and "cuda" exchanged.
+"""Runs the Python of fasttfm's GPU path on CPU tensors: its source is loaded with "cpu" and "cuda" exchanged.
 
-    exchange("sm_90")           # for the rest of the process, before anything imports fasttfm.functional
-    F.layer_norm(x, w, b)       # of tensors on the CPU: every line of Python that a GPU's call runs
+    exchange("sm_90")           # for the rest of the process, before any import of fasttfm.functional
+    F.layer_norm(x, w, b)       # CPU tensors: runs every line of Python of the same call on a GPU
 
-Nothing is compiled or computed by kernels: a launch goes through Triton's own Python up to where C would begin. C, the
-driver and CUDA's allocator, 5 to 7 us a launch, are not in what is measured so.
+No kernel is compiled or run: a launch goes through Triton's Python and stops before C. Times leave out C, the driver
+and CUDA's allocator, 5 to 7 us per launch.
 """
 
 import functools
@@ -18,11 +18,11 @@ from typing import Any
 from ptx_check.ledger.collect import Compiling
 
 ROOMS = ("functional", "models", "nn", "cpu", "kernels", "search")
-"""Of fasttfm, which ask a tensor for its device."""
+"""Packages of fasttfm that look at a tensor's device."""
 _DEVICE = SimpleNamespace(
     is_available=lambda: True, current_device=lambda: -1, is_current_stream_capturing=lambda: False
 )
-"""In the place of torch.cuda; -1 is the number that tensors on a CPU give."""
+"""Replacement for torch.cuda; -1 is get_device() of a CPU tensor."""
 _EXCHANGED = {"is_cpu": "is_cuda", "is_cuda": "is_cpu", '"cpu"': '"cuda"', '"cuda"': '"cpu"'}
 _ASKED = re.compile(r'\bis_(?:cpu|cuda)\b|(?<=device\.type == )"(?:cpu|cuda)"|(?<=device\.type != )"(?:cpu|cuda)"')
 _TORCH_CUDA = re.compile(rf"\btorch\.cuda\.(?={'|'.join(vars(_DEVICE))}\b)")
@@ -51,14 +51,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _start(*arguments: Any) -> None:
-    """End of Python, where C would call Triton's launch hooks."""
+    """Replacement for the C launcher, which calls Triton's launch hooks."""
     for hook in arguments[9:11]:
         if hook is not None:
             hook(arguments[8])
 
 
 def exchange(chip: str) -> None:
-    """Makes this process the host of a GPU of the chip. Raises RuntimeError where fasttfm was imported as it is."""
+    """Make this process behave as the host of this chip. Raises RuntimeError if fasttfm is already imported."""
     if early := [name for name in sys.modules if name.startswith(tuple(f"fasttfm.{room}" for room in ROOMS))]:
         raise RuntimeError(f"exchange() came after the import of {early[0]}")
     sys.meta_path.insert(0, _Finder())

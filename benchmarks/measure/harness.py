@@ -1,98 +1,95 @@
-"""Runs one case with every provider of it in turns, checks what each computes, and only then looks at the clock.
+"""Runs all providers of one case in turns: checks their results first, then times them.
 
-A group of benchmarks is a module with one function, `cases(setting) -> list[Case]`, and a line in
-benchmarks/__main__.py. A Case names the work, its shape and pass, and knows how to make it; `make()` returns a Work
-when the case's turn has come, because all works together would not fit in memory. A Work brings
+A group of benchmarks is a module with `cases(setting) -> list[Case]` and a line in benchmarks/cases/__init__.py. A Case
+names the operation, its shape and its pass; make() returns its Work when its turn comes, because not all works fit in
+memory at once. A Work has
 
-    inputs(i)      the i-th tuple of arguments, always the same; the harness has seeded torch before it calls
-    providers      name -> function of those arguments, or Absent(how to install it)
-    reference      the same function in float64: it is called with the inputs cast so
+    inputs(i)      the i-th tuple of arguments, deterministic: torch is seeded before each call
+    providers      name -> function of these arguments, or Absent(how to install it)
+    reference      the same function, called with the inputs in float64
 
-A provider never sees the clock, and never the same input twice in a row: the harness draws ROTATION inputs, hands them
-round, empties the caches and synchronizes. Within a round of timed runs all providers get the same input, so that their
-times and throughputs are of the same work. A case whose times spread, or that was timed on a busy machine (machine.py),
-is timed once more, and marked noisy when that is no better.
+Providers never see the clock, and never the same input twice in a row: ROTATION inputs take turns, caches are flushed
+and the device is synchronized. In each timed round all providers get the same input. A case with a large spread, or
+timed on a busy machine (machine.py), is timed once more, and marked noisy if that is no better.
 
-The harness refuses inputs that are constant, a provider whose numbers are wrong at the moment the clock stops, before
-the timed runs or after them (status "wrong", no time), one that writes over its inputs, one that answers from memory
-when the same memory has new contents, one whose answer computes itself only when it is looked at, and one that leaves
-out the dropout it was given. What a pass means:
+The harness rejects constant inputs. A provider gets status "wrong" and no time if its result is wrong when the clock
+stops, before or after the timed runs, if it writes over its inputs, caches results by memory address, returns lazy
+results, or ignores dropout. Passes:
 
     forward            function(*inputs) without gradients, as in inference
-    training forward   function(*inputs), keeping what its backward needs
-    backward           the gradients of the outputs of a fresh graph, built before the clock starts on cold caches, with
-                       respect to the inputs that ask for one and the parameters of a provider that is a module
-    forward+backward   both, in one run
-    step, decode, ...  function(*inputs) as it is; timed by the host between two synchronizations, not by device events
+    training forward   function(*inputs), saving what backward needs
+    backward           gradients of the outputs with respect to inputs that require them and the parameters of a module;
+                       the graph is built before the clock starts, with cold caches
+    forward+backward   both in one run
+    step, decode, ...  function(*inputs), timed on the host between two synchronizations instead of device events
 
-A provider that uses memory in a run and keeps it until the next, as a CUDA graph does, has a method held_bytes(): the
-allocator sees none of it during a run. It is added to the peak; what a graph launches is not counted.
+A provider that keeps memory between runs, such as a CUDA graph, has a method held_bytes(), which is added to the peak
+that the allocator sees. Launches of a graph are not counted.
 
-`run(case, setting, clock, seconds)` returns one record a provider (schemas.yaml says what is in it).
+`run(case, setting, clock, seconds)` returns one record per provider (schemas.yaml).
 """
 
 import gc
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import numerics, rows
+from benchmarks.measure import numerics
 from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, Entry, Setting, Work
-from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed
+from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed, noisy, spread
 from benchmarks.measure.providers import ELSEWHERE, UNSEEN, Absent, Provider
-from benchmarks.measure.records import Record
-from fasttfm.kernels.proof.costs import Machine
+from benchmarks.measure.records import Record, rounded
+from fasttfm.kernels.proof.costs import Cost, Machine
 
 ROTATION = 4
-"""Inputs that are handed round."""
+"""Number of inputs that take turns."""
 REFUSALS = (Exception, SystemExit)
 """Exceptions of a provider that do not end the run."""
 
 
 class Inputs:
-    """The inputs of a case: handed round, to a provider never one twice in a row; and watched."""
+    """Rotating inputs of a case; detects providers that write over them."""
 
     def __init__(self, case: Case, work: Work, seed: int) -> None:
-        """Raises ValueError for what would flatter, constant or shared inputs, and for what cannot be drawn again."""
+        """Raises ValueError for constant or shared inputs, and for inputs that are not reproducible."""
         self._case, self._work, self._seed = case, work, seed
         self.draws = [self.draw(i) for i in range(ROTATION)]
         numerics.refuse_flattering_inputs(self.draws)
         if not numerics.equal(self.draws[0], self.draw(0)):
-            raise ValueError(
-                "inputs(0) gave other numbers the second time: draw from torch's generator or from i alone"
-            )
+            raise ValueError("inputs(0) is not reproducible: draw from torch's generator, or compute from i alone")
         self._untimed: dict[str, int] = {}
 
     def draw(self, i: int) -> tuple:
-        """The i-th inputs, anew."""
+        """Draw the i-th inputs."""
         torch.manual_seed(self._seed + i)
         inputs = self._work.inputs(i)
-        if self._case.passes == "forward":
-            # as in inference; some providers refuse to compute without a gradient otherwise
+        if self._case.passes == "forward":  # some providers choose a training path if inputs require gradients
             for x in numerics.tensors(inputs):
                 x.requires_grad_(False)
         return inputs
 
     def next(self, provider: str, round_: int | None = None) -> tuple:
-        """Return a timed round's draws, the same for all providers; None: of a run before, never that of round 0."""
+        """Inputs of a timed round, equal for all providers; None: the provider's next untimed inputs, not draw 0."""
         if round_ is None:
             round_ = self._untimed[provider] = self._untimed.get(provider, 0) % (ROTATION - 1) + 1
-        return self.given(provider, self.draws[round_ % ROTATION])
+        return self.private(provider, self.draws[round_ % ROTATION])
 
-    def given(self, provider: str, inputs: tuple) -> tuple:
-        """The inputs, copied for a provider that is documented to write over them."""
+    def private(self, provider: str, inputs: tuple) -> tuple:
+        """The inputs, copied for providers documented to overwrite them."""
         return numerics.copied(inputs) if provider in self._work.overwrites else inputs
 
     def written(self, inputs: tuple) -> bool:
-        """Return whether these inputs, if some of the draws, were written over; they are then as drawn again."""
-        position = next((i for i, each in enumerate(self.draws) if each is inputs), None)
+        """Return whether one of the draws was written over; restores it."""
+        position = next((i for i, draw in enumerate(self.draws) if draw is inputs), None)
         if position is None or numerics.equal(inputs, drawn := self.draw(position)):
             return False
         numerics.overwrite(inputs, drawn)
@@ -104,20 +101,17 @@ def _parameters(function: Provider) -> list[Tensor]:
 
 
 class Wrong(Exception):
-    """Fault of a provider for which no time may be printed."""
+    """A provider's fault that disqualifies its time."""
 
 
-def _words(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
 
 
 @contextmanager
 def same_threads() -> Iterator[None]:
-    """The CPU threads that torch computes with are afterwards what they were.
-
-    OpenMP keeps one number for a whole thread, and a provider may set it.
-    """
+    """Restore torch's number of CPU threads, which a provider may set for the whole process."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -126,80 +120,74 @@ def same_threads() -> Iterator[None]:
 
 
 class Trial:
-    """A case while it is measured: its inputs, and what is known so far of every provider."""
+    """One case during its measurement: inputs, and state of each provider."""
 
     def __init__(self, case: Case, work: Work, setting: Setting, clock: Clock) -> None:
         self.case, self.work, self.setting, self.clock = case, work, setting, clock
         self.inputs = Inputs(case, work, setting.seed)
         self.load: dict[str, float | None] | None = None
         self._round: int | None = None
-        """The number of a timed round."""
+        """Number of the current timed round."""
         self.entries = {
             name: Entry(None, "absent", provider.install) if isinstance(provider, Absent) else Entry(provider)
             for name, provider in work.providers.items()
         }
 
     def begin(self) -> None:
-        """Calls every provider once and checks it: what may be timed has status "timed"."""
+        """Call each provider once and check its result; those that pass keep status "timed"."""
         self._try(self._first_call)
         self._check()
 
     def standing(self) -> list[str]:
-        """Providers that may be timed."""
+        """Names of the providers that may still be timed."""
         return [name for name, entry in self.entries.items() if entry.status == "timed"]
 
     def gradients(self) -> torch.set_grad_enabled:
-        """The context of a pass: without gradients in inference."""
+        """Grad mode of the pass: off for inference."""
         return torch.set_grad_enabled(self.case.passes != "forward")
 
     def prepare(self, function: Provider, inputs: tuple) -> Callable[[], Any]:
-        """Return what the clock is to see of a pass: for a backward alone, the forward is run here."""
+        """The timed part of a pass; for a backward the forward runs here."""
         if self.case.passes not in GRADIENT_PASSES:
             return lambda: function(*inputs)
-        wanted = [x for x in numerics.tensors(inputs) if x.requires_grad] + _parameters(function)
+        leaves = [x for x in numerics.tensors(inputs) if x.requires_grad] + _parameters(function)
 
         def forward() -> list[Tensor]:
             outputs = [x for x in numerics.tensors(function(*inputs)) if x.requires_grad]
             if not outputs:
-                raise RuntimeError("returned nothing that has a gradient")
+                raise RuntimeError("no output requires a gradient")
             return outputs
 
-        if self.case.passes == "forward+backward":
+        def backward(outputs: list[Tensor]) -> Callable[[], Any]:
+            return partial(torch.autograd.grad, outputs, leaves, [self.work.gradient(o) for o in outputs])
 
-            def both() -> Any:
-                outputs = forward()
-                return torch.autograd.grad(outputs, wanted, [self.work.gradient(o) for o in outputs])
+        return (lambda: backward(forward())()) if self.case.passes == "forward+backward" else backward(forward())
 
-            return both
-        outputs = forward()
-        cotangents = [self.work.gradient(o) for o in outputs]
-        return lambda: torch.autograd.grad(outputs, wanted, cotangents)
-
-    def answer(self, function: Provider, inputs: tuple) -> Any:
-        """Return what is compared: the output; with gradients [outputs], [input gradients], [the parameters' norm]."""
+    def result(self, function: Provider, inputs: tuple) -> Any:
+        """The compared values: outputs; in gradient passes [outputs], [input gradients], [norm of all parameters']."""
         if self.case.passes not in GRADIENT_PASSES:
             with self.gradients():
                 return function(*inputs)
         outputs = numerics.tensors(function(*inputs))
         differentiable = [x for x in outputs if x.requires_grad]
-        wanted = [x for x in numerics.tensors(inputs) if x.requires_grad]
+        leaves = [x for x in numerics.tensors(inputs) if x.requires_grad]
         cotangents = [self.work.gradient(o) for o in differentiable]
-        gradients = torch.autograd.grad(differentiable, wanted + _parameters(function), cotangents)
-        norms = [g.double().norm() for g in gradients[len(wanted) :]]  # the same however a module splits its parameters
+        gradients = torch.autograd.grad(differentiable, leaves + _parameters(function), cotangents)
+        norms = [g.double().norm() for g in gradients[len(leaves) :]]  # independent of how modules split parameters
         norm = [torch.stack(norms).norm()] if norms else []
-        return [o.detach() for o in outputs], list(gradients[: len(wanted)]), norm
+        return [o.detach() for o in outputs], list(gradients[: len(leaves)]), norm
 
     def _try(self, act: Callable[[str, Entry], None], names: Sequence[str] = ()) -> None:
-        """act on every provider that still stands, or these; one that raises is refused, in its own words, or wrong."""
+        """Run act for all providers still standing, or these; on an exception the provider is wrong or refused."""
         for name in names or self.standing():
             entry = self.entries[name]
             try:
                 with same_threads():
                     act(name, entry)
             except Wrong as error:
-                entry.fail("wrong", str(error))
-            except REFUSALS as error:  # a provider that refuses these inputs is a result
-                entry.fail("refused", _words(error))
+                entry.status, entry.reason = "wrong", str(error)
+            except REFUSALS as error:  # refusing these inputs is a result
+                entry.status, entry.reason = "refused", _summary(error)
 
     def _first_call(self, name: str, entry: Entry) -> None:
         inputs = self.inputs.next(name)
@@ -212,32 +200,30 @@ class Trial:
         if self.inputs.written(inputs):
             raise Wrong("writes over its inputs")
 
-    def _when_time_is_up(self, function: Provider, inputs: tuple, expected: Any) -> Any:
-        """The answer as it stands when the clock stops: what is not finished then is wrong."""
-        for x in numerics.tensors(expected):  # so that freed memory does not hold the right answer by chance
+    def _error_when_stopped(self, function: Provider, name: str, inputs: tuple, expected: Any) -> float:
+        """Error of the result as it is when the clock stops; unfinished work counts as wrong."""
+        for x in numerics.tensors(expected):  # freed memory must not hold the expected result by chance
             torch.full(x.shape, -77, dtype=getattr(torch, self.case.dtype), device=x.device)
-        made: list[Any] = []
-        self.clock.microseconds(lambda: made.append(self.answer(function, inputs)))
-        if kind := numerics.unread(made[0]):
-            raise Wrong(f"answers with a {kind}, which may compute only when it is looked at: return tensors")
-        return numerics.copied(made[0])
-
-    def _error(self, result: Any, expected: Any) -> float:
+        results: list[Any] = []
+        private = self.inputs.private(name, inputs)
+        self.clock.microseconds(lambda: results.append(self.result(function, private)))
+        if kind := numerics.lazy(results[0]):
+            raise Wrong(f"returns a {kind}, which may be computed only when it is read: return tensors")
         try:
-            return self.work.error(result, expected)
-        except Exception as error:  # not even of the shape that can be compared
-            raise Wrong(f"an answer that cannot be compared: {_words(error)}") from error
+            return self.work.error(numerics.copied(results[0]), expected)
+        except Exception as error:  # for example another number of outputs
+            raise Wrong(f"returns a result that cannot be compared: {_summary(error)}") from error
 
     @staticmethod
-    def _hold(error: float, allowed: float, when: str = "") -> None:
+    def _require(error: float, allowed: float, when: str = "") -> None:
         if not error <= allowed:
             raise Wrong(f"error {error:.3g} against the reference{when}, {allowed:.3g} is allowed")
 
     def _expected(self, inputs: tuple) -> Any:
-        return self.answer(self.work.reference, numerics.in_float64(inputs))
+        return self.result(self.work.reference, numerics.in_float64(inputs))
 
     def _check(self) -> None:
-        """Gives every provider its error, and status "wrong" to one whose error is too large."""
+        """Set each provider's error; those whose error is too large get status "wrong"."""
         work, inputs = self.work, self.inputs.draws[0]
         compared: Mapping[str, Any] = work.providers if work.without_dropout is None else work.without_dropout
         expected = self._expected(inputs)
@@ -246,22 +232,21 @@ class Trial:
             first = self.entries.get(work.plain)
             plain = first.error if first is not None and first.status == "timed" and name != work.plain else None
             entry.allowed = numerics.allowed(self.case.dtype, plain) if work.allowed is None else work.allowed
-            result = self._when_time_is_up(compared[name], self.inputs.given(name, inputs), expected)
-            entry.error = self._error(result, expected)
-            self._hold(entry.error, entry.allowed)
+            entry.error = self._error_when_stopped(compared[name], name, inputs, expected)
+            self._require(entry.error, entry.allowed)
             if work.without_dropout is not None:
-                one, other = (numerics.tensors(self.answer(entry.function, inputs)) for _ in range(2))
+                one, other = (numerics.tensors(self.result(entry.function, inputs)) for _ in range(2))
                 if all(torch.equal(a, b) for a, b in zip(one, other)):
-                    raise Wrong("two runs with dropout gave the same: it leaves dropout out")
+                    raise Wrong("two runs with dropout gave equal results: it ignores dropout")
 
-        # the plain one first: the others' bound is made from its error
+        # plain first: its error bounds the others'
         for name in sorted(self.standing(), key=lambda name: name != work.plain):
             self._try(check, [name])
             if self.inputs.written(inputs) and self.entries[name].status == "timed":
-                self.entries[name].fail("wrong", "writes over its inputs")
+                self.entries[name].status, self.entries[name].reason = "wrong", "writes over its inputs"
 
     def _check_again(self) -> None:
-        """After the timed runs: the same memory with new contents must give the right answer to these."""
+        """After the timed runs: new contents in the same memory must give the result for the new contents."""
         inputs = self.inputs.draws[0]
         pure = self.case.passes in PURE_PASSES and self.work.without_dropout is None
         if not pure or not numerics.tensors(inputs):
@@ -272,29 +257,28 @@ class Trial:
         expected = self._expected(fresh)
 
         def check(name: str, entry: Entry) -> None:
-            result = self._when_time_is_up(entry.function, self.inputs.given(name, inputs), expected)
-            # another draw has another error of the plain one, which nobody took: half of the digits, as for that one
+            error = self._error_when_stopped(entry.function, name, inputs, expected)
+            # plain's error on this draw is unknown: allow half the digits, as for plain itself
             allowed = max(entry.allowed or 0.0, numerics.allowed(self.case.dtype, None))
-            now = ", by now or where its inputs' memory has new contents"
-            self._hold(self._error(result, expected), allowed, now)
+            self._require(error, allowed, " after the timed runs, with new contents in the inputs' memory")
 
         self._try(check)
 
-    def _run(self, name: str, entry: Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
-        """look(run) at a run of this provider on its next inputs, and these."""
+    def _run(self, name: str, entry: Entry, observe: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
+        """(observe(run), inputs) for one run of a provider on its next inputs."""
         inputs = self.inputs.next(name, self._round)
         versions = [x._version for x in numerics.tensors(inputs)]
         with self.gradients():
-            result = look(self.prepare(entry.function, inputs))
+            result = observe(self.prepare(entry.function, inputs))
         if name not in self.work.overwrites and [x._version for x in numerics.tensors(inputs)] != versions:
-            self.inputs.written(inputs)  # puts them right
+            self.inputs.written(inputs)  # restores them
             raise Wrong("writes over its inputs in later runs")
         return result, inputs
 
     def _warm(self, name: str, entry: Entry) -> None:
         for _ in range(self.work.warm_up):
-            self._run(name, entry, lambda act: act())
-        if self.work.rounds is None:  # a run too long to repeat is not repeated to be counted
+            self._run(name, entry, lambda run: run())
+        if self.work.rounds is None:  # long runs are not repeated to measure memory
             if name not in ELSEWHERE:
                 entry.peak_bytes, _ = self._run(name, entry, self.clock.peak_bytes)
             held_bytes = getattr(entry.function, "held_bytes", None)
@@ -304,52 +288,113 @@ class Trial:
                 entry.launches, _ = self._run(name, entry, self.clock.launches)
 
     def _time(self, name: str, entry: Entry) -> None:
-        def look(act: Callable[[], Any]) -> tuple[float, str | None, Any]:
-            made: list[Any] = []  # dropped when the clock has stopped: freeing it is not the provider's work
-            taken = self.clock.microseconds(lambda: made.append(act()))
-            return taken, numerics.unread(made[0]), self.work.details and self.work.details(made[0])
+        def observe(run: Callable[[], Any]) -> tuple[float, str | None, Any]:
+            results: list[Any] = []  # keeps the result, whose deallocation must not be timed
+            elapsed = self.clock.microseconds(lambda: results.append(run()))
+            return elapsed, numerics.lazy(results[0]), self.work.details and self.work.details(results[0])
 
-        (taken, kind, details), inputs = self._run(name, entry, look)
+        (elapsed, kind, entry.details), inputs = self._run(name, entry, observe)
         if kind:
-            raise Wrong(f"answers timed runs with a {kind}, which may compute only when it is looked at")
-        entry.times.append(taken)
-        entry.details = details
+            raise Wrong(f"returns a {kind} in timed runs, which may be computed only when it is read")
+        entry.times.append(elapsed)
         if self.work.units is not None:
             entry.units.append(self.work.units(*inputs))
 
-    def measure(self, seconds: float, least_rounds: int, now: Callable[[], float]) -> None:
-        """Times those that stand in turns for about `seconds`, twice where that is noisy, and checks them again."""
+    def measure(self, seconds: float, least_rounds: int) -> None:
+        """Time the remaining providers in turns for about `seconds`, twice if noisy, and check them again."""
         self._try(self._warm)
         order = random.Random(self.setting.seed)
-        done = self._rounds(0, seconds, least_rounds, now, order)
+        done = self._rounds(0, seconds, least_rounds, order)
         if self.setting.level != "smoke" and self._noisy():
             for name in self.standing():
-                self.entries[name].forget()
-            self._rounds(done, seconds, least_rounds, now, order)
-        written = [self.inputs.written(inputs) for inputs in self.inputs.draws]
-        if any(written):  # past the tensors' version counters, so that nobody knows who it was
-            for name in self.standing():
-                self.entries[name].fail("wrong", "some provider of this case wrote over timed inputs")
+                self.entries[name].times, self.entries[name].units = [], []
+            self._rounds(done, seconds, least_rounds, order)
+        if sum(map(self.inputs.written, self.inputs.draws)):  # checks, and restores, all of them
+            for name in self.standing():  # behind the tensors' version counters, so it may have been any of them
+                self.entries[name].status = "wrong"
+                self.entries[name].reason = "some provider of this case wrote over timed inputs"
         self._check_again()
 
-    def _rounds(
-        self, first: int, seconds: float, least_rounds: int, now: Callable[[], float], order: random.Random
-    ) -> int:
-        """Timed rounds from that number on, and the machine's load meanwhile; the number of the next."""
-        watch, end, self._round = Watch(), now() + seconds, first
+    def _rounds(self, first: int, seconds: float, least_rounds: int, order: random.Random) -> int:
+        """Run timed rounds from number `first` on, with the machine's load; returns the number of the next round."""
+        watch, end, self._round, exact = Watch(), time.monotonic() + seconds, first, self.work.rounds
         while names := self.standing():
-            if self._round - first >= (self.work.rounds or least_rounds) and (self.work.rounds or now() >= end):
+            if self._round - first >= (exact or least_rounds) and (exact or time.monotonic() >= end):
                 break
-            order.shuffle(names)  # who follows whom changes from round to round
+            order.shuffle(names)
             self._try(self._time, names)
             self._round += 1
         done, self.load, self._round = self._round, watch.read(), None
         return done
 
     def _noisy(self) -> bool:
-        """Return whether the runs so far are too noisy to be claimed."""
+        """Return whether the runs so far are too noisy."""
         quantiles = (np.quantile(self.entries[name].times, (0.2, 0.5, 0.8)) for name in self.standing())
         return disturbed(self.load) or any(p80 - p20 > MOST_SPREAD * p50 for p20, p50, p80 in quantiles)
+
+
+def _record(trial: Trial, name: str, ceilings: Machine | None, machine: Mapping[str, Any] | None) -> Record:
+    """Record of one provider."""
+    case, work, setting, entry, load = trial.case, trial.work, trial.setting, trial.entries[name], trial.load
+    timed = entry.status == "timed"
+    row: Record = {
+        "schema": 1,
+        "group": case.group,
+        "case": case.name,
+        "shape": case.shape,
+        "dtype": case.dtype,
+        "pass": case.passes,
+        "provider": name,
+        "status": entry.status,
+        "reason": entry.reason,
+        "clock": trial.clock.name,
+        "time_us": None,
+        "throughput": None,
+        "tflop_per_s": None,
+        "gb_per_s": None,
+        "roofline": None,
+        "peak_bytes": entry.peak_bytes if timed else None,
+        "launches": entry.launches if timed else None,
+        "compile_s": rounded(entry.compile_s) if timed else None,
+        "error": None,
+        "seed": setting.seed,
+        "level": setting.level,
+        "threads": setting.threads,
+        "machine": dict(machine or {}),
+    }
+    if entry.error is not None and entry.allowed is not None:
+        row["error"] = {"value": rounded(entry.error), "allowed": rounded(entry.allowed), "measure": work.measure}
+    if timed and entry.times:
+        p20, p50, p80 = np.quantile(entry.times, (0.2, 0.5, 0.8)).tolist()
+        row["time_us"] = {"p20": rounded(p20), "p50": rounded(p50), "p80": rounded(p80), "runs": len(entry.times)}
+        row |= {"load": load, "spread": rounded(spread(row["time_us"]))} if load else {}
+        row["noisy"] = setting.level != "smoke" and (disturbed(load) or noisy(row))
+        fewer_bits = " int8" in name and case.dtype != "int8"  # the ceilings are for the case's dtype
+        row |= _rates(case.cost, p50, None if fewer_bits else ceilings)
+        if work.unit is not None and entry.units:
+            # over the median time: inputs are the same for all providers, so throughputs compare as times do
+            row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}
+        if entry.details is not None:
+            row["details"] = entry.details
+    return row
+
+
+def _rates(cost: Cost | None, p50: float, ceilings: Machine | None) -> Record:
+    """TFLOP/s, GB/s and the share of the roofline."""
+    if cost is None:
+        return {}
+    result: Record = {
+        "tflop_per_s": rounded(cost.flops / p50 / 1e6) if cost.flops else None,
+        "gb_per_s": rounded(cost.bytes / p50 / 1e3) if cost.bytes else None,
+    }
+    if ceilings is not None:
+        floor = 1e6 * cost.seconds(ceilings)
+        result["roofline"] = {
+            "floor_us": rounded(floor),
+            "share": rounded(floor / p50),
+            "ceilings": {"gb_per_s": rounded(ceilings.bandwidth / 1e9), "tflop_per_s": rounded(ceilings.flops / 1e12)},
+        }
+    return result
 
 
 def run(
@@ -361,20 +406,16 @@ def run(
     ceilings: Machine | None = None,
     machine: Mapping[str, Any] | None = None,
     least_rounds: int = 5,
-    now: Callable[[], float] = time.monotonic,
 ) -> list[Record]:
-    """One record for every provider of the case, timed in turns for about `seconds` altogether."""
+    """Measure a case, all providers in turns for about `seconds` in total; returns one record per provider."""
     with same_threads():
         trial = Trial(case, case.make(), setting, clock)
     trial.begin()
-    trial.measure(seconds, least_rounds, now)
-    result = [
-        rows.record(case, trial.work, name, entry, setting, clock, ceilings, machine, trial.load)
-        for name, entry in trial.entries.items()
-    ]
+    trial.measure(seconds, least_rounds)
+    result = [_record(trial, name, ceilings, machine) for name in trial.entries]
     del trial
     gc.collect()
-    if "torch._dynamo" in sys.modules:  # so that the next case compiles for its own shape, and says how long that took
+    if "torch._dynamo" in sys.modules:  # the next case compiles, and times it, for its own shape
         torch._dynamo.reset()
     if setting.on_gpu:
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Machine of a measurement: device, driver, versions, commit, and what else the machine did meanwhile."""
+"""The machine of a measurement: device, driver, versions, commit, and load during the run."""
 
 import os
 import platform
@@ -20,11 +20,11 @@ from psutil import NoSuchProcess, Process
 from fasttfm.system.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
 
 ROOT = Path(__file__).parents[2]
-_NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured
+_NOT_RECORDS = ":(exclude)benchmarks/results"  # new records do not change the measured code
 
 
 def describe() -> dict[str, Any]:
-    """Describe what a stranger needs to judge or repeat a measurement, as JSON can hold it."""
+    """Description of this machine and checkout, for a record."""
     described: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": _command(),
@@ -45,13 +45,13 @@ def describe() -> dict[str, Any]:
 
 
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
-"""Instruction sets by which a CPU library picks its products."""
+"""Instruction sets by which CPU libraries choose their matrix product."""
 _CLASSES = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-"""Set -> name of the class of machines that have it, the widest first."""
+"""Instruction set -> name of its class of machines, widest first."""
 
 
 def instruction_sets(flags: str) -> list[str]:
-    """Return a CPU's instruction sets that decide its products; flags: as /proc/cpuinfo has them."""
+    """The instruction sets, among _INSTRUCTION_SETS, in a `flags` line of /proc/cpuinfo."""
     return [name for name in _INSTRUCTION_SETS if name in flags.split()]
 
 
@@ -60,9 +60,9 @@ def is_cpu(machine: dict[str, Any]) -> bool:
 
 
 def machine_name(machine: dict[str, Any]) -> str:
-    """ "NVIDIA H200", or "CPU: AMD EPYC with AVX-512, 2 cores"; records of before November 23, 2026 may name no sets.
+    """ "NVIDIA H200", or "CPU: AMD EPYC with AVX-512, 2 cores"; without a set in records before November 23, 2026.
 
-    A processor's name is not enough: clouds give one to chips with and without AMX, which are several times apart.
+    Clouds give one processor name to chips with and without AMX, whose speeds differ several times.
     """
     if not is_cpu(machine):
         return str(machine["device"])
@@ -72,24 +72,24 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 
 def slug(name: str) -> str:
-    """A machine's name as files have it: nvidia-h200, amd-epyc-avx-512-2-cores."""
+    """A machine's name for file names: nvidia-h200, amd-epyc-avx-512-2-cores."""
     words = name.removeprefix("CPU: ").replace(" with ", " ").lower()
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
 
 
 def _clocks(index: int) -> dict[str, str] | None:
-    """Return nvidia-smi's clocks and power; None where there is none to ask."""
-    wanted = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")
-    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader"]
+    """Clocks and power by nvidia-smi; None without it."""
+    fields = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    return dict(zip(wanted, (value.strip() for value in done.stdout.split(","))))
+    return dict(zip(fields, (value.strip() for value in done.stdout.split(","))))
 
 
 def _command() -> str:
-    """Return how this process was started, as a shell takes it, without the folders of the machine it ran on."""
+    """Shell command of this process, without the machine's folders."""
     program = Path(sys.argv[0]).resolve()
     if program.is_relative_to(ROOT):
         parts = program.relative_to(ROOT).with_suffix("").parts
@@ -99,13 +99,13 @@ def _command() -> str:
 
 
 def without_folders(words: Sequence[str]) -> list[str]:
-    """The words of a command line, in which an absolute path is named by its last part: the rest is a machine's."""
+    """The words of a command line, with absolute paths reduced to their last part."""
     parts = (re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL) for word in words)
     return [f"{part[1] or ''}{Path(part[2]).name if os.path.isabs(part[2]) else part[2]}" for part in parts if part]
 
 
 def git(*arguments: str) -> str | None:
-    """git's answer of this checkout; None where there is no git, no repository or no such object."""
+    """Output of git in this checkout; None without git, outside a repository, or for an unknown object."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
     except OSError:
@@ -113,29 +113,29 @@ def git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-# Load averages; of the CPUs' time the share that a hypervisor took (steal, of Linux alone) and the share that other
-# processes had. Where a span is too short to tell, a value is None. What neighbours on the host take of the cores is in
-# none of these: so the cores are tried, too.
+# The load of a run: load averages, the share of CPU time taken by the hypervisor (steal, Linux only) and by other
+# processes; None for spans too short to measure. Virtual machines that share the cores appear in none of these, so the
+# speed of the cores is measured, too.
 
 MOST_SPREAD = 0.25
-"""Of a row's times: (p80 - p20) / p50."""
+"""Bound on (p80 - p20) / p50 of a row's times."""
 MOST_STEAL = 0.05
 MOST_OTHERS = 0.15
-"""Shares of all CPUs' time."""
+"""Bounds on shares of all CPUs' time."""
 _SIDE = 1024
-"""Of the matrices that are multiplied to see how fast the cores are."""
+"""Size of the matrices whose product measures the cores."""
 _LEAST_SECONDS = 0.2
-"""Linux counts CPU time in hundredths of a second: a shorter span says nothing."""
+"""Shortest measurable span: Linux counts CPU time in hundredths of a second."""
 
 
 def _ticks() -> tuple[float, float]:
-    """Seconds of all CPUs so far: stolen, and busy with any process."""
+    """(stolen, busy) seconds of all CPUs so far."""
     times = psutil.cpu_times()._asdict()
     return times.get("steal", 0.0), sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
 
 
 def family(process: int | None = None) -> list[Process]:
-    """A process and its descendants that live; None: this one."""
+    """A process (default: this one) and its living descendants."""
     try:
         parent = Process(process)
         return [parent, *parent.children(recursive=True)]
@@ -144,16 +144,16 @@ def family(process: int | None = None) -> list[Process]:
 
 
 def _own() -> float:
-    """CPU seconds of this process and its descendants, those that live and those that they have waited for."""
+    """CPU seconds of this process and its descendants, living or waited for."""
     seconds = 0.0
     for process in family():
-        with suppress(NoSuchProcess):  # it ended meanwhile
+        with suppress(NoSuchProcess):  # ended since
             seconds += sum(process.cpu_times()[:4])
     return seconds
 
 
 def speed() -> float | None:
-    """GFLOP/s of a float32 product on all cores now, the best of ten, in some tenths of a second; None beside a GPU."""
+    """Current GFLOP/s of a float32 product on all cores, best of ten; None on a machine with a GPU."""
     if torch.cuda.is_available():
         return None
     threads = torch.get_num_threads()
@@ -169,7 +169,7 @@ def speed() -> float | None:
 
 
 class Watch:
-    """The load from its making on."""
+    """Measures the load since its construction."""
 
     def __init__(self) -> None:
         self._before, self._began = psutil.getloadavg()[0], time.monotonic()
@@ -177,7 +177,7 @@ class Watch:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Counts what ends inside as the run's own, also what nobody waits for, such as a server's workers."""
+        """Count processes that end in this context as the run's own, such as a server's orphaned workers."""
         before = _own()
         yield
         self._own -= max(0.0, before - _own())
@@ -196,20 +196,20 @@ class Watch:
 
 
 SINCE_START = Watch()
-"""Since this process imported the benchmarks."""
+"""Load since the benchmarks were imported."""
 
 
 def disturbed(load: dict[str, Any] | None) -> bool:
-    """Return whether the hypervisor or other processes took more than may be."""
+    """Return whether the hypervisor or other processes took too much CPU time."""
     return load is not None and ((load["steal"] or 0) > MOST_STEAL or (load["others"] or 0) > MOST_OTHERS)
 
 
 def spread(time_us: dict[str, Any]) -> float:
-    """The spread of a row's times, as a share of their median."""
+    """Spread of a row's times relative to the median."""
     return (time_us["p80"] - time_us["p20"]) / time_us["p50"]
 
 
 def noisy(record: dict[str, Any]) -> bool:
-    """Return whether a row of the suite is too noisy to claim; records from before the mark by their spread alone."""
+    """Return whether a row of the suite is marked noisy, or spreads too much (records from before the mark)."""
     times = record.get("time_us")
     return times is not None and (bool(record.get("noisy")) or spread(times) > MOST_SPREAD)

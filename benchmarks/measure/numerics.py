@@ -1,9 +1,9 @@
-"""Checks that make a time worth printing: right numbers from inputs that do not flatter.
+"""Checks of results and inputs that a time depends on.
 
-Error is the largest difference from the float64 result over that result's largest magnitude, tensor by tensor, the
-worst of them. It may be twice that of plain PyTorch in the same dtype plus a floor, the rule of flash-attention's
-tests; plain PyTorch itself must stay within half the dtype's digits. The floor is two units in the last place in half
-precision, whose results are rounded from float32, and 32 in float32, where sums differ by their order alone.
+The error of a tensor is its largest difference from the float64 result over that result's largest magnitude; the worst
+tensor counts. The bound is twice the error of plain PyTorch in the same dtype plus a floor, as in flash-attention's
+tests; plain PyTorch itself must be right to half the dtype's digits. The floor is two units in the last place in half
+precision, whose results are rounded from float32, and 32 in float32, where sums differ only by their order.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 _FLOOR = {"float32": 32, "float16": 2, "bfloat16": 2}
-"""Units in the last place that are allowed beside twice the plain error, as in tests/gpu/test_kernels.py."""
+"""Units in the last place allowed beyond twice the plain error, as in tests/gpu/test_kernels.py."""
 _KINKED = 0.01
 KINKED_MEASURE = "|x - float64| / max |float64| of 99 in 100"
 """Definition of kinked_error(), for the record."""
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return what a tuple, list, mapping or dataclass holds, in order; None for anything else."""
+    """Items of a tuple, list, mapping or dataclass, in order; None for other types."""
     if isinstance(value, (tuple, list)):
         return list(value)
     if isinstance(value, Mapping):
@@ -33,14 +33,14 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    """Tensors in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, Tensor):
         return [value]
     return [x for item in _items(value) or () for x in tensors(item)]
 
 
 def _mapped(value: Any, change: Any) -> Any:
-    """value with change(tensor) in the place of every tensor."""
+    """A copy of value with each tensor replaced by change(tensor)."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
@@ -55,7 +55,7 @@ def _mapped(value: Any, change: Any) -> Any:
 
 
 def in_float64(inputs: tuple) -> tuple:
-    """The inputs with every floating-point tensor in float64, asking for gradients where they did."""
+    """The inputs with floating-point tensors in float64, with the same requires_grad."""
 
     def double(x: Tensor) -> Tensor:
         return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
@@ -64,7 +64,7 @@ def in_float64(inputs: tuple) -> tuple:
 
 
 def copied(inputs: tuple) -> tuple:
-    """The inputs in memory of their own."""
+    """A deep copy of the inputs."""
     return _mapped(inputs, lambda x: x.detach().clone().requires_grad_(x.requires_grad))
 
 
@@ -72,29 +72,29 @@ _cotangents: dict[tuple, Tensor] = {}
 
 
 def cotangent(output: Tensor) -> Tensor:
-    """The gradient that reaches an output: 1 for a loss, else the same random numbers, in each provider's layout."""
+    """Gradient of an output: 1 for a loss, else the same random numbers in each provider's layout."""
     if output.dim() == 0:
         return torch.ones_like(output)
     key = (tuple(output.shape), output.stride(), output.dtype, output.device)
     if key not in _cotangents:
         if len(_cotangents) > 64 or sum(c.nbytes for c in _cotangents.values()) > 2**31:
             _cotangents.clear()
-        # numbers that every dtype holds exactly, so that the reference sees the same
+        # exact in every dtype, so that the reference gets the same numbers
         values = torch.randn(output.shape, generator=torch.Generator().manual_seed(7)).bfloat16()
         _cotangents[key] = torch.empty_like(output).copy_(values).detach()
     return _cotangents[key]
 
 
 def relative_error(result: Any, expected: Any) -> float:
-    """The worst tensor's largest difference over the reference's largest magnitude; infinite where shapes differ."""
+    """Largest difference over the reference's largest magnitude, of the worst tensor; infinite if shapes differ."""
     return _worst(result, expected, lambda difference: float(difference.max()))
 
 
 def kinked_error(result: Any, expected: Any) -> float:
-    """relative_error of all but a hundredth of the elements, which may be off by a tenth.
+    """relative_error of 99% of the elements; the others may be off by a tenth.
 
-    For gradients through a ReLU: at its kink a last digit decides whether a unit passes its gradient, and either is
-    right, so that now and then a whole row differs from the reference.
+    For gradients through a ReLU: at its kink the last digit decides whether a unit passes its gradient, so that a whole
+    row may differ from the reference and be right.
     """
 
     def most(difference: Tensor) -> float:
@@ -120,13 +120,13 @@ def _worst(result: Any, expected: Any, size: Callable[[Tensor], float]) -> float
 
 
 def allowed(dtype: str, plain: float | None) -> float:
-    """The largest error that is right in this dtype; plain: that of plain PyTorch, None for that one itself."""
+    """Bound on the error in a dtype. plain: the error of plain PyTorch, None for plain PyTorch itself."""
     eps = 2.0**-7 if dtype == "int8" else torch.finfo(getattr(torch, dtype)).eps
     return eps**0.5 if plain is None else 2 * plain + _FLOOR[dtype] * eps
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two of one kind hold the same in the same places: tensors, arrays, and what holds them."""
+    """Return whether two values of one type are equal: tensors, arrays, and nested containers of them."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, np.ndarray):
@@ -135,20 +135,18 @@ def equal(one: Any, other: Any) -> bool:
     return one == other if items is None else all(map(equal, items, _items(other) or ()))
 
 
-def unread(value: Any) -> str | None:
-    """The type in an answer that may compute only when it is looked at, after the clock; None where there is none."""
-    if isinstance(value, Tensor):
-        return None if type(value) in (Tensor, nn.Parameter) else type(value).__name__
+def lazy(value: Any) -> str | None:
+    """Name of a type in a result that may be computed only when it is read, after the clock; None if there is none."""
     if type(value) in (tuple, list, dict) or dataclasses.is_dataclass(type(value)):
-        return next((result for item in _items(value) or () if (result := unread(item))), None)
-    finished = value is None or isinstance(value, (int, float, str, np.generic, np.ndarray))
-    return None if finished else type(value).__name__
+        return next((name for item in _items(value) or () if (name := lazy(item))), None)
+    eager = value is None or isinstance(value, (int, float, str, np.generic, np.ndarray))
+    return None if eager or type(value) in (Tensor, nn.Parameter) else type(value).__name__
 
 
 def overwrite(old: tuple, new: tuple) -> bool:
-    """Writes new's contents into old's memory; False, and nothing is written, where the shapes differ.
+    """Write new's contents into old's memory, behind the tensors' version counters.
 
-    Without a trace in the tensors' version counters, so that nothing but the contents tells.
+    Returns False, without writing, if shapes or dtypes differ.
     """
     pairs = list(zip(tensors(old), tensors(new)))
     if len(tensors(old)) != len(tensors(new)) or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
@@ -159,10 +157,9 @@ def overwrite(old: tuple, new: tuple) -> bool:
 
 
 def refuse_flattering_inputs(draws: list[tuple]) -> None:
-    """Raises ValueError for inputs that make a time too good: constant ones, and draws that share memory or contents.
+    """Raises ValueError for inputs that flatter a time: constant ones, and draws that share memory or contents.
 
-    Every floating-point tensor must have more than one value; where there is none, some tensor must. A bias of a
-    normalization or a mask of a kind that does not change may be shared, the work's main inputs may not.
+    Every floating-point tensor must have more than one value; without any, some tensor must.
     """
     for i, inputs in enumerate(draws):
         result = [x for x in tensors(inputs) if x.numel() > 1]
@@ -170,14 +167,14 @@ def refuse_flattering_inputs(draws: list[tuple]) -> None:
         for x in filter(_constant, floating):
             raise ValueError(f"input {i} holds a constant tensor of shape {tuple(x.shape)}: draw random numbers")
         if result and not floating and all(map(_constant, result)):
-            raise ValueError(f"input {i} holds nothing but constants: draw random numbers")
+            raise ValueError(f"input {i} holds only constants: draw random numbers")
         for j, before in enumerate(draws[:i]):
             memory = {x.data_ptr() for x in tensors(before) if x.is_floating_point()}
             for x in floating:
                 if x.data_ptr() in memory:
-                    raise ValueError(f"inputs {j} and {i} share a tensor of shape {tuple(x.shape)}: draw each anew")
+                    raise ValueError(f"inputs {j} and {i} share a tensor of shape {tuple(x.shape)}: draw new ones")
             if equal(inputs, before):
-                raise ValueError(f"inputs {j} and {i} hold the same: draw each anew")
+                raise ValueError(f"inputs {j} and {i} are equal: draw new ones")
 
 
 def _constant(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""The peers that a case can be timed against: their names in records, and how to install one that is not here.
+"""Names of the peers in records, and how to install those that are missing.
 
-A provider's set-up stands in the case that uses it, short and beside a link to its own documentation; this file only
-answers whether it is installed: provider(name, device, make) is what make() sets up, or the Absent that its row shows.
+Cases set up their own providers, with a link to the peer's documentation; provider(name, device, make) returns make()
+if the peer can run, else the Absent that its row shows.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 Provider = Callable[..., Any]
-"""Computes its answer from the arguments that it is given."""
+"""Function of a work's inputs."""
 OURS = "fasttfm"
 CUDA_GRAPH = f"{OURS}, CUDA graph"
 EAGER = "torch eager"
@@ -32,24 +32,22 @@ LIGER = "Liger-Kernel"
 FLASH_ATTN = "flash-attn"
 HUGGING_FACE = "Hugging Face"
 HUGGING_FACE_STATIC = f"{HUGGING_FACE}, static cache"
-"""Its step compiled, and from a CUDA graph, as generate() does by itself on a GPU with a cache of fixed shape."""
+"""With a cache of fixed shape: on a GPU, generate() then compiles and captures its step."""
 CTRANSLATE2 = "CTranslate2"
 
 UNSEEN = frozenset({CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, CTRANSLATE2})
-"""Providers whose launches do not pass through torch's dispatcher one by one and cannot be counted there (nested
-tensors do not work under a dispatch mode)."""
-
-
+"""Providers whose launches bypass torch's dispatcher and cannot be counted there (nested tensors do not work under a
+dispatch mode)."""
 ELSEWHERE = frozenset({CTRANSLATE2})
-"""Compute in a process of their own, whose memory is not seen here."""
+"""Providers in a process of their own, whose memory is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A provider that cannot run here; its row says how to get it."""
+    """A provider that cannot run here."""
 
     install: str
-    """The command that installs it, and what else it needs."""
+    """How to install it, and what else it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,9 @@ class _Package:
     module: str
     install: str
     gpu: bool = False
-    """Whether it computes on CUDA devices alone."""
+    """Runs only on CUDA devices."""
     capability: tuple[int, int] = (0, 0)
-    """The least compute capability that it supports, as its documentation says."""
+    """Minimum compute capability, from its documentation."""
 
 
 _PACKAGES = {
@@ -77,7 +75,7 @@ _PACKAGES = {
 
 
 def have(name: str, device: torch.device) -> Absent | None:
-    """Return None where the provider can run on device, else what its row says."""
+    """None if the provider can run on device, else the Absent for its row."""
     package = _PACKAGES[name]
     needs = []
     if package.gpu and device.type != "cuda":
@@ -91,12 +89,11 @@ def have(name: str, device: torch.device) -> Absent | None:
 
 
 def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> Provider | Absent:
-    """Return what make() sets up, where it can run on device; an installed and broken one refuses, in its own words.
+    """make() if the provider can run on device. If make() raises, the provider raises the same when it is run.
 
-    A wheel of another torch fails when it is imported: that is this row's matter, not the whole case's.
+    So a wheel built for another torch, which fails at import, is refused in its row and does not break the case.
     """
-    absent = have(name, device)
-    if absent is not None:
+    if (absent := have(name, device)) is not None:
         return absent
     try:
         return make()
@@ -105,7 +102,7 @@ def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> P
 
 
 def refusing(reason: str | Exception) -> Provider:
-    """A provider that refuses whatever it is given."""
+    """A provider that always raises: the error, or NotImplementedError with the reason."""
 
     def run(*inputs: Any) -> Any:
         raise reason if isinstance(reason, Exception) else NotImplementedError(reason)
@@ -114,11 +111,10 @@ def refusing(reason: str | Exception) -> Provider:
 
 
 def compiled(function: Provider, device: torch.device, **options: bool) -> Provider:
-    """torch.compile at its best for one shape; options are Inductor's.
+    """torch.compile with dynamic=False, best for a single shape; options are Inductor's.
 
-    https://docs.pytorch.org/docs/stable/generated/torch.compile.html: dynamic=False. On a CPU random numbers are drawn
-    as eager draws them (fallback_random in torch/_inductor/config.py), because its own generator there is several times
-    slower.
+    https://docs.pytorch.org/docs/stable/generated/torch.compile.html. On a CPU random numbers come from eager's
+    generator (fallback_random in torch/_inductor/config.py): Inductor's own is several times slower there.
     """
     if device.type == "cpu":
         options = {"fallback_random": True, **options}

@@ -1,7 +1,7 @@
-"""Files of records: written, read and checked; schemas.yaml has what a record holds, in short for JSON Schemas.
+"""Reads, writes and validates files of records, by the JSON Schemas in schemas.yaml.
 
-One JSON line per case and provider, or per run of a program, which says its name under `benchmark`. Every record has
-the machine that it is of, except those of what is counted and not measured.
+A record is one JSON line per case and provider, or per run of a program, whose name is in the field `benchmark`. All
+have the machine they were measured on, except counts of machine code.
 """
 
 import json
@@ -23,7 +23,7 @@ _SHORT = parse_yaml((Path(__file__).parent / "schemas.yaml").read_bytes())
 
 
 def _schema(short: Any) -> Schema:
-    """The JSON Schema of a type's name, of one that is written out, or of an object's fields."""
+    """JSON Schema for an abbreviated one: the name of a type, a full schema, or the fields of an object."""
     if isinstance(short, str):
         return _SHORT["types"][short]
     first = next(iter(short))
@@ -48,7 +48,7 @@ def _fields(short: Schema, more: bool = False) -> Schema:
 _SHORT["types"]["machine"] = _fields(_SHORT["machine"], more=True)
 BENCHMARK = _fields({**_SHORT["row"], "machine": "machine"})
 COUNTED = tuple(_SHORT["counted"])
-"""Kinds of records that no machine has a part in: they are checked, and stand in no report of measurements."""
+"""Kinds of records without a machine: they are validated, but not reported."""
 SCHEMAS = {
     "benchmark": BENCHMARK,
     **{
@@ -63,20 +63,18 @@ GROUPS, STATUSES = (tuple(BENCHMARK["properties"][name]["enum"]) for name in ("g
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
 ENDING = ".jsonl"
-"""Of files of records: what else lies beside them is left out."""
+"""Suffix of files of records; other files in the folder are ignored."""
 
 
 def kind(record: Record) -> str:
-    """Return the name in SCHEMAS that a record is meant to follow. Raises ValueError for none."""
+    """Name of a record's schema in SCHEMAS. Raises ValueError if there is none."""
     if not isinstance(record, dict):
-        raise ValueError(f"a line that is no JSON object but {type(record).__name__}")
+        raise ValueError(f"the line must be a JSON object, not {type(record).__name__}")
     if "schema" in record:
         return "benchmark"
     if record.get("benchmark") in SCHEMAS:
         return record["benchmark"]
-    raise ValueError(
-        f"a record with the fields {sorted(record)[:5]}... is of no known kind: see benchmarks/measure/schemas.yaml"
-    )
+    raise ValueError(f"unknown kind, fields {sorted(record)[:5]}...: see benchmarks/measure/schemas.yaml")
 
 
 def _finite(_: Any, value: Any) -> bool:
@@ -93,35 +91,31 @@ _VALIDATORS = {
 
 
 def problems(record: Record, name: str) -> list[str]:
-    """Say what is wrong with a record under the schema of that name, a sentence each."""
+    """Violations of the schema of that name, a sentence each."""
     errors = (jsonschema.exceptions.best_match([error]) for error in _VALIDATORS[name].iter_errors(record))
     return sorted(f"record{error.json_path[1:]}: {error.message}"[:300] for error in errors)
 
 
 def validate(record: Record) -> None:
-    """Raises ValueError with everything that is wrong with a record, beyond its schema too: no time without reason."""
+    """Raises ValueError with all violations of the schema, and of the relations between status, time and error."""
     name = kind(record)
     result = problems(record, name)
     if name == "benchmark" and not result:
-        if (record["status"] == "timed") != (record["time_us"] is not None):
-            result.append(f"record.status is {record['status']} but record.time_us is {record['time_us']}")
-        if (record["status"] == "timed") == bool(record["reason"]):
+        time, timed, error = record["time_us"], record["status"] == "timed", record["error"]
+        if timed != (time is not None):
+            result.append(f"record.status is {record['status']} but record.time_us is {time}")
+        if timed == bool(record["reason"]):
             result.append(f"record.status is {record['status']} but record.reason is {record['reason']!r}")
-        time = record["time_us"]
         if time is not None and not time["p20"] <= time["p50"] <= time["p80"]:
             result.append(f"record.time_us is not in order: p20 {time['p20']}, p50 {time['p50']}, p80 {time['p80']}")
-        if (
-            record["status"] == "timed"
-            and record["error"]
-            and not record["error"]["value"] <= record["error"]["allowed"]
-        ):
-            result.append("record.error is larger than allowed, and yet there is a time")
+        if timed and error and not error["value"] <= error["allowed"]:
+            result.append("record.error is larger than allowed, but the status is timed")
     if result:
         raise ValueError("; ".join(result))
 
 
 def rounded(value: float | None) -> float | None:
-    """To four significant digits, which is more than a measurement is good for; infinite and undefined become 1e308."""
+    """Round to four significant digits; infinities and NaN become 1e308."""
     if value is None:
         return None
     if value != value or value in (float("inf"), float("-inf")):
@@ -130,40 +124,39 @@ def rounded(value: float | None) -> float | None:
 
 
 def key(record: Record) -> str:
-    """The same for two measurements of the same thing."""
+    """Identity of a row: group, case, shape, dtype, pass and provider."""
     return json.dumps([record[f] for f in ("group", "case", "shape", "dtype", "pass", "provider")], sort_keys=True)
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, in order. Raises UserError where it is not one that this suite wrote."""
+    """Records of a file, in order. Raises UserError if it is not a file of valid records."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8: a file of records is JSON lines") from error
+        raise UserError(f"{path} is not UTF-8 text: a file of records is JSON lines") from error
     records = []
     for number, line in enumerate(lines, 1):
         try:
             record = parse_json(line)
             validate(record)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}, is no record of this suite: {error}") from error
+            raise UserError(f"{path}, line {number}, is not a record of this suite: {error}") from error
         records.append(record)
     return records
 
 
 def write(path: Path, records: list[Record], own: Callable[[Record], object] | None = None) -> None:
-    """Puts records in the place of those of the same case, shape, dtype, pass and provider; other lines stay.
+    """Replace records with equal key(), or own(record), in a file and keep the others; the file is replaced atomically.
 
-    So an interrupted run, or one of a part of the cases, loses nothing. The file is replaced as a whole. own: what
-    tells records of another kind apart, each of which keeps its line.
+    An interrupted or partial run therefore loses nothing. With `own`, replaced records keep their line.
     """
     of = own or key
     for record in records:
         validate(record)
     kept = {of(record): record for record in read(path)} if path.exists() else {}
-    for record in () if own else records:  # a case's rows stay together and in the order of the last run
+    for record in () if own else records:  # keeps the rows of a case together, in the order of the last run
         kept.pop(of(record), None)
     kept |= {of(record): record for record in records}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +164,7 @@ def write(path: Path, records: list[Record], own: Callable[[Record], object] | N
 
 
 def append(path: Path, record: Record) -> None:
-    """Adds a record as a line."""
+    """Append a record to a file."""
     validate(record)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as lines:
@@ -179,16 +172,16 @@ def append(path: Path, record: Record) -> None:
 
 
 def file_name(group: str, machine: Record) -> str:
-    """kernels-nvidia-h200.jsonl, kernels-amd-epyc-avx-512-2-cores.jsonl: one file a group and machine."""
+    """One file per group and machine: kernels-nvidia-h200.jsonl, kernels-amd-epyc-avx-512-2-cores.jsonl."""
     return f"{group}-{slug(machine_name(machine))}{ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record where it stands."""
+    """A record and its location."""
 
     file: str
-    """Name in the folder."""
+    """File name in the folder."""
     line: int
     record: Record
 
@@ -206,12 +199,12 @@ class Entry:
 
 
 def load(path: Path = RESULTS) -> list[Entry]:
-    """Every record of a folder, or of one file, in the order of file names and lines, without those of no machine.
+    """All records of a folder or file with a machine, by file name and line.
 
-    Raises UserError, naming file and line, where there are none or a bad one.
+    Raises UserError if there are none, or with file and line for an invalid one.
     """
     if not path.exists():
-        raise UserError(f"{path} does not exist: give a folder of records or one file of them")
+        raise UserError(f"{path} does not exist: give a file or folder of records")
     files = [path] if path.is_file() else sorted(path.glob(f"*{ENDING}"))
     entries = [Entry(file.name, line, record) for file in files for line, record in enumerate(read(file), 1)]
     entries = [entry for entry in entries if entry.kind not in COUNTED]

@@ -1,4 +1,4 @@
-"""Tables for terminals and pages, and numbers as they stand there."""
+"""Markdown tables, and numbers as text."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from fasttfm.errors import UserError
 
 
 def number(value: float) -> str:
-    """Three significant digits, more than a run on a shared machine repeats; thousands apart."""
+    """Three significant digits, with thousands separators."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "-"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 
 def duration(us: float) -> str:
-    """Microseconds in the unit that reads best."""
+    """Microseconds as text in s, ms or µs."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{number(us / size)} {unit}"
@@ -24,22 +24,22 @@ def duration(us: float) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, names: int | None = None) -> str:
-    """A table of cells that are Markdown; the first `names` columns stand left, as all do by default."""
+    """Markdown table; the first `names` columns (default: all) are left-aligned, the others right-aligned."""
     rule = ("---" if names is None or column < names else "--:" for column in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def replaced(text: str, begin: str, end: str, content: str) -> str:
-    """The text with this content between two marks. Raises UserError without both, in order."""
+    """The text with new content between two markers. Raises UserError unless both are there, in order."""
     before, first, rest = text.partition(begin)
     _, last, after = rest.partition(end)
     if not first or not last:
-        raise UserError(f"there is no place to write to: it needs the lines {begin} and {end}")
+        raise UserError(f"the text needs the lines {begin} and {end}")
     return f"{before}{begin}{content}{end}{after}"
 
 
 def shape_text(shape: dict[str, Any]) -> str:
-    """B=2 H=8 L=27 causal; a flag that is off, and dropout 0, go without saying."""
+    """Shape as text, such as B=2 H=8 L=27 causal; without False, None and dropout 0."""
     words = []
     for name, value in shape.items():
         if value is True:

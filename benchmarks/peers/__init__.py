@@ -1,1 +1,1 @@
-"""Other packages' ways to do the same work, set up as their own documentation says."""
+"""Other packages' implementations of the same work, set up by their documentation."""

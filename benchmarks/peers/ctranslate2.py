@@ -1,12 +1,12 @@
-"""CTranslate2 with our weights, written into its model format (fasttfm.convert.ctranslate2).
+"""CTranslate2 with our weights, converted by fasttfm.convert.ctranslate2.
 
 https://opennmt.net/CTranslate2/python/ctranslate2.Translator.html         translate_batch and its options
 https://opennmt.net/CTranslate2/quantization.html                          compute_type
 https://opennmt.net/CTranslate2/performance.html                           threads, batches
 
-It computes in a process of its own. Beside PyTorch it would share one OpenMP library, libgomp, whose threads give up
-spinning for work when a process has more of them than cores: on two cores of an AMD EPYC
-with AVX2 one row took us 370 ms in place of 250, and CTranslate2 260 in place of 120.
+It runs in its own process. In PyTorch's it would share libgomp, whose threads stop spinning when a process has more
+threads than cores: on two cores of an AMD EPYC with AVX2, one row took us 370 ms instead of 250, and CTranslate2 260
+instead of 120.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ from fasttfm.system.children import end_with_parent
 
 
 class Translate:
-    """translate_batch() on id lists: K hypotheses of exactly `length` tokens for each source, the best first."""
+    """translate_batch() on id lists: K hypotheses of exactly `length` tokens for each source, best first."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Translate:
         threads: int,
         workers: int = 1,
     ) -> None:
-        """weights: by torch.nn's names. workers: batches translated at once, each with so many threads."""
+        """weights: with torch.nn's names. workers: concurrent batches, each on `threads` threads."""
         self.words = [SPECIAL.get(i, str(i)) for i in range(config.vocab_size)]
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
         with tempfile.TemporaryDirectory() as folder:
@@ -62,13 +62,13 @@ class Translate:
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[list[list[int]]]:
         """sources: ids with end-of-sentence."""
         words = [[self.words[i] for i in source] for source in sources]
-        size = 0 if self.workers == 1 else -(-len(words) // self.workers)  # 0: the whole batch at once
+        size = 0 if self.workers == 1 else -(-len(words) // self.workers)  # 0: no limit
         result = self._process.submit(_translate, words, self.options | {"max_batch_size": size}).result()
         return [[[self.ids[word] for word in words] for words in hypotheses] for hypotheses in result]
 
 
 _loaded: Any = None
-"""In the process: what it translates with."""
+"""The translator, in the child process."""
 
 
 def _load(folder: str, options: dict[str, Any]) -> None:
@@ -79,4 +79,4 @@ def _load(folder: str, options: dict[str, Any]) -> None:
 
 
 def _translate(words: list[list[str]], options: dict[str, Any]) -> list[list[list[str]]]:
-    return [each.hypotheses for each in _loaded.translate_batch(words, **options)]
+    return [result.hypotheses for result in _loaded.translate_batch(words, **options)]

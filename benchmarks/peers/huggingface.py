@@ -21,16 +21,16 @@ from fasttfm.search.batches import padded
 
 
 def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout: float = 0.0) -> Any:
-    """transformers.MarianMTModel with the weights of a post-norm model in torch.nn's names, in eval mode.
+    """transformers.MarianMTModel in eval mode, with the weights of a post-norm model (torch.nn's names).
 
-    SDPA is its attention, the fastest that needs nothing else. Raises ValueError for what Marian cannot be.
+    Attention is SDPA, the fastest without another package. Raises ValueError for models that Marian cannot represent.
     """
     from transformers import MarianConfig, MarianMTModel
 
     if config.norm_first or config.share_embeddings != "all" or config.activation != "relu":
         raise ValueError("Marian is post-norm with one shared embedding and ReLU: choose such a model")
     model = MarianMTModel(MarianConfig(**marian_config(config) | {"dropout": dropout, "attn_implementation": "sdpa"}))
-    # the model's own table, which Marian orders in another way
+    # Marian orders its table of positions differently
     table = positional_encoding(config.max_length, config.d_model, config.positional_encoding)
     result = marian_weights(config, weights)
     for stack in ("encoder", "decoder"):
@@ -52,10 +52,10 @@ def loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:
 
 
 class Generate:
-    """generate() on id lists: K hypotheses of exactly `length` tokens for each source, the best first."""
+    """generate() on id lists: K hypotheses of exactly `length` tokens for each source, best first."""
 
     def __init__(self, model: Any, beam: int, length: int, *, static: bool = False) -> None:
-        """static: a cache of fixed shape, with which generate() compiles the step by itself on a GPU."""
+        """static: a cache of fixed shape, with which generate() compiles its step on a GPU."""
         self.model = model
         self.options = {
             "num_beams": beam,
@@ -63,13 +63,11 @@ class Generate:
             "do_sample": False,
             "min_new_tokens": length,
             "max_new_tokens": length,
-            "length_penalty": 0.0,
             "suppress_tokens": [PAD, UNK, BOS],
             "use_cache": True,
+            **({"length_penalty": 0.0} if beam > 1 else {}),
             **({"cache_implementation": "static"} if static else {}),
         }
-        if beam == 1:
-            del self.options["length_penalty"]
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[list[list[int]]]:
         """sources: ids with end-of-sentence."""

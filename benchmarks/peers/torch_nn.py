@@ -1,13 +1,13 @@
-"""The Transformer that a good PyTorch user writes without us: torch.nn's layers, autocast, clipping, fused Adam.
+"""Transformer and training step in good plain PyTorch: torch.nn's layers, autocast, clipping, fused Adam.
 
     https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerDecoderLayer.html      layers, masks, is_causal
     https://docs.pytorch.org/docs/stable/amp.html                                             autocast
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html                      fused=True
     https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html                      set_to_none, mask as None
 
-No padding mask is built where nothing is padded, and the causal decoder is told so by a flag and given no padding mask
-of its own (what lies past a target's end is never looked at from before it, and carries no loss): both let torch choose
-its faster attention. Parameters carry the same names as fasttfm.models.Transformer's, so weights travel.
+Batches without padding get no padding mask, and the decoder gets is_causal and no padding mask for targets (positions
+past a target's end are never attended from before it, and have no loss): both let torch choose its faster attention.
+Parameters have the names of fasttfm.models.Transformer's.
 """
 
 import math
@@ -24,10 +24,10 @@ from fasttfm.models import TransformerConfig
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn's encoder and decoder between a shared embedding and its output layer."""
+    """torch.nn's encoder and decoder, with one shared embedding that is also the output layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        """config with one vocabulary (share_embeddings all), one dropout, and the paper's positions."""
+        """config must have share_embeddings "all" and the paper's positional encoding."""
         super().__init__()
         self.target_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.source_embedding = self.target_embedding
@@ -49,7 +49,7 @@ class TorchTransformer(nn.Module):
             nn.TransformerEncoderLayer(**options), config.encoder_layers, norm(), enable_nested_tensor=False
         )
         self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**options), config.decoder_layers, norm())
-        for module in self.modules():  # torch.nn's layers drop attention weights and hidden units as well; ours do not
+        for module in self.modules():  # torch.nn has one rate for all dropouts of a layer; ours are separate
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = config.attention_dropout
             if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
@@ -70,7 +70,7 @@ class TorchTransformer(nn.Module):
         self.register_buffer("causal", causal, persistent=False)
 
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """tokens (B, L) to (B, L, d)."""
+        """Embed tokens (B, L) as (B, L, d)."""
         positions = self.positions[first : first + tokens.shape[1]]  # type: ignore[index]
         return self.dropout(self.target_embedding(tokens) * self.scale + positions)
 
@@ -80,7 +80,7 @@ class TorchTransformer(nn.Module):
         return self.output(self.decode(target, memory, source_padding))
 
     def decode(self, target: Tensor, memory: Tensor, source_padding: Tensor | None) -> Tensor:
-        """The decoder's output (B, L, d) for target inputs (B, L) and the encoder's output (B, S, d)."""
+        """Decoder output (B, L, d) for target inputs (B, L) and encoder output (B, S, d)."""
         length = target.shape[1]
         return self.decoder(
             self.embed(target),
@@ -92,22 +92,22 @@ class TorchTransformer(nn.Module):
 
 
 def padding_of(batch: Batch) -> Tensor | None:
-    """The source's padding mask (B, S), None where nothing is padded; known without asking the device."""
+    """Padding mask (B, S) of the source, None without padding; decided without a device synchronization."""
     if batch.source_tokens == batch.source.numel():
         return None
     return torch.arange(batch.source.shape[1], device=batch.source.device) >= batch.source_lengths[:, None]
 
 
 def loss(model: Callable[..., Tensor], batch: Batch, label_smoothing: float) -> Tensor:
-    """Label-smoothed cross entropy summed over the target tokens, 0-d; model: TorchTransformer or compiled from it."""
+    """Label-smoothed cross entropy summed over the target tokens, 0-d; model: TorchTransformer, compiled or not."""
     logits = model(batch.source, batch.target_in, padding_of(batch))
     return summed_cross_entropy(logits, batch.target_out, label_smoothing)
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-    """Label-smoothed cross entropy of logits (B, L, V) summed over the targets (B, L) that are no padding, 0-d.
+    """Label-smoothed cross entropy of logits (B, L, V), summed over the targets (B, L) without padding, 0-d.
 
-    float32, which autocast makes cross_entropy anyhow.
+    In float32, as under autocast.
     """
     return nn.functional.cross_entropy(
         logits.flatten(0, 1).float(),
@@ -119,7 +119,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float
 
 
 class Step:
-    """One training step: forward, backward, clipping where asked for, Adam."""
+    """Training step: forward, backward, optional clipping, Adam."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class Step:
         compiled: bool = False,
         captured: bool = False,
     ) -> None:
-        """loss: of (model, batch, label_smoothing), summed over the target tokens.
+        """loss: function of (model, batch, label_smoothing), summed over the target tokens.
 
-        autocast: dtype of matrix products, None for float32; float16 scales its loss. compiled: torch.compile.
-        captured: steps are replayed from a CUDA graph.
+        autocast: dtype of matrix products, None for float32; float16 uses loss scaling. compiled: torch.compile.
+        captured: the step is captured in a CUDA graph.
         """
         self.model, self.loss, self.training, self.autocast = model.train(), loss, training, autocast
         self.device = next(model.parameters()).device
@@ -150,9 +150,9 @@ class Step:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast == torch.float16)
 
     def __call__(self, batch: Batch, lr: float | None = None, divisor: Tensor | None = None) -> Tensor:
-        """The loss a target token before the step, 0-d without gradient.
+        """Loss per target token before the step, 0-d without gradient.
 
-        lr: another learning rate. divisor: the target tokens, 0-d on the device, where the batch's own do not count.
+        lr: learning rate, if it changes. divisor: number of target tokens, 0-d on the device (default: the batch's).
         """
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             value = self.loss(self.forward, batch, self.training.label_smoothing)
@@ -166,5 +166,5 @@ class Step:
                 group["lr"] = lr
         self.scaler.step(self.adam)
         self.scaler.update()
-        self.adam.zero_grad(set_to_none=True)  # so that the next gradients are written, not added
+        self.adam.zero_grad(set_to_none=True)
         return value.detach()

@@ -1,11 +1,11 @@
-"""A plain trainer around torch.nn's Transformer: what a user has without fasttfm, on the same data for as long.
+"""A plain trainer for torch.nn's Transformer: the baseline without fasttfm, on the same data for the same time.
 
     python -m benchmarks.peers.torch_nn_trainer --data DATA --out OUT --minutes 25 [--preset multi30k] < test.src > out
 
-DATA is what `fasttfm prepare` made. Model, batches, optimizer and label smoothing are those of the preset; the learning
-rate rises over the preset's warm-up and then falls with a cosine to zero at the end of the minutes. torch.nn's decoder
-keeps nothing between two tokens, so every token computes all before it anew, as torch.nn's users do. Lines on standard
-input are translated greedily at the end; what happened stands in OUT/log.jsonl.
+DATA is made by `fasttfm prepare`. Model, batches, optimizer and label smoothing are the preset's; the learning rate
+rises over the preset's warm-up and then falls with a cosine to zero at the end of the minutes. torch.nn's decoder has
+no cache, so each token recomputes its prefix. Lines on standard input are translated greedily at the end. The log is
+OUT/log.jsonl.
 """
 
 import itertools
@@ -43,7 +43,7 @@ _LOG_EVERY = 50
 
 @torch.no_grad()
 def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: int = 50) -> list[list[int]]:
-    """The likeliest token after the other, at most `longer` beyond the source; sources: ids with end-of-sentence."""
+    """Greedy search, up to `longer` tokens more than the longest source of a batch; sources: ids with EOS."""
     device = model.output.weight.device
     model.eval()
     result: list[list[int]] = [[] for _ in sources]
@@ -68,7 +68,7 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
 def train(
     data: PreparedData, preset: str, *, began: float, minutes: float, seed: int, log: TextIO, device: torch.device
 ) -> TorchTransformer:
-    """A model trained until so many minutes after `began`; log: a file that gets a line now and then."""
+    """Train a model until `minutes` after `began`; log: a file that gets JSON lines."""
     torch.manual_seed(seed)
     vocabulary = {"vocab_size": len(data.target_tokenizer)}
     config = TransformerConfig(**{**preset_section(preset, "model"), **vocabulary})
@@ -76,8 +76,8 @@ def train(
     limits = DataConfig(**preset_section(preset, "data"))
     if config.share_embeddings != "all" or not data.joint or training.update_freq != 1:
         raise UserError(
-            f"preset {preset} needs one shared embedding, and updates of one batch, on data with a joint vocabulary: "
-            "take multi30k"
+            f"preset {preset} is not supported: this trainer needs a joint vocabulary, one shared embedding and "
+            "update_freq 1, such as multi30k"
         )
     model = TorchTransformer(config).to(device)
     step = Step(model, torch_nn.loss, training, autocast_dtype(training.precision, device))
@@ -122,15 +122,14 @@ def _write(log: TextIO, **entry: Any) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     parser = Parser(prog="python -m benchmarks.peers.torch_nn_trainer", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder that fasttfm prepare made")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the weights and the log")
-    parser.add_argument(
-        "--minutes", type=InRange(0.01, 10**6, float), required=True, help="from the start of this command"
-    )
-    parser.add_argument("--preset", default="multi30k", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--threads", type=InRange(0, 1024), default=0, help="of the CPU; 0: what PyTorch takes")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder made by fasttfm prepare")
+    add("--out", type=Path, required=True, help="folder for weights and log")
+    add("--minutes", type=InRange(0.01, 10**6, float), required=True, help="time limit from the start of the command")
+    add("--preset", default="multi30k", help="(default: %(default)s)")
+    add("--seed", type=int, default=1, help="(default: %(default)s)")
+    add("--threads", type=InRange(0, 1024), default=0, help="CPU threads; 0: PyTorch's default")
+    add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if available)")
     args = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -1,1 +1,1 @@
-"""The device queue: prepared questions for a GPU that is at hand for minutes (run.py)."""
+"""The device queue: prepared questions for a GPU that is available for minutes (run.py)."""

@@ -1,10 +1,10 @@
-"""Ways to compute attention of long causal rows on sm_90: their numbers, then their times.
+"""Compares implementations of attention on long causal rows on sm_90: results, then times.
 
     python -m benchmarks.queue.long_rows
 
-A line for each decision (functional/tuning.py): between the kernel of every chip and one in Gluon by each of its tiles,
-then between the fastest of these and cuDNN, of both passes. Last, how many tensor maps the driver refused. bfloat16,
-1,024 columns of all heads.
+Prints a line per decision (functional/tuning.py): between the portable kernel and the Gluon kernel with each of its
+tiles, then between the fastest of these and cuDNN, for both passes. Last, the number of tensor maps that the driver
+refused. bfloat16, 1,024 columns over all heads.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _SECONDS = 0.5
 
 
 def _tell(name: str, run: tuning.Work, word: str) -> None:
-    """A line for each decision of this name that the work asks for; the fastest answers stay in force."""
+    """Tune each decision of the work whose name contains `word`, and print a line for it; the fastest stays in use."""
     device = torch.device("cuda")
     clock, chip = timing.DeviceClock(device).microseconds, launch.chip(device)
     for decision, work in tuning.decisions_of([run], chip).items():
@@ -41,7 +41,7 @@ def _tell(name: str, run: tuning.Work, word: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     Parser(prog="python -m benchmarks.queue.long_rows", description=(__doc__ or "").split("\n")[0]).parse_args(argv)
     torch.manual_seed(0)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for (batch, length, width), rate in itertools.product(_SHAPES, (0.0, 0.1)):
             q, k, v = (
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _tell(f"backward {name}", run, "hopper")
             if not rate:
                 _tell(f"both {name}", partial(both, q, k, v, gradient), "library")
-    refused = [each for each in said if "no tensor map" in str(each.message)]
-    print(*{str(each.message) for each in refused}, f"tensor maps refused: {len(refused)}", sep="\n")
+    refused = [str(warning.message) for warning in caught if "no tensor map" in str(warning.message)]
+    print(*set(refused), f"tensor maps refused: {len(refused)}", sep="\n")
     return 0
 
 

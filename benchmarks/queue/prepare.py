@@ -1,15 +1,15 @@
-"""Prepares a device's minutes without a device: kernels compiled, data prepared, packages packed.
+"""Prepares a session on a device beforehand: compiles kernels, prepares data, packs packages.
 
     python -m benchmarks queue --prepare FOLDER --text multi30k=DIR --python 3.12 --package triton==3.7.1
 
-FOLDER then holds kernels/ (Triton's cache), multi30k/ (text, and data prepared by `fasttfm prepare`), site/ (packages
-for a Python there that lacks them, less what nothing here runs) and prepared.tar.xz of all that. On the device:
+FOLDER then has kernels/ (Triton's cache), multi30k/ (text, and data by `fasttfm prepare`), site/ (packages that the
+device's Python lacks, without unused parts) and prepared.tar.xz with all of them. On the device:
 
     tar xf prepared.tar.xz -C /tmp/prepared
     PYTHONPATH=/tmp/prepared/site python -m benchmarks queue --prepared /tmp/prepared --seconds 700
 
-Kernels are compiled by the command of each question under stand_in.py. Triton's cache knows them by Triton's version
-alone then, so the same version must run there: give it as a --package where that Python has another.
+Kernels are compiled by running each question's command under stand_in.py. Their keys in Triton's cache depend on
+Triton's version only, so the device must run the same version: pass it as --package if its Python has another.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from ptx_check.chips import CHIPS
 
 ARCHIVE = "prepared.tar.xz"
 LARGEST = 60 << 20
-"""Bytes of the archive: what can be carried beside a checkout."""
+"""Largest size of the archive in bytes."""
 _LIMIT = 1_800.0
-"""Seconds that a question's kernels may take to compile."""
+"""Time limit for compiling the kernels of a question, in seconds."""
 _DROPPED = (
     "backends/amd/", "cupti/", "libproton.so", "ptxas-blackwell", "FileCheck", "nvdisasm", "plugins/",
     "instrumentation/",
 )  # fmt: skip
-"""Of Triton: what no NVIDIA device before Blackwell runs."""
+"""Parts of Triton that NVIDIA devices before Blackwell do not need."""
 _KEY = """
 
 def triton_key():  # kernels were compiled by this version with another Python's build
@@ -54,24 +54,24 @@ def triton_key():  # kernels were compiled by this version with another Python's
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prepare")
     group.add_argument("--chip", default="sm_90", choices=CHIPS, metavar="NAME", help="(default: %(default)s)")
-    group.add_argument("--text", action="append", default=[], metavar="CORPUS=DIR", help="text to prepare and carry")
-    group.add_argument("--package", action="append", default=[], metavar="NAME==VERSION", help="wheel to carry")
-    group.add_argument("--python", metavar="VERSION", help="of the device, for --package (default: this one's)")
+    group.add_argument("--text", action="append", default=[], metavar="CORPUS=DIR", help="text to prepare and pack")
+    group.add_argument("--package", action="append", default=[], metavar="NAME==VERSION", help="wheel to pack")
+    group.add_argument("--python", metavar="VERSION", help="Python of the device, for --package (default: this one)")
 
 
 def compiled(prepared: Path | None) -> set[str] | None:
-    """The kernels of ours in Triton's cache, as name-key; None without a prepared folder."""
+    """Our kernels in Triton's cache, as name-key; None without a prepared folder."""
     if prepared is None:
         return None
     files = (prepared / "kernels").glob("*/*.cubin")
-    ours = (file for file in files if not file.stem.startswith("triton_"))  # which are inductor's
+    ours = (file for file in files if not file.stem.startswith("triton_"))  # those are Inductor's
     return {f"{file.stem}-{file.parent.name[:8]}" for file in ours}
 
 
 def relocate(prepared: Path) -> None:
-    """Points Triton's cache to where it lies now: it writes down its files' absolute paths."""
+    """Rewrite the absolute paths in Triton's cache for the folder's current location."""
     if not (prepared / "kernels").is_dir():
-        raise UserError(f"--prepared {prepared} holds no kernels/: give a folder that --prepare made, unpacked")
+        raise UserError(f"--prepared {prepared} has no kernels/: unpack an archive of --prepare")
     for file in (prepared / "kernels").glob("*/__grp__*.json"):
         names = read_json(file).get("child_paths")
         if not isinstance(names, dict):
@@ -80,34 +80,32 @@ def relocate(prepared: Path) -> None:
 
 
 def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
-    """Prepares a folder for the questions; 1 where a command that compiles did not end."""
+    """Prepare a folder for the questions; returns 1 if one did not compile to the end."""
     folder: Path = args.prepare.resolve()
     if " " in str(folder):
-        raise UserError(f"--prepare {folder}: give a folder without spaces, since Triton writes paths down")
-    texts = dict(_pair(each) for each in args.text)
-    for each in args.package:
-        if each.count("==") != 1:
-            raise UserError(f"--package {each} must be NAME==VERSION")
+        raise UserError(f"--prepare {folder}: the path must have no spaces, because Triton stores it")
+    texts = dict(map(_corpus, args.text))
+    for package in args.package:
+        if package.count("==") != 1:
+            raise UserError(f"--package {package} must be NAME==VERSION")
     command.writable(folder / "kernels", "--prepare")
-    for corpus, text in texts.items():  # and its data as `benchmarks end_to_end` prepares it
+    for corpus, text in texts.items():
         shutil.copytree(text, folder / corpus / "text", dirs_exist_ok=True, copy_function=shutil.copyfile)
         prepare_corpus(corpus, folder / corpus / "text", folder / corpus / "work")
     broken = [question.name for question in questions if not _compile(question, args.chip, folder)]
     for name in broken:
-        print(f"benchmarks: {name}: its kernels were not compiled to the end", file=sys.stderr)
+        print(f"benchmarks: {name}: compilation of its kernels was interrupted", file=sys.stderr)
     _drop_intermediate(folder / "kernels")
     if args.package:
         _carry_packages(args.package, args.python, folder / "site")
     size = _pack(folder)
     print(f"{len(compiled(folder) or ())} kernels for {args.chip}; {folder / ARCHIVE}: {size / 2**20:.1f} MiB")
     if size > LARGEST:
-        raise UserError(
-            f"{ARCHIVE} has {size / 2**20:.1f} MiB, more than {LARGEST >> 20}: carry fewer packages or texts"
-        )
+        raise UserError(f"{ARCHIVE} has {size / 2**20:.1f} MiB, over {LARGEST >> 20}: pack fewer packages or texts")
     return 1 if broken else 0
 
 
-def _pair(text: str) -> tuple[str, Path]:
+def _corpus(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or name not in CORPORA or not Path(folder).is_dir():
         raise UserError(f"--text {text} must be CORPUS=DIR, one of {', '.join(CORPORA)} and an existing folder")
@@ -115,11 +113,11 @@ def _pair(text: str) -> tuple[str, Path]:
 
 
 def _compile(question: Question, chip: str, folder: Path) -> bool:
-    """Compiles what a question launches; whether its command came to an end."""
+    """Compile the kernels of a question; returns whether its command ran to its end."""
     began, before = time.monotonic(), compiled(folder) or set()
-    wanted = (question.compiles or question.command).replace("{prepared}", str(folder))
-    wanted = wanted.replace("{results}", str(folder / "discarded"))
-    line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *wanted.split()]
+    words = (question.compiles or question.command).replace("{prepared}", str(folder))
+    words = words.replace("{results}", str(folder / "discarded"))
+    line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *words.split()]
     variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(folder / "discarded")}
     environment = {**os.environ, **variables}
     environment.pop("TRITON_INTERPRET", None)
@@ -128,23 +126,23 @@ def _compile(question: Question, chip: str, folder: Path) -> bool:
     finally:
         shutil.rmtree(folder / "discarded", ignore_errors=True)
     new = len((compiled(folder) or set()) - before)
-    print(f"{question.name}: {new} kernels more, {time.monotonic() - began:.0f} s", flush=True)
-    tests = "pytest" in wanted.split()  # whose failures say that nothing was computed
+    print(f"{question.name}: {new} new kernels, {time.monotonic() - began:.0f} s", flush=True)
+    tests = "pytest" in words.split()  # these fail, because nothing is computed
     return status == 0 or (tests and status == 1)
 
 
 def _drop_intermediate(kernels: Path) -> None:
-    """Leaves of each kernel what a launch reads: the machine code and its description."""
+    """Keep only what a launch reads: machine code and metadata."""
     for file in kernels.glob("*/*"):
         if file.suffix not in (".cubin", ".json"):
             file.unlink()
 
 
 def _carry_packages(packages: Sequence[str], python: str | None, site: Path) -> None:
-    """Unpacks wheels for a Python, Triton's without what is not run, and with the key that its cache was filled by."""
+    """Unpack wheels for a Python; Triton's without unused parts, and with the key of the prepared cache."""
     wheels = site.with_name("wheels")
     for_python = [] if python is None else ["--python-version", python, "--implementation", "cp"]
-    platforms = [f"--platform=manylinux{each}_x86_64" for each in ("_2_28", "_2_27", "_2_17", "2014")]
+    platforms = [f"--platform=manylinux{version}_x86_64" for version in ("_2_28", "_2_27", "_2_17", "2014")]
     line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={wheels}"]
     done = run_to_end([*line, *for_python, *(platforms if python else []), *packages])
     if done.returncode:
@@ -154,7 +152,7 @@ def _carry_packages(packages: Sequence[str], python: str | None, site: Path) -> 
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if not (n.startswith("triton") and any(d in n for d in _DROPPED))]
             archive.extractall(site, names)
-            for name in names:  # zipfile forgets what may be executed
+            for name in names:  # zipfile drops execute permissions
                 mode = archive.getinfo(name).external_attr >> 16
                 if mode & 0o111 and not name.endswith("/"):
                     os.chmod(site / name, 0o755)
@@ -162,25 +160,24 @@ def _carry_packages(packages: Sequence[str], python: str | None, site: Path) -> 
         subprocess.run(["strip", "--strip-unneeded", str(library)], check=False)
     triton = site / "triton" / "runtime" / "cache.py"
     if triton.is_file():
-        (version,) = (each.partition("==")[2] for each in packages if each.startswith("triton=="))
+        (version,) = (package.partition("==")[2] for package in packages if package.startswith("triton=="))
         if version != metadata.version("triton"):
             raise UserError(f"--package triton=={version}: kernels are compiled by {metadata.version('triton')} here")
         triton.write_text(triton.read_text() + _KEY.format(version=version))
-        amd = site / "triton" / "backends" / "amd"
-        shutil.rmtree(amd, ignore_errors=True)
+        shutil.rmtree(site / "triton" / "backends" / "amd", ignore_errors=True)
         for entry in site.glob("triton-*.dist-info/entry_points.txt"):
             lines = entry.read_text().splitlines(keepends=True)
             entry.write_text("".join(line for line in lines if not line.startswith("amd")))
 
 
 def _pack(folder: Path) -> int:
-    """Writes the archive; its size in bytes."""
+    """Write the archive; returns its size in bytes."""
     archive = folder / ARCHIVE
     archive.unlink(missing_ok=True)
     partial = archive.with_suffix(".part")
     with tarfile.open(partial, "w:xz", preset=6) as tar:
-        for each in sorted(folder.iterdir()):
-            if each.is_dir() and each.name != "wheels":
-                tar.add(each, each.name)
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and path.name != "wheels":
+                tar.add(path, path.name)
     partial.replace(archive)
     return archive.stat().st_size

@@ -1,13 +1,13 @@
-"""Asks a GPU that is at hand for minutes what it was prepared to be asked.
+"""Runs prepared questions on a GPU that is available for minutes.
 
-    python -m benchmarks queue --dry-run                     what would be asked, for how long
-    python -m benchmarks queue --seconds 700                 asks, most worth first
-    python -m benchmarks queue --prepare FOLDER              compiles and packs what no device second should go into
+    python -m benchmarks queue --dry-run                     list the questions and their time limits
+    python -m benchmarks queue --seconds 700                 run them, most valuable first
+    python -m benchmarks queue --prepare FOLDER              compile and pack beforehand what needs no device
 
-Each question is a process of its own with its own limit. Its record is written as it ends, into queue-MACHINE.jsonl:
-a run that is killed loses the question that it was at, less the records that this one's command had written. A question
-that a record answers is not asked again before the files that it measures have changed; one that the rest of the time
-cannot hold is left out. questions.yaml has the questions, docs/gpu-predictions.md their predictions and outcomes.
+Each question runs in its own process with its own time limit. Its record is written to queue-MACHINE.jsonl when it
+ends; a killed run loses only the current question, and keeps the records that its command has written. An answered
+question is skipped until the files it measures change; a question is skipped if its limit exceeds the remaining time.
+Questions are in questions.yaml, predictions and outcomes in docs/gpu-predictions.md.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from fasttfm.errors import UserError
 from fasttfm.kernels.proof.assembler import in_use
 
 _KEPT_OUTPUT = 2_000
-"""Characters of its output that a record keeps."""
+"""Characters of output kept in a record."""
 SOURCES = (ROOT, ROOT / "ptx-check" / "src", ROOT / "pretraining" / "src")
 PAGE = ROOT / "docs" / "gpu-predictions.md"
 _BEGIN, _END = "<!-- queue -->\n", "<!-- end of queue -->\n"
 
 
 def words(question: Question, results: Path, prepared: Path | None) -> list[str]:
-    """The command line of a question."""
+    """Command line of a question."""
     line = question.command.replace("{results}", shlex.quote(str(results)))
     line = line.replace("{prepared}", shlex.quote(str(prepared or "")))
     first, *others = shlex.split(line)
@@ -50,7 +50,7 @@ def words(question: Question, results: Path, prepared: Path | None) -> list[str]
 
 
 def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
-    """The variables of a question's process: this checkout, the compiled kernels, no tuned choices but in `cache`."""
+    """Environment of a question's process: this checkout, the prepared kernels, tuning results from `cache` only."""
     path = [*map(str, SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
     result = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
     if prepared is not None:
@@ -59,29 +59,29 @@ def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
 
 
 def load(results: Path, names: str = "queue-*") -> list[Record]:
-    """The records of a folder's files of these names."""
+    """Records of the files in a folder that match a pattern."""
     return [record for file in sorted(results.glob(names + records.ENDING)) for record in records.read(file)]
 
 
 def ask(question: Question, results: Path, prepared: Path | None, seconds: float) -> Record:
-    """Runs a question's command for at most so many seconds, and keeps what came out."""
+    """Run a question's command with a time limit, and keep its record."""
     moment, began = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
-    had = prepare.compiled(prepared)
+    before = prepare.compiled(prepared)
     with tempfile.TemporaryDirectory() as folder:
         tunes = question.command.startswith("python -m fasttfm tune")
         cache, output = results / "cache" if tunes else Path(folder) / "cache", Path(folder) / "output"
         status = command.limited(words(question, results, prepared), seconds, environment(prepared, cache), output)
-        taken, text = time.monotonic() - began, output.read_text(encoding="utf-8", errors="replace")
+        elapsed, text = time.monotonic() - began, output.read_text(encoding="utf-8", errors="replace")
     written = [r for r in load(results, "*") if r.get("machine", {}).get("time", "") >= moment]
     record: Record = {
         "benchmark": "queue",
         "question": question.name,
         "status": "done" if status == 0 else "stopped" if status in command.AT_ITS_LIMIT else "failed",
-        "seconds": round(taken, 1),
+        "seconds": round(elapsed, 1),
         "limit": question.seconds,
         "measures": digest(question),
         "answers": outcomes(question, (r for r in written if r.get("benchmark") != "queue"), text),
-        "compiled": [] if had is None else sorted((prepare.compiled(prepared) or had) - had),
+        "compiled": [] if before is None else sorted((prepare.compiled(prepared) or before) - before),
         "output": text[-_KEPT_OUTPUT:],
         "machine": machine.describe(),
     }
@@ -90,11 +90,11 @@ def ask(question: Question, results: Path, prepared: Path | None, seconds: float
 
 
 def answered(question: Question, known: Sequence[Record]) -> Record | None:
-    """The record that answers a question: all its numbers, with what it measures as it is now."""
-    of = next((record for record in known if record["question"] == question.name), None)
-    if of is None or of["measures"] != digest(question) or any(a["measured"] is None for a in of["answers"]):
-        return None
-    return of
+    """The record with all numbers of a question, measured on the current files; None if there is none."""
+    for record in known:
+        if record["question"] == question.name and record["measures"] == digest(question):
+            return None if any(answer["measured"] is None for answer in record["answers"]) else record
+    return None
 
 
 def run(
@@ -106,54 +106,52 @@ def run(
     dry: bool = False,
     again: bool = False,
 ) -> list[Record]:
-    """Asks the questions in order while the time lasts, and prints what came out; dry: what would be asked."""
+    """Run the questions in order within `seconds`, and print their outcomes. dry: only print the plan."""
     began = time.monotonic()
     file = results / records.file_name("queue", machine.describe())
     known = records.read(file) if file.is_file() else []
     result, planned = [], 0.0
     for question in questions:
         left = seconds - (planned if dry else time.monotonic() - began)
-        of = None if again else answered(question, known)
-        if of is not None:
-            print(f"{question.name}: answered on {of['machine']['time'][:10]}")
+        answer = None if again else answered(question, known)
+        if answer is not None:
+            print(f"{question.name}: answered on {answer['machine']['time'][:10]}")
         elif question.needs and not (prepared and (prepared / question.needs).exists()):
-            print(f"{question.name}: left out, {question.needs} is not prepared (--prepared FOLDER)")
+            print(f"{question.name}: skipped, {question.needs} is not prepared (--prepared FOLDER)")
         elif question.seconds > left:
-            print(f"{question.name}: left out, it may take {question.seconds} s and {max(0, left):.0f} s are left")
+            print(f"{question.name}: skipped, its limit is {question.seconds} s and {max(0, left):.0f} s are left")
         elif dry:
             planned += question.seconds
-            print(f"{question.name}: {question.decides} (at most {question.seconds} s)\n    {question.command}")
+            print(f"{question.name}: {question.decides} (limit {question.seconds} s)\n    {question.command}")
         else:
             print(f"{question.name}: {question.decides}", flush=True)
             record = ask(question, results, prepared, min(question.seconds, left))
             result.append(record)
             print(f"    {record['status']} after {record['seconds']} s")
-            if record["compiled"]:
-                print(
-                    f"    fault: {len(record['compiled'])} kernels were not prepared: {', '.join(record['compiled'])}"
-                )
+            if late := record["compiled"]:
+                print(f"    error: {len(late)} kernels were not prepared: {', '.join(late)}")
             if record["status"] == "failed":
                 print("    " + record["output"].strip()[-400:].replace("\n", "\n    "))
     if dry:
-        print(f"{planned:.0f} of {seconds:.0f} s at most")
+        print(f"{planned:.0f} of {seconds:.0f} s planned")
     elif result:
         print(table(result), f"kept in {file}", sep="\n")
     return result
 
 
 def table(asked: Sequence[Record]) -> str:
-    """A line for each number: predicted, measured, verdict."""
+    """Table of the numbers in these records: predicted, measured, verdict."""
     rows = []
     for record in asked:
         for a in record["answers"]:
             values = [number(a[name]) if a[name] is not None else "-" for name in ("before", "predicted", "measured")]
-            said = a["verdict"] + (f" ({a['why']})" if a["why"] else "")
-            rows.append([record["question"], f"{a['what']}, {a['unit']}", *values, said])
+            verdict = a["verdict"] + (f" ({a['why']})" if a["why"] else "")
+            rows.append([record["question"], f"{a['what']}, {a['unit']}", *values, verdict])
     return markdown(["question", "number", "before", "predicted", "measured", "verdict"], rows)
 
 
 def page_table(questions: Sequence[Question], known: Sequence[Record]) -> str:
-    """A line for each number that is asked for: its prediction, and the last outcome on each machine."""
+    """Table of all numbers that are asked for: prediction, and last outcome on each machine."""
     rows = []
     for question in questions:
         for expected in question.answers:
@@ -170,7 +168,7 @@ def page_table(questions: Sequence[Question], known: Sequence[Record]) -> str:
 
 
 def write_page(results: Path) -> None:
-    """Puts page_table() of a folder's records into the page, between its marks. Raises UserError without a folder."""
+    """Write page_table() of a folder's records into the page. Raises UserError if the folder does not exist."""
     if not results.is_dir():
         raise UserError(f"--results {results} does not exist: give a folder of records")
     content = f"\n{page_table(read(), load(results))}\n\n"
@@ -181,20 +179,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m benchmarks queue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=InRange(1, 10**6, float), default=700.0, help="of the device (default: 700)")
-    parser.add_argument("--only", default="", metavar="WORD", help="questions whose name contains it")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="say what would be asked, and for how long")
-    what.add_argument("--page", action="store_true", help=f"write predictions and outcomes into {PAGE.name}")
-    what.add_argument("--prepare", type=Path, metavar="FOLDER", help="compile and pack into it what the queue needs")
-    parser.add_argument("--again", action="store_true", help="ask what a record answers, too")
-    parser.add_argument("--prepared", type=Path, metavar="FOLDER", help="what --prepare made, unpacked")
+    parser.add_argument("--seconds", type=InRange(1, 10**6, float), default=700.0, help="device time (default: 700)")
+    parser.add_argument("--only", default="", metavar="WORD", help="questions whose name contains WORD")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--dry-run", action="store_true", help="list the questions and their limits")
+    mode.add_argument("--page", action="store_true", help=f"write predictions and outcomes to {PAGE.name}")
+    mode.add_argument("--prepare", type=Path, metavar="FOLDER", help="compile kernels and pack them into FOLDER")
+    parser.add_argument("--again", action="store_true", help="also run answered questions")
+    parser.add_argument("--prepared", type=Path, metavar="FOLDER", help="unpacked archive of --prepare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the records")
     prepare.add_arguments(parser)
     args = parser.parse_args(argv)
     questions = [question for question in read() if args.only in question.name]
     if not questions:
-        raise UserError(f"--only {args.only}: no question is called so; they are {', '.join(q.name for q in read())}")
+        raise UserError(f"--only {args.only} matches no question: {', '.join(question.name for question in read())}")
     if args.page:
         write_page(args.results)
         return 0
@@ -213,9 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_device() -> None:
-    """Raises UserError where there is none; says which assembler makes its machine code."""
+    """Raises UserError without a GPU or a C compiler; prints the assembler in use."""
     if not torch.cuda.is_available():
-        raise UserError("there is no CUDA or ROCm device to ask: --dry-run and --prepare need none")
+        raise UserError("the queue needs a CUDA or ROCm device: without one use --dry-run or --prepare")
     if torch.version.cuda:
         major, minor = torch.cuda.get_device_capability()
         print(in_use(10 * major + minor))

@@ -1,11 +1,11 @@
-"""Runs a command as if on a chip: its kernels are compiled and not launched, products are not computed.
+"""Runs a command as if on a chip: kernels are compiled but not launched, products are not computed.
 
     python -m benchmarks.queue.stand_in sm_90 python -m benchmarks --quick kernels
     python -m benchmarks.queue.stand_in sm_90 python -m fasttfm tune --quick
 
-A device's tensors lie on the CPU meanwhile (ptx_check.cuda), so the numbers mean nothing and a program that checks them
-may say so; what its launches compile lies in Triton's cache, for a device of the chip. Of the suite's cases ours alone
-are run, once; `python -m pytest` runs its tests, whose failures mean nothing either.
+CUDA tensors are on the CPU (ptx_check.cuda), so results are meaningless and checks of them fail; compiled kernels go to
+Triton's cache, for a device of this chip. Of the suite's cases only our providers run, once. `python -m pytest` runs
+tests, whose failures are meaningless, too.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from ptx_check.ledger.collect import Compiling
 _PRODUCTS = {"_addmm_activation", "addmm", "addmm_", "baddbmm", "bmm", "mm"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _LARGE = 1 << 20
-"""Elements from which a product is zeros, memory that is never touched, in place of random numbers."""
+"""Products with more elements are zeros, which touch no memory, instead of random numbers."""
 
 
 def key() -> str:
-    """The name of this version in Triton's cache, in place of a digest that each Python's build changes."""
+    """Key of this Triton version in its cache, instead of a digest that depends on the Python build."""
     return f"triton-{triton.__version__}"
 
 
@@ -47,7 +47,7 @@ class _NoProducts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__ if func.namespace == "aten" else ""
-        if name in _EMPTY:  # what a kernel would write is 0: a search ends where it finds no numbers
+        if name in _EMPTY:  # outputs of kernels are 0: a search stops at undefined numbers
             result = func(*args, **kwargs)
             return torch.zeros_like(result) if result.numel() > _LARGE else result.zero_()
         if name not in _PRODUCTS:
@@ -60,19 +60,19 @@ class _NoProducts(TorchDispatchMode):
 
 
 def _once(providers: Mapping[str, Callable[[], Any]], *_: Any, **__: Any) -> dict[str, float | str]:
-    """fasttfm.system.timing.measure, of which nothing is timed."""
+    """Replacement for fasttfm.system.timing.measure that runs each provider once, untimed."""
     result: dict[str, float | str] = {}
     for name, run in providers.items():
         try:
             run()
             result[name] = 1.0
-        except Exception as error:  # as on a device: an answer that cannot run there is passed over
+        except Exception as error:  # as on a device: a candidate that cannot run is skipped
             result[name] = f"{type(error).__name__}: {error}"
     return result
 
 
 def _step_that_ends(engine: Engine, step: Callable[[Engine], None] = Engine.step) -> None:
-    """A step of a search, after which every sentence has ended without words: kernels that compute nothing end none."""
+    """Search step after which all sentences have ended, empty: kernels that compute nothing end none."""
     step(engine)
     state = engine.state
     state.finished.copy_(state.settings[:, column("number")])
@@ -88,26 +88,27 @@ def _meta(value: Any) -> Any:
 
 @contextlib.contextmanager
 def standing_in(chip: str) -> Iterator[None]:
-    """Inside the block this process is one on the chip, as far as compiling goes."""
+    """Context in which this process compiles as if on the chip."""
     from triton.runtime import cache, driver
 
-    with contextlib.ExitStack() as stack:
-        stack.callback(setattr, driver, "_active", driver._active)
-        driver.set_active(Compiling(chip))
-        stack.enter_context(mock.patch.object(cache, "triton_key", key))
-        stack.enter_context(mock.patch.object(torch.cuda, "_sleep"))
-        stack.enter_context(mock.patch.object(torch.cuda, "get_rng_state", return_value=torch.get_rng_state()))
-        stack.enter_context(mock.patch.object(torch.cuda, "set_rng_state"))
-        stack.enter_context(mock.patch.object(tuning, "measure", _once))
-        stack.enter_context(mock.patch.object(Graphs, "captures", False))
-        stack.enter_context(mock.patch.object(Engine, "step", _step_that_ends))
-        stack.enter_context(Answers(CHIPS[chip]))
-        stack.enter_context(_NoProducts())
+    patch = mock.patch.object
+    with (
+        patch(driver, "_active", Compiling(chip)),
+        patch(cache, "triton_key", key),
+        patch(torch.cuda, "_sleep"),
+        patch(torch.cuda, "get_rng_state", return_value=torch.get_rng_state()),
+        patch(torch.cuda, "set_rng_state"),
+        patch(tuning, "measure", _once),
+        patch(Graphs, "captures", False),
+        patch(Engine, "step", _step_that_ends),
+        Answers(CHIPS[chip]),
+        _NoProducts(),
+    ):
         yield
 
 
 def suite(words: Sequence[str]) -> None:
-    """Ours of the cases that `python -m benchmarks WORDS` would measure, once each."""
+    """Runs our providers in the cases that `python -m benchmarks WORDS` would measure, once each."""
     args = program._parser().parse_args(words)
     setting = program.setting_of(args)
     for case in program.chosen_cases(args.groups, args.only, setting):
@@ -122,7 +123,7 @@ def suite(words: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     chip, first, *words = sys.argv[1:] if argv is None else argv
     if first != "python" or words[0] != "-m":
-        raise SystemExit(f"{first} is not a Python module that can be stood in for")
+        raise SystemExit(f"{first} is not `python -m MODULE`, which alone can be stood in for")
     module, arguments = words[1], words[2:]
     with standing_in(chip):
         if module == "benchmarks" and not {*program.COMMANDS} & {*arguments[:1]}:

@@ -1,1 +1,1 @@
-"""Pages, tables and comparisons made of the records."""
+"""Pages, tables and comparisons from records."""

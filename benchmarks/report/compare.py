@@ -1,17 +1,16 @@
-"""Rows that became slower from one set of records to another, and whether that can be chance.
+"""Regressions between two sets of records, with confidence intervals.
 
     python -m benchmarks compare BEFORE AFTER [--threshold 0.05]
 
-BEFORE and AFTER are files of records, or folders. Rows of the same group, case, shape, dtype, pass and provider are
-compared by the ratio of their medians, after over before. A record keeps p20, p50, p80 and the number of runs, so the
-logarithm of a time is taken to be normal: its deviation is ln(p80 / p20) / 1.683, the standard error of a median of n
-runs 1.253 times that over the root of n, and the interval holds the ratio with 99% as far as the spread within a run
-tells. What differs from run to run (clocks, neighbours, memory layout) it cannot know; the threshold stands for that,
-and the peers' rows, which did not change, show how far the machine moved.
+BEFORE and AFTER are files or folders of records. Rows of equal group, case, shape, dtype, pass and provider are
+compared by the ratio of their medians, after over before. A record has p20, p50, p80 and the number of runs n; times
+are taken as log-normal with deviation ln(p80 / p20) / 1.683, the standard error of the median is 1.253 times that over
+sqrt(n), and the interval covers the ratio with 99% as far as the spread within a run tells. Variation between runs
+(clocks, neighbours, memory layout) is not in it: that is what the threshold is for, and the rows of peers, whose code
+did not change, show how far the machine drifted.
 
-A regression is a row of fasttfm whose whole interval lies above 1 + threshold, or one that was timed and now is wrong,
-refused or absent. The exit status is 1 when there is one, else 0. Between two machines, or numbers of threads, there is
-none: the ratios then tell those apart.
+A regression is a row of fasttfm whose whole interval is above 1 + threshold, or one that was timed and is now wrong,
+refused or absent. The exit status is 1 if there is one. Between machines or numbers of threads there are none.
 """
 
 from collections.abc import Sequence
@@ -27,25 +26,25 @@ from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 
 LEAST_RUNS = 5
-"""A median of fewer runs has no interval."""
-_P20_TO_P80 = 1.6832  # standard deviations between the quantiles of a normal distribution
-_MEDIAN = np.sqrt(np.pi / 2)  # standard error of a median in those of a mean
+"""Fewest runs for an interval."""
+_P20_TO_P80 = 1.6832  # standard deviations between these quantiles of a normal distribution
+_MEDIAN = np.sqrt(np.pi / 2)  # standard error of a median over that of a mean
 _NORMAL_99 = 2.5758
 _KEY = [*CASE, "provider"]
 
 
 def changes(before: pd.DataFrame, after: pd.DataFrame, threshold: float) -> pd.DataFrame:
-    """A line for every row of the suite that both hold, the slowest change first: columns of both with _before and
-    _after, ratio, low and high (of its interval), verdict, alike (measured on as much of the same machine), regression.
+    """Rows of the suite in both sets, largest slowdown first.
 
-    Where each side is of one machine the machines may differ; otherwise rows of the same machine are compared.
+    Columns: those of both sets with _before and _after, ratio, its interval low and high, verdict, alike (same machine
+    and number of threads), regression. Rows are matched by machine, unless each set has only one.
     """
     key = _KEY if max(side.machine.nunique() for side in (before, after)) > 1 else [k for k in _KEY if k != "machine"]
     for side in (before, after):
         twice = side[side.duplicated(key, keep=False)].groupby(key, sort=False).head(2)
         if len(twice):
             one, other = (entry.location for entry in twice.entry.iloc[:2])
-            raise UserError(f"{one} and {other} measure the same thing: compare single files")
+            raise UserError(f"{one} and {other} are the same case: compare single files")
     named = (side.assign(of=side.machine) for side in (before, after))
     both = pd.merge(*named, on=key, suffixes=("_before", "_after"))
     timed = (both.status_before == "timed") & (both.status_after == "timed")
@@ -85,44 +84,34 @@ def table(result: pd.DataFrame) -> str:
 
 
 def notes(before: pd.DataFrame, after: pd.DataFrame, result: pd.DataFrame) -> list[str]:
-    """Return what the reader of the ratios should know of the two sides."""
-    said = []
+    """Remarks on the two sets, and the counts of rows."""
+    remarks = []
     if not result.alike.all():
-        said.append(
-            "The two sides are not of one machine with one number of threads: ratios tell those apart, and no row is "
-            "called a regression."
-        )
+        remarks.append("The machines or numbers of threads differ: no row is called a regression.")
     if all(one.record == other.record for one, other in zip(result.entry_before, result.entry_after)):
-        said.append("Both sides hold the same records.")
+        remarks.append("Both sides have the same records.")
     first, last = before.time.min(), after.time.max()
     if first > last:
-        said.append(f"BEFORE was measured later ({first}) than AFTER ({last}): are they the wrong way round?")
+        remarks.append(f"BEFORE was measured later ({first}) than AFTER ({last}): are they swapped?")
     peers = result[result.timed & ~result.ours_after].ratio.sort_values()
     if len(peers):
-        said.append(f"The {len(peers)} rows of other providers: median ratio {peers.iloc[len(peers) // 2]:.3f}.")
+        remarks.append(f"{len(peers)} rows of other providers: median ratio {peers.iloc[len(peers) // 2]:.3f}.")
     unmatched = len(before) + len(after) - 2 * len(result)
-    regressions = result.regression.sum()
-    return [*said, f"{len(result)} rows compared, {unmatched} without a partner, {regressions} regressions."]
+    return [*remarks, f"{len(result)} rows compared, {unmatched} unmatched, {result.regression.sum()} regressions."]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m benchmarks compare", description="What became slower from one set of records to another."
-    )
+    parser = Parser(prog="python -m benchmarks compare", description=__doc__.split("\n")[0])
     parser.add_argument("before", type=Path, help="file or folder of records")
-    parser.add_argument("after", type=Path, help="the same, of a later run")
-    parser.add_argument(
-        "--threshold",
-        type=InRange(0, 10**6, float),
-        default=0.05,
-        help="a change up to this share is none (default: %(default)s)",
-    )
+    parser.add_argument("after", type=Path, help="file or folder of a later run")
+    threshold = InRange(0, 10**6, float)
+    parser.add_argument("--threshold", type=threshold, default=0.05, help="relative change (default: %(default)s)")
     args = parser.parse_args(argv)
     before, after = (suite(load(path)) for path in (args.before, args.after))
     result = changes(before, after, args.threshold)
     if result.empty:
-        held = (", ".join(sorted({*(side.group + " in " + side["dtype"])})) for side in (before, after))
-        one, other = (f"{p} ({h or 'nothing that can be compared'})" for p, h in zip((args.before, args.after), held))
+        groups = (", ".join(sorted({*(side.group + " in " + side["dtype"])})) for side in (before, after))
+        one, other = (f"{path} ({names or 'no rows'})" for path, names in zip((args.before, args.after), groups))
         raise UserError(f"{one} and {other} have no row in common")
     for name, path, side in (("before", args.before, before), ("after", args.after, after)):
         print(f"{name}: {', '.join(sorted(set(side.machine)))} ({path})")

@@ -1,8 +1,8 @@
-"""The benchmark report: an index, a page and a chart a machine; README's figures and the pictures of docs.
+"""The benchmark report: an index, a page and a chart per machine, README's blocks and the pictures of docs.
 
 python -m benchmarks report              docs/benchmark-report
 python -m benchmarks report --readme     README's blocks and docs/images too
-python -m benchmarks report --all        every row as CSV on standard output
+python -m benchmarks report --all        all rows as CSV on standard output
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks import host
+from benchmarks import command, host
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
@@ -21,22 +21,21 @@ from benchmarks.measure.text_table import duration, markdown, number, short_dtyp
 from benchmarks.report import pictures, readme
 from benchmarks.report.rows import TITLES, duels, suite, without_pool
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import UserError
 
 OUT = ROOT / "docs" / "benchmark-report"
 _ALL = "python -m benchmarks report --all > rows.csv"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1) -> str:
-    """A table of plain text; `names` columns at the left hold words, the others numbers."""
+    """Markdown table of plain text; the first `names` columns are words, the others numbers."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
     return markdown(cells[0], cells[1:], names=names)
 
 
 def statuses(rows: pd.DataFrame) -> str:
-    """The number of rows of each status."""
+    """Numbers of rows by status."""
     if rows.empty:
-        return "no row of the suite"
+        return "no rows of the suite"
     parts = [f"{count} {status}" for status, count in rows.status.value_counts().items()]
     return f"{len(rows)} rows: {', '.join(parts)}{f'; {rows.noisy.sum()} noisy' if rows.noisy.any() else ''}"
 
@@ -45,36 +44,36 @@ def statuses(rows: pd.DataFrame) -> str:
 
 
 def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry], *, charted: bool) -> str:
-    """The page of one machine; charted: whether it has a chart."""
+    """Page of one machine, with its chart if charted."""
     rows = suite(entries)
     sections = dict(_sections(entries, rows))
     contents = " · ".join(f"[{title}](#{_anchor(title)})" for title in sections)
     versions = [
-        f"{part} {', '.join(said)}"
+        f"{part} {', '.join(found)}"
         for part in ("torch", "triton", "fasttfm", "driver")
-        if (said := sorted({str(entry.machine[part]) for entry in entries if entry.machine.get(part)}))
+        if (found := sorted({str(entry.machine[part]) for entry in entries if entry.machine.get(part)}))
     ]
     commits = ", ".join(dict.fromkeys(_commit(entry) for entry in entries if entry.kind == "benchmark"))
     blocks = [
         f"# {name}",
         readme.notice(everything),
         f"{statuses(rows).capitalize()}; measured {_days(entries)} with {', '.join(versions)}"
-        f"{f', the suite at commit {commits}' if commits else ''}. Numbers are checked before any time; "
-        "**bold** where ours is not the fastest; ± is half of p20 to p80; ratio: how many times as "
-        "fast ours is; of limit: the least time that the device allows over ours; MiB: most memory beyond what there "
-        "was before; noisy: times that spread by more than a quarter, or a busy machine: in no sum. "
-        f"[Benchmarks](../benchmarks.md#reading-a-row) explains a row. Every row, the slower ways too: `{_ALL}`.",
+        f"{f', the suite at commit {commits}' if commits else ''}. Results are checked before timing. **Bold**: ours "
+        "is not the fastest. ±: half of p20 to p80. Ratio: the other's time over ours. Of limit: the device's minimum "
+        "time over ours. MiB: peak memory above the start. Noisy: times spread by more than a quarter, or the machine "
+        "was busy; left out of means. [Benchmarks](../benchmarks.md#reading-a-row) explains a row. All rows, slower "
+        f"providers too: `{_ALL}`.",
         contents,
     ]
     if charted:
-        blocks.append(f"![Times of the fastest other over ours, a bar a kernel]({slug(name)}.png)")
-    for title, its in sections.items():
-        blocks += [f"## {title}", *its]
+        blocks.append(f"![Time of the fastest other over ours, by kernel]({slug(name)}.png)")
+    for title, content in sections.items():
+        blocks += [f"## {title}", *content]
     return "\n\n".join(blocks) + "\n"
 
 
 def _sections(entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
-    """(title, blocks) of a page's sections."""
+    """(title, blocks) of each section of a page."""
     if runs := [_run(entry) for entry in entries if entry.kind in ("end_to_end", "speedrun")]:
         head = ("trained by", "of commit", "updates", "minutes", "tokens/s", "BLEU, cased", "signature")
         yield "From text to a score", [table(head, runs, names=2)]
@@ -96,7 +95,7 @@ def _sections(entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[st
 
 
 def _measured(entry: Entry) -> str:
-    """The rows of a record that is not of the suite, without what is a list, under its command."""
+    """Table of a program's record, without columns that are lists, under its command."""
     rows = pd.DataFrame(entry.record["measured"])
     rows = rows.loc[:, ~rows.map(lambda value: isinstance(value, list)).any()].astype(object).fillna("")
     head = [name.replace("_", " ") for name in rows]
@@ -105,13 +104,13 @@ def _measured(entry: Entry) -> str:
 
 
 def _commit(entry: Entry) -> str:
-    """The commit that was measured, marked where the tree had changes."""
+    """The measured commit, marked if the tree had local changes."""
     commit = str(entry.machine.get("commit") or "unknown")[:7]
     return f"{commit} with changes" if entry.machine.get("uncommitted_changes") else commit
 
 
 def _run(entry: Entry) -> tuple[str, ...]:
-    """The cells of a whole run; the minutes are those of training, of a speedrun all."""
+    """Cells of an end-to-end run, with minutes of training (of a speedrun: of all steps)."""
     run = entry.record
     words = run["train_command"].removeprefix("fasttfm train ").removeprefix("python -m benchmarks.peers.")
     note = f"; {run['note']}" if "note" in run else ""
@@ -127,14 +126,14 @@ def _run(entry: Entry) -> tuple[str, ...]:
 
 
 def _group(rows: pd.DataFrame) -> Iterator[str]:
-    """The tables of one group and dtype."""
+    """Tables of one group and dtype."""
     if (rows.level == "smoke").any():
-        yield "> **Some rows were run with `--smoke`, to see that everything runs: their times mean nothing.**"
+        yield "> **Some rows are of level smoke, which only checks that everything runs: their times are meaningless.**"
     if (rows.status == "timed").any():
         head = ("case", "pass", "ours", "fastest other", "ratio", "of limit", "MiB", "MiB, other")
         yield table(head, [_case(duel) for duel in duels(rows).to_dict("records")], names=2)
     if any(map(without_pool, rows.entry)):
-        yield "Memory of the CUDA graph is left out: these rows were read without the graph's pool."
+        yield "Memory of CUDA graphs is left out: it was measured without the graph's pool."
     missing = (
         rows[rows.status != "timed"]
         .groupby(["provider", "status"], sort=False)
@@ -149,9 +148,10 @@ def _group(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _case(duel: dict) -> list[str]:
-    """The cells of a case: our fastest way, the fastest other, what is left to the device's limit, memory."""
-    way = duel["provider"].removeprefix(OURS).strip(", ")
-    ours = f"{duration(duel['p50'])} {_plus_minus(duel['spread'])}{f', {way}' if way else ''}"
+    """Cells of a case: our fastest provider, the fastest other, share of the roofline, memory."""
+    variant = duel["provider"].removeprefix(OURS).strip(", ")
+    spread = f"±{duel['spread'] / 2:{'.0%' if duel['spread'] >= 0.02 else '.1%'}}"  # half of p20 to p80
+    ours = f"{duration(duel['p50'])} {spread}{f', {variant}' if variant else ''}"
     alone = np.isnan(duel["ratio"])
     return [
         f"{duel['case']} {duel['text']}",
@@ -162,11 +162,6 @@ def _case(duel: dict) -> list[str]:
         "" if np.isnan(duel["share"]) else f"{duel['share']:.0%}" if duel["share"] >= 0.01 else "<1%",
         *("" if np.isnan(value) else number(value) for value in (duel["mib"], duel["mib_other"])),
     ]
-
-
-def _plus_minus(spread: float) -> str:
-    """Half of p20 to p80 as a share of the median."""
-    return f"±{spread / 2:.0%}" if spread >= 0.02 else f"±{spread / 2:.1%}"
 
 
 def _anchor(title: str) -> str:
@@ -182,7 +177,7 @@ def _days(entries: Sequence[Entry]) -> str:
 
 
 def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> str:
-    """The page that names the others."""
+    """Index of the pages."""
     lines = []
     for name, entries in by_machine.items():
         rows = suite(entries)
@@ -191,58 +186,48 @@ def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> st
         lines.append((f"[{name}]({slug(name)}.md)", _days(entries), ", ".join(held), statuses(rows)))
     blocks = [
         "# Benchmark report",
-        "The encoder-decoder Transformer beside its peers, a page a machine; each is made from the records in "
+        "The encoder-decoder Transformer and its peers, one page per machine, generated from the records in "
         "`benchmarks/results` by `python -m benchmarks report`.",
         readme.notice(everything),
         table(("machine", "measured", "what", "rows of the suite"), lines, names=4),
-        "Providers take turns on the same random inputs and cold caches; no time is kept of wrong numbers. A sum is of "
-        "the cases of which no row is noisy; the record has the commit that was measured and the command that runs it "
-        f"again. Every row of every machine: `{_ALL}`.",
+        "Providers take turns on the same random inputs with cold caches; wrong results have no time. Means leave out "
+        "cases with a noisy row. Each record has the measured commit and the command to run it again. All rows of all "
+        f"machines: `{_ALL}`.",
     ]
     return "\n\n".join(blocks) + "\n"
 
 
 def written(entries: Sequence[Entry], out: Path, *, with_readme: bool) -> dict[Path, str | pictures.Drawn]:
-    """The pages and charts in the folder: path -> text, or what is drawn; with_readme: README and docs/images too."""
+    """Path -> text or picture of each page and chart in the folder; with_readme: README and docs/images too."""
     by_machine: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (is_cpu(entry.machine), machine_name(entry.machine))):
         by_machine.setdefault(machine_name(entry.machine), []).append(entry)
-    made: dict[Path, str | pictures.Drawn] = {out / "report.md": index(by_machine, entries)}
-    for name, its in by_machine.items():
-        drawn = pictures.bars(its)
-        made[out / f"{slug(name)}.md"] = machine_page(name, its, entries, charted=drawn is not None)
-        if drawn is not None:
-            made[out / f"{slug(name)}.png"] = drawn
+    files: dict[Path, str | pictures.Drawn] = {out / "report.md": index(by_machine, entries)}
+    for name, measured in by_machine.items():
+        chart = pictures.bars(measured)
+        files[out / f"{slug(name)}.md"] = machine_page(name, measured, entries, charted=chart is not None)
+        if chart is not None:
+            files[out / f"{slug(name)}.png"] = chart
     if with_readme:
-        made[readme.README] = readme.updated(readme.README.read_text(encoding="utf-8"), entries)
-        made.update(pictures.pictures(entries))
-    return made
+        files[readme.README] = readme.updated(readme.README.read_text(encoding="utf-8"), entries)
+        files.update(pictures.pictures(entries))
+    return files
 
 
-def drifted(entries: Sequence[Entry]) -> list[str]:
-    """The pages and pictures of the repository that say something else than the records."""
-    return [
-        str(path)
-        for path, its in written(entries, OUT, with_readme=True).items()
-        if (
-            not path.is_file() or path.read_text(encoding="utf-8") != its
-            if isinstance(its, str)
-            else pictures.is_stale(path, *its)
-        )
-    ]
+def _is_stale(path: Path, content: str | pictures.Drawn) -> bool:
+    if isinstance(content, str):
+        return not path.is_file() or path.read_text(encoding="utf-8") != content
+    return pictures.is_stale(path, *content)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m benchmarks report", description="A page a machine from all records; README's figures."
-    )
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="folder or file of records (default: %(default)s)"
-    )
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the report (default: %(default)s)")
-    parser.add_argument("--readme", action="store_true", help="write README's figures and draw docs/images too")
-    parser.add_argument("--check", action="store_true", help="write nothing: name what differs from the records")
-    parser.add_argument("--all", action="store_true", help="print every row of the suite as CSV, and write nothing")
+    parser = Parser(prog="python -m benchmarks report", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--results", type=Path, default=RESULTS, help="folder or file of records (default: %(default)s)")
+    add("--out", type=Path, default=OUT, help="folder of the report (default: %(default)s)")
+    add("--readme", action="store_true", help="write README's blocks and docs/images too")
+    add("--check", action="store_true", help="write nothing, list files that differ from the records")
+    add("--all", action="store_true", help="print all rows of the suite as CSV, write nothing")
     args = parser.parse_args(argv)
     entries = load(args.results)
     if args.all:
@@ -250,18 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         pd.json_normalize(lines).to_csv(sys.stdout, index=False)
         return 0
     if args.check:
-        found = drifted(entries)
-        print("\n".join([f"{path} is not as the records have it" for path in found] or ["all as the records have it"]))
-        return 1 if found else 0
-    made = written(entries, args.out, with_readme=args.readme)
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        for path, its in made.items():
-            if isinstance(its, str):
-                path.write_text(its, encoding="utf-8")
-            else:
-                pictures.save(path, *its)
-    except OSError as error:
-        raise UserError(f"--out {args.out} cannot be written to ({error.strerror}): name another folder") from error
-    print(f"{len(entries)} records: {', '.join(str(path) for path in made if path.suffix == '.md')}")
+        stale = [path for path, content in written(entries, OUT, with_readme=True).items() if _is_stale(path, content)]
+        print("\n".join([f"{path} differs from the records" for path in stale] or ["all files match the records"]))
+        return 1 if stale else 0
+    files = written(entries, args.out, with_readme=args.readme)
+    command.writable(args.out)
+    for path, content in files.items():
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            pictures.save(path, *content)
+    print(f"{len(entries)} records: {', '.join(str(path) for path in files if path.suffix == '.md')}")
     return 0

@@ -1,7 +1,7 @@
-"""The pictures of README, the report and docs, drawn from the records by `python -m benchmarks report --readme`.
+"""Pictures of README, the report and docs, drawn from the records by `python -m benchmarks report --readme`.
 
-Each file holds a digest of the numbers that it shows, so that is_stale() can tell when a record has changed without
-comparing pixels, which differ between versions of Matplotlib. A function here gives the numbers and the figure.
+Each file has a digest of its numbers in its metadata, from which is_stale() sees changed records; pixels differ between
+versions of Matplotlib. Each function returns the numbers and the figure.
 """
 
 import json
@@ -31,11 +31,11 @@ _FEWEST = 4
 
 
 Drawn = tuple[Any, plt.Figure]
-"""Numbers, and the figure that shows them."""
+"""(numbers, figure)."""
 
 
 def _bar(row: pd.Series) -> str:
-    """The bar that a case belongs to."""
+    """Name of a case's bar."""
     if row.group != "kernels":
         return f"{TITLES[row.group].lower()}: {row.case}, {short_dtype(row['dtype'])}"
     shape = row["shape"]
@@ -48,9 +48,9 @@ def _bar(row: pd.Series) -> str:
 
 
 def bars(entries: Sequence[Entry]) -> Drawn | None:
-    """A bar a kernel or group of one machine: the fastest other's time over ours, geometric mean and worst case.
+    """Bars of one machine, by kernel or group: the fastest other's time over ours, geometric mean and worst case.
 
-    None for fewer than four cases.
+    None if there are fewer than four cases.
     """
     both = quiet(suite(entries))
     if len(both) < _FEWEST:
@@ -78,7 +78,7 @@ def bars(entries: Sequence[Entry]) -> Drawn | None:
 
 
 def roofline(entries: Sequence[Entry]) -> Drawn:
-    """Measured time beside the least that the device allows, ours and the fastest other, a dot a shape."""
+    """Measured time over the device's minimum, ours and the fastest other, a dot per shape."""
     rows = suite(entries)
     rows = rows[rows.usable & ~rows.cpu & (rows.group == "kernels")].sort_values("time", kind="stable")
     both = duels(rows[rows.machine == rows.machine.iloc[-1]])
@@ -90,7 +90,7 @@ def roofline(entries: Sequence[Entry]) -> Drawn:
     axes.scatter(floor, both.p50_other, s=22, facecolors="none", edgecolors=OTHER, label="the fastest other")
     for number, kernel in enumerate(dict.fromkeys(both.case)):
         some = both.case == kernel
-        marker = "os"[number // 10 % 2]  # there are ten colours
+        marker = "os"[number // 10 % 2]  # Matplotlib has ten colours
         axes.scatter(floor[some], both.p50[some], s=22, marker=marker, color=f"C{number % 10}", label=kernel)
     axes.set(xscale="log", yscale="log", xlim=(ends[0], floor.max() * 1.5), ylim=ends)
     axes.set(xlabel="least time that bandwidth and products allow, µs", ylabel="measured, µs")
@@ -101,7 +101,7 @@ def roofline(entries: Sequence[Entry]) -> Drawn:
 
 
 def training(entries: Sequence[Entry]) -> Drawn:
-    """Loss and validation BLEU of the newest run of Multi30k."""
+    """Training loss and validation BLEU of the newest Multi30k run."""
     run = [entry for entry in entries if entry.kind == "end_to_end" and entry.record["corpus"] == "multi30k"][-1]
     valid = run.record["validation_curve"]
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -117,9 +117,9 @@ def training(entries: Sequence[Entry]) -> Drawn:
 
 
 def host_time(entries: Sequence[Entry]) -> Drawn:
-    """Host time of a call before and after operators were planned, and the peer's: the first record and the newest.
+    """Host time of calls: in the first record, in the newest, and of the peer.
 
-    The first record stands in git's history: a run of `python -m benchmarks host` replaces the file.
+    The first record comes from git's history, because `python -m benchmarks host` replaces it in the file.
     """
     newest = [entry for entry in entries if entry.kind == "host"][-1]
     name = f"benchmarks/results/{newest.file}"
@@ -146,9 +146,9 @@ def host_time(entries: Sequence[Entry]) -> Drawn:
 
 
 def pictures(entries: Sequence[Entry]) -> dict[Path, Drawn]:
-    """Return the pictures of docs/images, by path."""
-    found = {"roofline": roofline, "training": training, "host-time": host_time}
-    return {OUT / f"{name}.png": draw(entries) for name, draw in found.items()}
+    """Path -> picture in docs/images."""
+    draw = {"roofline": roofline, "training": training, "host-time": host_time}
+    return {OUT / f"{name}.png": function(entries) for name, function in draw.items()}
 
 
 def save(path: Path, numbers: Any, figure: plt.Figure) -> None:
@@ -157,7 +157,7 @@ def save(path: Path, numbers: Any, figure: plt.Figure) -> None:
 
 
 def is_stale(path: Path, numbers: Any, figure: plt.Figure) -> bool:
-    """Return whether the file was drawn from other numbers, or is missing."""
+    """Return whether the file is missing or shows other numbers."""
     plt.close(figure)
     if not path.is_file():
         return True

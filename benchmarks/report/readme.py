@@ -1,7 +1,7 @@
-"""README's generated blocks: what ran the kernels, three figures, a table of twelve lines, the chips and versions.
+"""README's generated blocks: devices, three figures, the table of measurements, chips and versions.
 
-A block stands between `<!-- NAME: ... -->` and `<!-- end -->`. Every figure is a mean of all quiet shapes of its kind
-beside its worst shape: README cannot show the best alone.
+A block is between `<!-- NAME: ... -->` and `<!-- end -->`. Every figure is the mean over all quiet shapes of its kind,
+with the worst shape beside it.
 """
 
 import csv
@@ -21,7 +21,7 @@ from fasttfm.errors import UserError
 README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- (status|figures|measured|chips): .*? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _LONGER_THAN_A_SAMPLE = 100
-"""Compile cases of a chip that is more than a sample of its relatives."""
+"""Chips with fewer compiled cases are only sampled."""
 _CHIPS = {
     "sm_60": "P100",
     "sm_70": "V100",
@@ -40,7 +40,7 @@ _CHIPS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Our fastest way beside the fastest other in all quiet shapes of a kind, on one machine and in one dtype."""
+    """Our fastest provider over the fastest other, over all quiet shapes of a kind, on one machine in one dtype."""
 
     what: str
     machine: str
@@ -51,11 +51,11 @@ class Line:
     slower: int
     peers: tuple[str, ...]
     day: str
-    """Of the newest row."""
+    """Date of the newest row."""
 
 
 Kind = tuple[str, str, Callable[[pd.DataFrame], pd.Series]]
-"""Title, group, which of its cases."""
+"""Title, group, and mask of its cases."""
 
 
 def _attention_with_dropout(both: pd.DataFrame) -> pd.Series:
@@ -69,7 +69,7 @@ _KINDS: tuple[Kind, ...] = (
     ("Training step", "training_step", lambda both: both.case != ""),
     _SEARCH,
 )
-"""Of GPUs; of CPUs README has searches and servers alone."""
+"""Kinds on GPUs; on CPUs README has only searches and servers."""
 _FIGURES = (
     ("Linear + cross entropy", "the loss with its projection, forward and backward"),
     ("Attention with dropout", "forward, backward"),
@@ -78,18 +78,18 @@ _FIGURES = (
 
 
 def lines(entries: Sequence[Entry]) -> list[Line]:
-    """README's lines: those of GPUs, then searches and servers of every kind of CPU, newest first.
+    """README's lines: GPUs, then searches and servers by class of CPU, newest first.
 
-    A CPU of an early record that names no instruction sets is of no kind: it stands in the report alone.
+    Early records of CPUs without instruction sets are only in the report.
     """
     both = quiet(suite(entries))
-    of_kinds = both[both.cpu & both.machine.str.contains(" with ")]
-    return [*_summed_up(both[~both.cpu], _KINDS), *_summed_up(of_kinds, (_SEARCH,)), *_servers(entries)]
+    classed = both[both.cpu & both.machine.str.contains(" with ")]
+    return [*_summaries(both[~both.cpu], _KINDS), *_summaries(classed, (_SEARCH,)), *_servers(entries)]
 
 
-def _summed_up(both: pd.DataFrame, kinds: Sequence[Kind]) -> Iterator[Line]:
-    for what, group, chosen in kinds:
-        some = both[(both.group == group) & chosen(both)].sort_values("time", ascending=False, kind="stable")
+def _summaries(both: pd.DataFrame, kinds: Sequence[Kind]) -> Iterator[Line]:
+    for what, group, cases in kinds:
+        some = both[(both.group == group) & cases(both)].sort_values("time", ascending=False, kind="stable")
         for (machine, dtype), part in some.groupby(["machine", "dtype"], sort=False):
             yield _line(what, str(machine), str(dtype), part)
 
@@ -111,7 +111,7 @@ def _line(what: str, machine: str, dtype: str, part: pd.DataFrame) -> Line:
 
 
 def _servers(entries: Sequence[Entry]) -> Iterator[Line]:
-    """Requests a second at the highest load that was tried, of our fastest server and of CTranslate2's."""
+    """Requests per second at the highest load, of our fastest server over CTranslate2's."""
     served = {machine_name(entry.machine): entry for entry in entries if entry.kind == "open_loop"}
     for machine, entry in served.items():
         most = max(row["load"] for row in entry.record["measured"])
@@ -136,35 +136,36 @@ def _servers(entries: Sequence[Entry]) -> Iterator[Line]:
 
 
 def notice(entries: Sequence[Entry]) -> str:
-    """The devices that have run the kernels, which a reader must know before any figure."""
+    """The devices that have run the kernels."""
     devices = sorted({machine_name(entry.machine) for entry in entries if not is_cpu(entry.machine)})
     if not devices:
-        return "> **Every time here was measured on a CPU. No GPU has run these kernels.**"
-    return f"> **Timed on {', '.join(devices)}; rows marked CPU on a CPU. No other device has run these kernels.**"
+        return "> **All times were measured on a CPU. No GPU has run these kernels.**"
+    timed = f"Timed on {', '.join(devices)}; rows marked CPU were measured on a CPU."
+    return f"> **{timed} No other device has run these kernels.**"
 
 
 def figures(entries: Sequence[Entry]) -> str:
-    """Three figures with their chips and peers, and what is slower."""
-    made = lines(entries)
+    """Three figures with their chips and peers, and everything that is slower."""
+    all_lines = lines(entries)
     listed = []
     for what, after in _FIGURES:
-        some = [line for line in made if line.what.startswith(what)]
+        some = [line for line in all_lines if line.what.startswith(what)]
         peers = ", ".join(dict.fromkeys(peer for line in some for peer in line.peers))
-        said = [f"**{line.mean:.2f}x** on {_short(line)}, worst shape {line.worst.split(':')[0]}" for line in some]
-        listed += [f"- {what.split(',')[0]} ({after}), beside {peers}: {'; '.join(said)}"] if some else []
-    slower = [f"{line.what.lower()} on {_short(line)} {line.mean:.2f}x" for line in made if line.mean < 1]
-    losses = "; ".join(slower) or "nothing that was measured"
+        ratios = [f"**{line.mean:.2f}x** on {_short(line)}, worst shape {line.worst.split(':')[0]}" for line in some]
+        listed += [f"- {what.split(',')[0]} ({after}), beside {peers}: {'; '.join(ratios)}"] if some else []
+    slower = [f"{line.what.lower()} on {_short(line)} {line.mean:.2f}x" for line in all_lines if line.mean < 1]
+    losses = "; ".join(slower) or "nothing measured"
     return "\n".join([*listed, f"- Slower than the fastest other: {losses}", *_trained(entries)])
 
 
 def _short(line: Line) -> str:
-    """The machine in few words, with the day where it is a CPU: their records are of different ages."""
+    """Short name of the machine; with the date for CPUs, whose records differ in age."""
     name = line.machine.removeprefix("CPU: ").replace("(R)", "").replace(" Processor", "").removesuffix(", 2 cores")
     return f"{name} ({line.day})" if line.cpu else name.removesuffix(" 80GB HBM3")
 
 
 def measured(entries: Sequence[Entry]) -> str:
-    """The table, a line a kind and machine."""
+    """Table of all lines."""
     head = ["ours beside the fastest other", "machine", "times as fast", "worst shape", "slower", "measured"]
     cells = [
         [
@@ -181,7 +182,7 @@ def measured(entries: Sequence[Entry]) -> str:
 
 
 def _trained(entries: Sequence[Entry]) -> list[str]:
-    """The score of a model trained from text by the recipe of Multi30k."""
+    """BLEU of the newest end-to-end run on Multi30k."""
     runs = [entry for entry in entries if entry.record.get("corpus") == "multi30k" and entry.kind == "end_to_end"]
     return [
         f"- From text to a model: **{run.record['bleu']:.1f} BLEU** on Multi30k English-German after "
@@ -192,7 +193,7 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
 
 
 def chips(entries: Sequence[Entry]) -> str:
-    """Table of chips with their runs, executed and compiled cases, and of supported versions."""
+    """Table of chips with runs, executed cases and compiled cases, and the supported versions."""
     budgets = (ROOT / "kernels" / "proof" / "budgets.csv").read_text(encoding="utf-8").splitlines()[1:]
     compiled = Counter(row["chip"] for row in csv.DictReader(budgets))
     executed = {record["chip"]: record for record in read(RESULTS / "executed.jsonl")}
@@ -211,19 +212,19 @@ def chips(entries: Sequence[Entry]) -> str:
         )
         alike.setdefault(cells, []).append(f"{name} ({chip})")
     sampled = [chip for chip, count in compiled.items() if count < _LONGER_THAN_A_SAMPLE]
-    made = markdown(
+    table = markdown(
         ["chip", "ran on it", "PTX executed on a CPU", "compiled"],
         [[", ".join(names), *cells] for cells, names in alike.items()],
     )
-    return f"{made}\n\nA sample is compiled for {', '.join(sampled)}. {_versions()}"
+    return f"{table}\n\nOnly a sample is compiled for {', '.join(sampled)}. {_versions()}"
 
 
 def _versions() -> str:
-    """The versions that setup.py allows and constraints.txt pins."""
+    """Versions allowed by setup.py and pinned by constraints.txt."""
     setup, pins = ((ROOT / name).read_text(encoding="utf-8") for name in ("setup.py", "constraints.txt"))
     minors = re.search(r"minor in range\((\d+), (\d+)\)", setup)
     if minors is None:
-        raise UserError("setup.py names no versions of Python")
+        raise UserError("setup.py has no range of Python versions")
     found = []
     for package in ("torch", "triton", "transformers"):
         oldest = re.search(rf'"{package}>=([\d.]+)', setup)
@@ -236,8 +237,8 @@ _MAKERS = {"status": notice, "figures": figures, "measured": measured, "chips": 
 
 
 def updated(text: str, entries: Sequence[Entry]) -> str:
-    """README with its blocks as the records have them. Raises UserError where a block is missing."""
-    missing = {*_MAKERS} - {found[2] for found in _BLOCK.finditer(text)}
+    """README with its blocks generated from the records. Raises UserError if a block is missing."""
+    missing = {*_MAKERS} - {match[2] for match in _BLOCK.finditer(text)}
     if missing:
         raise UserError(f"README lacks the block {sorted(missing)[0]}: a line `<!-- NAME: ... -->`, and `<!-- end -->`")
-    return _BLOCK.sub(lambda found: f"{found[1]}{_MAKERS[found[2]](entries)}\n{found[4]}", text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{_MAKERS[match[2]](entries)}\n{match[4]}", text)

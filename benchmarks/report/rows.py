@@ -1,4 +1,4 @@
-"""The suite's records as a table of pandas, and the duel of each case: our fastest way and the fastest other."""
+"""The suite's records as a pandas table, and for each case our fastest provider beside the fastest other."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from benchmarks.measure.records import Entry
 from benchmarks.measure.text_table import shape_text
 
 CASE = ["machine", "group", "case", "text", "dtype", "pass"]
-"""Columns that name a case; text: its shape."""
+"""Columns that identify a case; text: its shape."""
 TITLES = {
     "kernels": "Kernels",
     "blocks": "Layers",
@@ -20,18 +20,18 @@ TITLES = {
     "padding": "Padding and packing",
 }
 _GRAPHED = "CUDA graph"
-"""End of the names of providers whose launches are captured."""
+"""Suffix of providers whose launches are captured."""
 _KINDS = {
     **dict.fromkeys(("ours", "cpu", "usable", "noisy"), bool),
     **dict.fromkeys(("p20", "p50", "p80", "runs", "spread", "share", "mib"), float),
     **dict.fromkeys(("entry", "machine", "time", "text"), object),
 }
-"""Columns beside _FIELDS. usable: may be claimed if it is quiet; mib: of the peak, where it means something."""
+"""Columns beside _FIELDS. usable: timed, and not of level smoke; mib: peak memory."""
 _FIELDS = ("group", "case", "shape", "dtype", "pass", "provider", "status", "reason", "level", "threads")
 
 
 def suite(entries: Sequence[Entry]) -> pd.DataFrame:
-    """A line for every record of the suite: its fields, and `entry`, where it stands."""
+    """A table of all records of the suite: their fields, and their Entry."""
     lines = []
     for entry in entries:
         if entry.kind != "benchmark":
@@ -59,16 +59,19 @@ def suite(entries: Sequence[Entry]) -> pd.DataFrame:
 
 
 def without_pool(entry: Entry) -> bool:
-    """Return whether memory and launches of a CUDA graph were read without its pool, as before November 28, 2026: they
-    mean nothing. Since then the pool counts, and nobody claims to have counted launches."""
+    """Return whether memory was measured without the CUDA graph's pool, as before November 28, 2026.
+
+    Only these records of a graph have a number of launches.
+    """
     return entry.record["provider"] == CUDA_GRAPH and entry.record["launches"] is not None
 
 
 def duels(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a case in which ours was timed, in order: the columns of our fastest way, and those of the fastest other
-    with _other; a CUDA graph of ours does not count beside others that are none. ratio: how many times as fast ours is;
-    noisy: whether any row of the case is, so that no claim may be made of it: without its noisy row the others would
-    look better than they are."""
+    """Cases in which ours was timed, in order: columns of our fastest provider, and of the fastest other with _other.
+
+    Our CUDA graph only counts if another provider of the case has one. ratio: speed of ours over the other's. noisy:
+    whether any row of the case is, because dropping only that row would change which provider is the fastest.
+    """
     timed = rows[rows.status == "timed"]
     graphed = timed.provider.str.endswith(_GRAPHED)
     cases = timed.set_index(CASE).index
@@ -85,11 +88,11 @@ def duels(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def quiet(rows: pd.DataFrame) -> pd.DataFrame:
-    """The duels that may be claimed: both sides timed, no row of the case noisy or of --smoke."""
+    """The duels with both sides timed, and no row noisy or of level smoke."""
     both = duels(rows[rows.usable]).dropna(subset="ratio")
     return both[~both.noisy]
 
 
 def mean(ratios: pd.Series) -> float:
-    """The geometric mean."""
+    """Geometric mean."""
     return float(np.exp(np.log(ratios).mean()))

@@ -10,13 +10,12 @@ from scripts.hub.package import VERSION, write_package
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the package and say what was written; returns the exit status."""
+    """Write the package and list its builds; returns the exit status."""
     parser = Parser(prog="python -m scripts.hub", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the repository")
-    parser.add_argument(
-        "--repo-id", default="fasttfm/fasttfm", metavar="NAME", help="its name on the hub (default: %(default)s)"
-    )
-    parser.add_argument("--version", type=int, default=VERSION, help="its major version there (default: %(default)s)")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the repository")
+    add("--repo-id", default="fasttfm/fasttfm", metavar="NAME", help="name on the hub (default: %(default)s)")
+    add("--version", type=int, default=VERSION, help="major version on the hub (default: %(default)s)")
     try:
         args = parser.parse_args(argv)
         if args.version < 0:

@@ -1,11 +1,11 @@
-"""Layers whose forward Hugging Face's `kernels` puts in the place of another layer's: no state, no constructor.
+"""Layers for Hugging Face's `kernels`, which replaces another layer's forward by theirs: no state, no constructor.
 
     replace_kernel_forward_from_hub(torch.nn.LayerNorm, "LayerNorm")
     register_kernel_mapping({"LayerNorm": {"cuda": LayerRepository("…/fasttfm", layer_name="LayerNorm", version=1)}})
     model = kernelize(model, mode=Mode.TRAINING)
 
-The annotations of a class name what it reads of the layer that takes its forward. Each computes what the layer named in
-its docstring does, dropout's generator apart (Philox from one seed drawn from torch's).
+The annotations of a class are the attributes that it reads from the original layer. Each computes the same as the layer
+in its docstring, except that dropout uses Philox with a seed drawn from torch's generator.
 """
 
 import functools
@@ -47,7 +47,7 @@ class LayerNorm(nn.Module):
 class ResidualLayerNorm(nn.Module):
     """LayerNorm(dropout(dense(hidden_states)) + input_tensor) in a product and one pass.
 
-    What transformers' BertSelfOutput and BertOutput compute, and their like of RoBERTa, ELECTRA and LayoutLM.
+    Replaces BertSelfOutput and BertOutput of transformers, and those of RoBERTa, ELECTRA and LayoutLM.
     """
 
     can_torch_compile = True
@@ -58,16 +58,9 @@ class ResidualLayerNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """hidden_states (..., F), input_tensor (..., N); returns (..., N)."""
-        norm = self.LayerNorm
-        y, _ = residual_layer_norm(
-            self.dense(hidden_states),
-            input_tensor,
-            norm.weight,
-            norm.bias,
-            norm.eps,
-            dropout_p=self.dropout.p if self.training else 0.0,
-        )
-        return y
+        norm, p = self.LayerNorm, self.dropout.p if self.training else 0.0
+        x = self.dense(hidden_states)
+        return residual_layer_norm(x, input_tensor, norm.weight, norm.bias, norm.eps, dropout_p=p)[0]
 
 
 class FeedForward(nn.Module):
@@ -81,18 +74,12 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., N); returns (..., N')."""
-        return feed_forward(
-            x,
-            self.linear1.weight,
-            self.linear1.bias,
-            self.linear2.weight,
-            self.linear2.bias,
-            dropout_p=self.dropout.p if self.training else 0.0,
-        )
+        first, second, p = self.linear1, self.linear2, self.dropout.p if self.training else 0.0
+        return feed_forward(x, first.weight, first.bias, second.weight, second.bias, dropout_p=p)
 
 
 def _lent(kind: type[nn.Module], original: type[nn.Module]) -> Callable[..., Any]:
-    """The forward of fasttfm.nn's class with the signature of torch.nn's, for an object of the latter."""
+    """fasttfm.nn's forward with torch.nn's signature, for an object of torch.nn's class."""
 
     @functools.wraps(original.forward, assigned=["__doc__"])
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
@@ -123,13 +110,13 @@ _CHILDREN: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
     nn.MultiheadAttention: (replacements.MultiheadAttention, MultiheadAttention),
     nn.LayerNorm: (replacements.LayerNorm, LayerNorm),
 }
-"""torch.nn's class -> fasttfm.nn's, which takes its state, and the layer that may have lent it its forward."""
+"""torch.nn's class -> (fasttfm.nn's class, the layer here whose forward it may have)."""
 
 
 def _seen_as(module: Any, kind: type[nn.Module]) -> Any:
-    """An object of class kind with the state of module, which stays what it is; its attentions and norms likewise.
+    """A view of module as an object of class kind, with the same for its attentions and norms.
 
-    A child whose forward is another than torch.nn's, or ours, stays as it is and is called.
+    Children whose forward is neither torch.nn's nor ours are kept and called.
     """
     state = {name: value for name, value in module.__dict__.items() if name != "forward"}
     state["_modules"] = {name: _child(child) for name, child in module._modules.items()}

@@ -1,9 +1,9 @@
-"""Writes a kernel repository as Hugging Face's `kernels` loads it and its kernel-builder builds it.
+"""Writes a kernel repository for Hugging Face's `kernels` and its kernel-builder.
 
-    build.toml, flake.nix, CARD.md      what kernel-builder reads
-    torch-ext/fasttfm/                  the sources, with relative imports; kernel-builder adds _ops.py
-    build/torch-cpu, -cuda, -rocm/      the same, built: _ops.py says which namespace of torch.ops is this build's,
-                                        metadata.json who it is, with a digest of every file
+    build.toml, flake.nix, CARD.md      for kernel-builder
+    torch-ext/fasttfm/                  sources with relative imports; kernel-builder adds _ops.py
+    build/torch-cpu, -cuda, -rocm/      the same, built: _ops.py has this build's namespace in torch.ops,
+                                        metadata.json its id and a digest of every file
 Source: https://huggingface.co/docs/kernels/kernel-requirements (0.17).
 """
 
@@ -20,17 +20,16 @@ from scripts.hub.sources import place, relative, sources
 NAME = "fasttfm"
 BACKENDS = ("cpu", "cuda", "rocm")
 VERSION = 0
-"""The major version of the hub's package; 0: its layers may still change."""
+"""Major version of the package; 0: its layers may still change."""
 
 _LAYERS = Path(__file__).with_name("layers.py")
 _SOURCE = Path("torch-ext") / NAME
 
 
 def write_package(out: Path, *, repo_id: str = "fasttfm/fasttfm", version: int = VERSION) -> dict[str, str]:
-    """Writes the repository into the folder out, all or nothing, and returns backend -> unique id.
+    """Write the repository to the folder `out` atomically, replacing an older one; returns backend -> unique id.
 
-    An older one in it is replaced. repo_id: where it is going to lie on the hub. version: a whole number from 0 that
-    says which interface this is. Raises UserError for a folder that holds other files.
+    repo_id: name on the hub. version: interface version, from 0. Raises UserError for a folder with other files.
     """
     files = _sources()
     digest = hashlib.sha256(repr((version, sorted(files.items()))).encode()).hexdigest()[:8]
@@ -48,7 +47,7 @@ def write_package(out: Path, *, repo_id: str = "fasttfm/fasttfm", version: int =
 
 
 def _sources() -> dict[str, str]:
-    """Path in the package -> text."""
+    """Path in the package -> source."""
     files = {"__init__.py": texts.INIT}
     for module, file in sources("fasttfm.layers", _LAYERS).items():
         where = place(module, file)

@@ -1,4 +1,4 @@
-"""The source files that a module needs of fasttfm, with relative imports alone."""
+"""Collects a module's source files in fasttfm, and rewrites their imports as relative ones."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ TOP = "fasttfm"
 
 
 def sources(name: str, file: Path) -> dict[str, Path]:
-    """Module -> its file, for this one and every module of fasttfm that it imports, lazily too."""
+    """Module -> file, for this module and all modules of fasttfm that it imports, including lazily."""
     found: dict[str, Path] = {name: file}
     waiting = list(_imports(file.read_text(encoding="utf-8")))
     while waiting:
@@ -25,19 +25,19 @@ def sources(name: str, file: Path) -> dict[str, Path]:
 
 
 def place(module: str, file: Path) -> PurePosixPath:
-    """Return the path of a module's file in a package that has this package's folders."""
+    """Path of a module's file in a package with the same folders."""
     path = PurePosixPath(*module.split(".")[1:])
     return path / "__init__.py" if file.name == "__init__.py" else path.with_suffix(".py")
 
 
 @functools.cache
 def relative(text: str, place: PurePosixPath) -> str:
-    """A file's source, to lie at place, with the imports of fasttfm's modules written as relative ones."""
+    """A file's source with relative imports of fasttfm's modules, for this place in the package."""
     lines = text.splitlines(keepends=True)
     dots = "." * len(place.parts)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import) and any(_ours(alias.name) for alias in node.names):
-            raise ValueError(f"{place}:{node.lineno} imports a module by its whole name: write `from … import …`")
+            raise ValueError(f"{place}:{node.lineno} imports a module by its absolute name: use `from … import …`")
         if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level and _ours(node.module):
             line = lines[node.lineno - 1]
             rest = node.module.removeprefix(TOP).lstrip(".")

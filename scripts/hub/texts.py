@@ -1,4 +1,4 @@
-"""The files of a kernel repository that are not sources."""
+"""Generated files of a kernel repository other than sources."""
 
 from pathlib import Path
 from string import Template
@@ -19,7 +19,7 @@ FUNCTIONS = (
     "scaled_dot_product_attention",
     "varlen_attention",
 )
-"""What the package has of fasttfm.functional."""
+"""Functions of fasttfm.functional in the package."""
 
 INIT = f'''"""The encoder-decoder Transformer's operators and layers on fused Triton kernels."""
 
@@ -55,12 +55,12 @@ FLAKE = _TEMPLATES.joinpath("flake.nix").read_text(encoding="utf-8")
 
 
 def build(repo_id: str, version: int, backends: tuple[str, ...]) -> str:
-    """build.toml of a package without compiled code."""
+    """Text of build.toml, for a package without compiled code."""
     return _filled("build.toml", repo_id=repo_id, version=version, backends="".join(f'    "{b}",\n' for b in backends))
 
 
 def namespace(unique: str) -> str:
-    """_ops.py, which kernel-builder writes for each build."""
+    """Text of _ops.py, which kernel-builder writes for each build."""
     return (
         f"import torch\n\nops = torch.ops.{unique}\n\n\ndef add_op_namespace_prefix(op_name: str) -> str:\n"
         f'    """The operator\'s name in this build\'s namespace."""\n    return f"{unique}::{{op_name}}"\n'
@@ -68,7 +68,7 @@ def namespace(unique: str) -> str:
 
 
 def card(repo_id: str, version: int, release: str) -> str:
-    """CARD.md."""
+    """Text of CARD.md."""
     functions = ", ".join(f"`{name}`" for name in FUNCTIONS)
     return _filled("CARD.md", repo_id=repo_id, version=version, release=release, functions=functions)
 

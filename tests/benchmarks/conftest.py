@@ -1,4 +1,4 @@
-"""Made-up records, whose figures are all invented and leave no test's folder, and models whose searches end."""
+"""Fixtures: records with invented figures, which stay in the tests' folders, and models whose searches end."""
 
 import json
 from pathlib import Path
@@ -27,13 +27,13 @@ MACHINE = {
 
 @pytest.fixture(autouse=True)
 def quick_speed(monkeypatch):
-    """Every record has the machine's speed, which no test here compares: a small product measures it."""
+    """Measures the machine's speed with a small product: no test here depends on it."""
     monkeypatch.setattr("benchmarks.measure.machine._SIDE", 128)
 
 
 @pytest.fixture(scope="session")
 def ending_model():
-    """ending_model(config, mean): random weights; the mean logit of end-of-sentence makes many lengths."""
+    """ending_model(config, mean): random model with outputs of many lengths; mean: mean logit of end-of-sentence."""
 
     def make(config: TransformerConfig, mean: float) -> Transformer:
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ def ending_model():
 
 @pytest.fixture
 def record():
-    """record(p50=..., spread=..., field=...): one valid line of the suite."""
+    """record(p50=..., spread=..., field=...): a valid record of the suite."""
 
     def make(
         *, p50: float = 100.0, spread: float = 0.02, runs: int = 20, machine: dict | None = None, **fields: Any
@@ -69,14 +69,8 @@ def record():
             "reason": None if status == "timed" else f"made up: {status}",
             "clock": "host",
             "time_us": {"p20": p50 * (1 - spread), "p50": p50, "p80": p50 * (1 + spread), "runs": runs},
-            "throughput": None,
-            "tflop_per_s": None,
-            "gb_per_s": None,
-            "roofline": None,
-            "peak_bytes": None,
-            "launches": None,
-            "compile_s": None,
-            "error": None,
+            **dict.fromkeys(("throughput", "tflop_per_s", "gb_per_s", "roofline")),
+            **dict.fromkeys(("peak_bytes", "launches", "compile_s", "error")),
             "seed": 0,
             "level": "standard",
             "threads": 1,
@@ -91,7 +85,7 @@ def record():
 
 @pytest.fixture
 def end_to_end():
-    """end_to_end(corpus, bleu=..., field=...): one valid record of a whole run."""
+    """end_to_end(corpus, bleu=..., field=...): a valid record of an end-to-end run."""
 
     def make(corpus: str = "demo", *, machine: dict | None = None, **fields: Any) -> dict[str, Any]:
         results = {
@@ -119,7 +113,7 @@ def end_to_end():
 
 @pytest.fixture
 def write(tmp_path: Path):
-    """write(name, *records): a file of them in tmp_path."""
+    """write(name, *records): a file of records in tmp_path."""
 
     def to_file(name: str, *records: dict[str, Any]) -> Path:
         file = tmp_path / name

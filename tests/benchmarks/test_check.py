@@ -1,4 +1,4 @@
-"""Files of records: `python -m benchmarks check` takes those of this repository, and says in a line what is wrong."""
+"""`python -m benchmarks check` accepts the records of this repository and names what is wrong with others."""
 
 import json
 import re
@@ -14,7 +14,7 @@ ROOF = {"floor_us": 50.0, "share": 0.5, "ceilings": {"gb_per_s": 12.5, "tflop_pe
 
 @pytest.fixture
 def line(record):
-    """line(field=...): a record that would be taken, as text; outside a checkout no commit is known to be missing."""
+    """line(field=...): a valid record of the current commit, as text."""
     commit = machine.git("rev-parse", "HEAD") or 40 * "a"
 
     def make(*, machine=None, **fields):
@@ -23,25 +23,29 @@ def line(record):
     return make
 
 
-def checked(tmp_path, capsys, text):
-    """(status, what the command says) of a file with this text."""
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    status, printed = main(["check", str(file)]), capsys.readouterr()
-    if status == 2:  # it cannot be read as records
-        assert printed.out == ""
-        assert len(printed.err.strip().splitlines()) == 1
-    return status, printed.out + printed.err
+@pytest.fixture
+def checked(tmp_path, capsys):
+    """checked(text): (status, output) of the command for a file with this text."""
+
+    def run(text):
+        file = tmp_path / "a.jsonl"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        status, printed = main(["check", str(file)]), capsys.readouterr()
+        if status == 2:
+            assert (printed.out, printed.err.count("\n")) == ("", 1)
+        return status, printed.out + printed.err
+
+    return run
 
 
-def test_the_records_of_this_repository_are_fit(capsys):
+def test_the_records_of_this_repository_are_fit():
     if machine.git("rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("which commits there are is known in a whole clone alone")
+        pytest.skip("only a complete clone knows all commits")
     files = sorted(RESULTS.glob(f"*{check.ENDING}"))
     assert files
-    complaints = [each for path in files for each in check.check(path)[1]]
-    # a fork or a rebased branch has other commits than those that measured
-    assert not [each for each in complaints if "which this checkout does not have" not in each]
+    reasons = [reason for path in files for reason in check.check(path)[1]]
+    # forks and rebased branches do not have the measured commits
+    assert not [reason for reason in reasons if "which this checkout does not have" not in reason]
 
 
 @pytest.mark.parametrize(
@@ -49,23 +53,22 @@ def test_the_records_of_this_repository_are_fit(capsys):
     [b'{"schema": 1, "group"', b"[1]", b"null", b"\n", b"{}", b"[" * 100_000],
     ids=lambda text: text[:9].decode(),
 )
-def test_what_is_no_record_is_named_with_its_line(tmp_path, capsys, line, text):
-    status, said = checked(tmp_path, capsys, line().encode() + text + b"\n")
+def test_an_invalid_line_is_named(checked, line, text):
+    status, output = checked(line().encode() + text + b"\n")
     assert status == 2
-    assert "a.jsonl, line 2, is no record of this suite" in said
+    assert "a.jsonl, line 2, is not a record of this suite" in output
 
 
-def test_what_is_no_file_of_records_is_refused_or_left_out_by_its_ending(tmp_path, capsys, line):
-    assert "no text in UTF-8" in checked(tmp_path, capsys, b"\xff\xfe\x00")[1]
-    assert "holds no record" in checked(tmp_path, capsys, "")[1]
+def test_files_without_records_are_rejected_and_other_suffixes_skipped(tmp_path, checked, capsys, line):
+    assert "not UTF-8 text" in checked(b"\xff\xfe\x00")[1]
+    assert "no records" in checked("")[1]
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n")
     (tmp_path / "b.jsonl").write_text(line())
     assert check.main([str(tmp_path / "a.png"), str(tmp_path / "b.jsonl")]) == 0
     assert "a.png" not in capsys.readouterr().out
-    with pytest.raises(check.UserError, match="none of these is a file of records, whose names"):
-        check.main([str(tmp_path / "a.png")])
-    with pytest.raises(check.UserError, match=r"none\.png cannot be read"):
-        check.main([str(tmp_path / "none.png")])  # a typing error is none of a picture
+    for name, why in (("a.png", "no file of records was given"), ("none.png", r"none\.png cannot be read")):
+        with pytest.raises(check.UserError, match=why):
+            check.main([str(tmp_path / name)])
 
 
 @pytest.mark.parametrize(
@@ -85,57 +88,51 @@ def test_what_is_no_file_of_records_is_refused_or_left_out_by_its_ending(tmp_pat
         ('"commit": "', '"commit": "-n ', "commit: '-n "),
         ('"status": "timed"', '"status": "absent"', "status is absent but record.time_us is"),
         ('"reason": null', '"reason": "too slow"', "status is timed but record.reason is 'too slow'"),
-        (
-            '"error": null',
-            '"error": {"value": 1.0, "allowed": 0.1, "measure": "x"}',
-            "larger than allowed, and yet there is a time",
-        ),
+        ('"error": null', '"error": {"value": 1.0, "allowed": 0.1, "measure": "x"}', "larger than allowed"),
     ],
 )
-def test_a_field_that_cannot_be_is_named(tmp_path, capsys, line, replace, by, why):
+def test_an_invalid_field_is_named(checked, line, replace, by, why):
     assert replace in line()
-    status, said = checked(tmp_path, capsys, line().replace(replace, by, 1))
+    status, output = checked(line().replace(replace, by, 1))
     assert status == 2
-    assert why in said
+    assert why in output
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"machine": {"uncommitted_changes": True}}, "uncommitted changes"),
-        ({"machine": {"commit": None}}, "names no commit"),
+        ({"machine": {"commit": None}}, "has no commit"),
         ({"machine": {"commit": 40 * "f"}}, "which this checkout does not have"),
-        ({"level": "smoke"}, "is of --smoke"),
+        ({"level": "smoke"}, "was measured with --smoke"),
         ({"status": "wrong"}, "has a wrong result"),
         ({"roofline": ROOF | {"floor_us": 106.0, "share": 1.06}}, "is at 1.06 of the roofline"),
-        ({"roofline": ROOF | {"floor_us": 106.0}}, "is at 1.06 of the roofline"),
         ({"roofline": ROOF | {"share": 0.9}}, "says 0.9 of the roofline, but its floor and time give 0.5"),
         ({"p50": 200.0}, "says 0.5 of the roofline, but its floor and time give 0.25"),
-        ({"provider": "fasttfm"}, "was measured before in the same file"),
+        ({"provider": "fasttfm"}, "was already measured in the same file"),
     ],
 )
-def test_what_is_not_fit_is_named(tmp_path, capsys, line, fields, why):
+def test_what_is_not_fit_is_named(checked, line, fields, why):
     if "checkout" in why and machine.git("rev-parse", "HEAD") is None:
         pytest.skip("not a git checkout")
-    status, said = checked(tmp_path, capsys, line() + line(**{"provider": "peer"} | fields))
+    status, output = checked(line() + line(**{"provider": "peer"} | fields))
     assert status == 1
-    assert re.search(rf"1 of 2 records: kernels attention .* {re.escape(why)}|1 of 2 records: .*{re.escape(why)}", said)
-    assert "fit to be sent in" not in said
+    assert re.search(rf"1 of 2 records: kernels attention .* {re.escape(why)}", output)
+    assert "fit to be sent in" not in output
 
 
-def test_a_file_of_mostly_noisy_rows_is_not_fit(tmp_path, capsys, line):
-    status, said = checked(tmp_path, capsys, "".join(line(provider=f"p{n}", noisy=n < 2) for n in range(8)))
-    assert status == 0
-    assert "8 records (2 noisy, 8 timed) of AMD EPYC, 2 cores" in said
-    assert "fit to be sent in" in said
-    status, said = checked(tmp_path, capsys, "".join(line(provider=f"p{n}", noisy=n < 3) for n in range(8)))
-    assert (status, "3 of 8 rows are marked noisy: measure on an idle machine" in said) == (1, True)
+@pytest.mark.parametrize(
+    ("noisy", "status", "why"), [(2, 0, "fit to be sent in"), (3, 1, "3 of 8 rows are noisy: measure on an idle")]
+)
+def test_a_file_with_too_many_noisy_rows_is_not_fit(checked, line, noisy, status, why):
+    found, output = checked("".join(line(provider=f"p{n}", noisy=n < noisy) for n in range(8)))
+    assert found == status
+    assert f"8 records ({noisy} noisy, 8 timed) of AMD EPYC, 2 cores" in output
+    assert why in output
 
 
-def test_the_age_of_a_record_is_told_in_commits_to_what_it_measures(monkeypatch, write, record):
-    monkeypatch.setattr(check, "_younger", lambda commit: {"a": "7", "b": "12", "c": "0"}[commit[0]])
-    rows = [record(provider=commit, machine={"commit": commit * 40}) for commit in "ab"]
-    (said,), _ = check.check(write("a.jsonl", *rows))
-    assert said.endswith("; 12 commits to what they measure since")
-    (said,), _ = check.check(write("b.jsonl", record(machine={"commit": "c" * 40})))
-    assert said.endswith("2 cores")
+def test_the_summary_has_the_number_of_commits_since_the_oldest_record(monkeypatch, write, record):
+    monkeypatch.setattr(check, "_commits_since", lambda commit: {"a": "7", "b": "12", "c": "0"}[commit[0]])
+    rows = [record(provider=commit, machine={"commit": commit * 40}) for commit in "abc"]
+    assert check.check(write("a.jsonl", *rows))[0].endswith("; the measured code has changed in 12 commits since")
+    assert check.check(write("b.jsonl", rows[2]))[0].endswith("2 cores")

@@ -1,5 +1,6 @@
-"""`python -m benchmarks`: runs, refuses in one line, and keeps what it measured when it is stopped."""
+"""`python -m benchmarks`: runs, one-line errors, and finished cases kept when it is stopped."""
 
+import dataclasses
 import importlib.abc
 import itertools
 import json
@@ -21,7 +22,7 @@ from fasttfm.kernels.proof.costs import Machine
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
 
 
-def test_it_runs_from_the_shell_and_keeps_records_that_follow_the_schema(tmp_path):
+def test_a_run_from_the_shell_keeps_valid_records(tmp_path):
     words = [sys.executable, "-m", "benchmarks", "kernels", "blocks", "--smoke", "--device", "cpu", "--threads", "1"]
     words += ["--only", "training forward", "--out", str(tmp_path)]
     done = run(words, cwd=machine.ROOT, env=ENVIRONMENT, capture_output=True, text=True)
@@ -41,7 +42,7 @@ def test_it_runs_from_the_shell_and_keeps_records_that_follow_the_schema(tmp_pat
 
 
 class Hidden(importlib.abc.MetaPathFinder):
-    """Has a package be as if it were not installed."""
+    """Hides an installed package."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "ptx_check":
@@ -49,20 +50,20 @@ class Hidden(importlib.abc.MetaPathFinder):
 
 
 @pytest.mark.parametrize("words", [["queue", "--dry-run"], ["host", "--device", "cpu"]], ids=" ".join)
-def test_a_package_that_is_missing_is_named_in_one_line(words, monkeypatch, capfd):
+def test_a_missing_package_is_named_in_one_line(words, monkeypatch, capfd):
     monkeypatch.setenv("FASTTFM_EXCHANGED", "1")  # host: in this process
     for name in [name for name in sys.modules if name.startswith(("ptx_check", "benchmarks.queue"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "benchmarks.measure.exchanged", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
     assert command.main(words) == 2
-    told = "benchmarks: ptx_check is not installed: pip install ./fasttfm/ptx-check\n"
-    assert capfd.readouterr().err.endswith(told)
+    message = "benchmarks: ptx_check is not installed: pip install ./fasttfm/ptx-check\n"
+    assert capfd.readouterr().err.endswith(message)
 
 
 @pytest.fixture
 def group(monkeypatch):
-    """A group of a single case, in which torch eager and ours are one; its provider may be exchanged."""
+    """A group of two cases with torch eager and ours, whose provider is group.function."""
     module = type(sys)("a_group")
     module.function = torch.tanh
 
@@ -80,7 +81,7 @@ def group(monkeypatch):
     monkeypatch.setitem(sys.modules, "a_group", module)
     monkeypatch.setattr(command, "GROUPS", {"kernels": "a_group"})
     monkeypatch.setattr("benchmarks.measure.clocks.ceilings", lambda setting: Machine(1e9, 1e9))
-    monkeypatch.setattr("benchmarks.measure.clocks.last_level_cache", lambda: 1 << 20)  # is emptied before each run
+    monkeypatch.setattr("benchmarks.measure.clocks.last_level_cache", lambda: 1 << 20)  # flushed before each run
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     return module
 
@@ -89,7 +90,7 @@ def rows_in(folder):
     return [row for path in folder.iterdir() for row in records.read(path)]
 
 
-def test_what_is_wrong_has_no_time_in_the_file_and_is_said(group, tmp_path, capsys):
+def test_a_wrong_result_has_no_time_and_is_reported(group, tmp_path, capsys):
     group.function = torch.sinh
     assert command.main(["--smoke", "--out", str(tmp_path)]) == 0
     status = {(row["case"], row["provider"]): (row["status"], row["time_us"] is None) for row in rows_in(tmp_path)}
@@ -98,7 +99,7 @@ def test_what_is_wrong_has_no_time_in_the_file_and_is_said(group, tmp_path, caps
     assert "wrong: fasttfm" in capsys.readouterr().out
 
 
-def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeypatch, capsys):
+def test_smoke_runs_are_only_kept_with_out(group, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     assert command.main(["--smoke"]) == 0
     assert not list(tmp_path.iterdir())
@@ -106,31 +107,28 @@ def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeyp
     assert {row["case"] for row in rows_in(tmp_path)} == {"first"}
 
 
-def test_json_prints_the_rows_and_quiet_says_nothing_of_a_case(group, tmp_path, capsys):
+def test_json_prints_the_rows_and_quiet_no_progress(group, tmp_path, capsys):
     assert command.main(["--smoke", "--json", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert [json.loads(line) for line in said.out.splitlines()] == rows_in(tmp_path)
-    assert "[1/2]" in said.err
+    printed = capsys.readouterr()
+    assert [json.loads(line) for line in printed.out.splitlines()] == rows_in(tmp_path)
+    assert "[1/2]" in printed.err
     assert command.main(["--smoke", "--quiet", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines() == [f"kept in {path}" for path in tmp_path.iterdir()]
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f"kept in {path}" for path in tmp_path.iterdir()]
+    assert printed.err == ""
 
 
-def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):
+def test_noisy_rows_are_reported(group, tmp_path, monkeypatch, capsys):
     scattered = itertools.cycle([10.0, 30.0, 30.0, 10.0])
     monkeypatch.setattr(
         "benchmarks.measure.clocks.HostClock.microseconds", lambda self, run: [run(), next(scattered)][1]
     )
     assert command.main(["--quick", "--out", str(tmp_path)]) == 0
-    assert "4 of 4 rows are noisy, measured twice" in capsys.readouterr().out
+    assert "4 of 4 rows are noisy after two measurements" in capsys.readouterr().out
 
 
-def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
-    calls = []
-
+def test_an_interrupted_run_keeps_finished_cases(group, tmp_path, capsys):
     def stops(x):
-        calls.append(1)
         if len(rows_in(tmp_path)) == 2:
             raise KeyboardInterrupt
         return torch.tanh(x)
@@ -141,26 +139,25 @@ def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
-    whole = group.cases
+def test_an_error_in_a_case_does_not_stop_the_others(group, tmp_path, capsys):
+    cases = group.cases
 
-    def cases(setting):
-        first, second = whole(setting)
-        broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda: 1 / 0)
-        return [first, broken, second]
+    def with_error(setting):
+        first, second = cases(setting)
+        return [first, dataclasses.replace(first, name="broken", make=lambda: 1 / 0), second]
 
-    group.cases = cases
+    group.cases = with_error
     assert command.main(["--smoke", "--out", str(tmp_path)]) == 1
     assert {row["case"] for row in rows_in(tmp_path)} == {"first", "second"}
     printed = capsys.readouterr()
     assert "ZeroDivisionError" in printed.err
-    assert "1 of 3 cases are broken" in printed.err
+    assert "1 of 3 cases raised an error" in printed.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["kernals"], "kernals is no group: kernels"),
+        (["kernals"], "kernals is not a group: kernels"),
         (["kernels", "end_to_end"], "end_to_end is a command of its own: python -m benchmarks end_to_end --help"),
         (["--only", "nothing like it"], "no case contains 'nothing like it'"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
@@ -173,7 +170,7 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
         (["--smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere cannot be written to"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(group, words, message, capsys):
+def test_invalid_arguments_are_refused_in_one_line(group, words, message, capsys):
     assert command.main(words) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -181,13 +178,13 @@ def test_what_cannot_be_is_refused_in_one_line(group, words, message, capsys):
     assert len(printed.err.strip().splitlines()) == 1
 
 
-def test_cases_can_be_listed_without_running(group, tmp_path, capsys):
+def test_list_runs_nothing(group, tmp_path, capsys):
     assert command.main(["--list", "--only", "second", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "kernels second  float32 forward\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_full_without_groups_goes_on_to_the_end(group, tmp_path, monkeypatch, capsys):
+def test_full_without_groups_includes_the_end_to_end_run(group, tmp_path, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr("benchmarks.end_to_end.run_built_in", lambda *arguments: ran.append(arguments))
     monkeypatch.setattr(command, "SECONDS", dict.fromkeys(command.SECONDS, 0.0))
@@ -199,17 +196,7 @@ def test_full_without_groups_goes_on_to_the_end(group, tmp_path, monkeypatch, ca
     assert len(ran) == 1
 
 
-def test_the_help_names_groups_and_commands(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        command.main(["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    flags = ("--quick", "--full", "--only", "--device", "--dtype", "--out")
-    for word in (*command.GROUPS, "end_to_end demo", "report", "compare", *flags):
-        assert word in printed
-
-
-def test_the_shell_sees_130_after_ctrl_c(tmp_path):
+def test_the_exit_status_after_ctrl_c_is_130(tmp_path):
     words = [sys.executable, "-m", "benchmarks", "kernels", "--quick", "--device", "cpu", "--threads", "1"]
     process = subprocess.Popen(
         [*words, "--out", str(tmp_path)],
@@ -217,17 +204,17 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell starts what is behind & without it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs ignore SIGINT
     )
     assert process.stdout is not None
-    while not process.stdout.readline().startswith("[1/"):  # a case has been measured, and the next is being
+    while not process.stdout.readline().startswith("[1/"):
         pass
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
 
 
-def test_a_reader_that_has_gone_ends_it_quietly():
+def test_a_closed_pipe_ends_it_quietly():
     line = f"{sys.executable} -m benchmarks report --all | head -n 1"
     done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("file,line,")

@@ -1,4 +1,6 @@
-"""The decoding group: peers find what fasttfm finds."""
+"""The decoding group: peers find the same hypotheses, and the error and the cost are right."""
+
+import dataclasses
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.models import Transformer, TransformerConfig
 
-CPU = torch.device("cpu")
+OPTIONS = {"compute_type": "float32", "device": torch.device("cpu"), "threads": 1}
 CONFIG = TransformerConfig(
     vocab_size=120, d_model=64, heads=4, d_ff=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_length=64
 )
@@ -23,11 +25,9 @@ def model() -> Transformer:
 
 
 @pytest.fixture(scope="module")
-def exact(model) -> Transformer:
-    """The same in float64."""
-    exact = Transformer(CONFIG).double().eval()
-    exact.load_state_dict(model.state_dict())
-    return exact
+def exact() -> Transformer:
+    """model in float64."""
+    return decoding.exact_model(CONFIG, 2, torch.device("cpu"))
 
 
 def sets(hypotheses):
@@ -37,37 +37,33 @@ def sets(hypotheses):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("peer", ["Hugging Face", "CTranslate2"])
-def test_a_peer_filled_with_our_weights_finds_the_same_hypotheses(model, peer, beam):
+def test_a_peer_with_our_weights_finds_the_same_hypotheses(model, peer, beam):
     weights = model.state_dict()
     if peer == "Hugging Face":
         pytest.importorskip("transformers")
         search = huggingface.Generate(huggingface.marian(CONFIG, weights), beam, LENGTH)
     else:
         pytest.importorskip("ctranslate2")
-        options = {"compute_type": "float32", "device": CPU, "threads": 1}
-        search = ctranslate2.Translate(CONFIG, weights, beam=beam, length=LENGTH, **options)
+        search = ctranslate2.Translate(CONFIG, weights, beam=beam, length=LENGTH, **OPTIONS)
     results, ours = search(SOURCES), decoding.Ours(model, beam=beam, length=LENGTH + 1)(SOURCES)
-    assert [len(each) for each in ours] == [beam] * len(SOURCES)
+    assert [len(hypotheses) for hypotheses in ours] == [beam] * len(SOURCES)
     assert sets(results) == sets(ours)
-    assert len({tuple(each[0]) for each in ours}) > len(SOURCES) / 2, "outputs that hardly differ would prove nothing"
+    assert len({tuple(hypotheses[0]) for hypotheses in ours}) > len(SOURCES) / 2, "outputs must vary"
 
 
-def test_ctranslate2_takes_a_pre_norm_model_too():
+def test_ctranslate2_supports_a_pre_norm_model():
     pytest.importorskip("ctranslate2")
-    import dataclasses
-
     config = dataclasses.replace(CONFIG, norm_first=True, final_norm=True)
     torch.manual_seed(3)
     pre_norm = Transformer(config).eval()
     with torch.no_grad():
         pre_norm.decoder.norm.weight.normal_(std=4.0)
         pre_norm.target_embedding.weight[:4] = 0.0
-    options = {"compute_type": "float32", "device": CPU, "threads": 1}
-    search = ctranslate2.Translate(config, pre_norm.state_dict(), beam=2, length=LENGTH, **options)
+    search = ctranslate2.Translate(config, pre_norm.state_dict(), beam=2, length=LENGTH, **OPTIONS)
     assert sets(search(SOURCES)) == sets(decoding.Ours(pre_norm, beam=2, length=LENGTH + 1)(SOURCES))
 
 
-def test_every_tool_takes_as_many_steps_of_the_decoder(model, monkeypatch):
+def test_ours_and_hugging_face_take_the_same_number_of_decoder_steps(model, monkeypatch):
     pytest.importorskip("transformers")
     steps = []
     one_step = StepCache.advance
@@ -76,11 +72,11 @@ def test_every_tool_takes_as_many_steps_of_the_decoder(model, monkeypatch):
     marian = huggingface.marian(CONFIG, model.state_dict())
     marian.model.decoder.register_forward_hook(lambda *_: steps.append("Hugging Face"))
     (theirs,) = {len(tokens) for each in huggingface.Generate(marian, 2, LENGTH)(SOURCES) for tokens in each}
-    assert (ours, theirs) == (LENGTH - 1, LENGTH), "ours ends with the end of the sentence, theirs with a word"
+    assert (ours, theirs) == (LENGTH - 1, LENGTH), "ours ends with end-of-sentence, theirs with a word"
     assert steps == ["ours"] * LENGTH + ["Hugging Face"] * LENGTH
 
 
-def test_what_a_peer_finds_is_compared_with_a_search_for_as_many_words(exact):
+def test_hypotheses_are_compared_with_a_search_for_the_same_number_of_words(exact):
     expected = decoding.expected(exact, 2, LENGTH, tuple(map(tuple, SOURCES)))
     assert {len(tokens) for each in expected[LENGTH] for tokens in each} == {LENGTH}
     for words in (LENGTH - 1, LENGTH):
@@ -89,7 +85,7 @@ def test_what_a_peer_finds_is_compared_with_a_search_for_as_many_words(exact):
     assert decoding.error(exact, mixed, (SOURCES, expected)) == float("inf")
 
 
-def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model, exact):
+def test_the_error_is_zero_for_equal_tokens_and_grows_with_differences(model, exact):
     right = decoding.Ours(model, beam=2, length=LENGTH)(SOURCES)
     expected = (SOURCES, {LENGTH - 1: right})
     assert decoding.error(exact, right, expected) == 0.0
@@ -107,7 +103,7 @@ def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model
     assert decoding.error(exact, shorter, expected) == float("inf")
 
 
-def test_the_cost_of_a_search_is_counted_by_hand():
+def test_the_cost_of_a_search_by_hand():
     tiny = TransformerConfig(vocab_size=10, d_model=4, heads=1, d_ff=8, encoder_layers=1, decoder_layers=1)
     cost = decoding.search_cost(tiny, batch=2, beam=3, source=5, length=4, size=4)
     encoder, cross, decoder = 4 * 16 + 2 * 32, 2 * 16, 6 * 16 + 2 * 32 + 40

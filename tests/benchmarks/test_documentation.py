@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: its examples run and are as short as it says, its tables name what there is."""
+"""docs/benchmarks.md: its examples run and are short, its tables are complete."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
 
 
-def test_a_case_takes_less_than_twenty_lines_and_runs():
+def test_the_example_of_a_case_runs():
     names = {}
     exec(compile(BLOCKS[0], "docs/benchmarks.md", "exec"), names)
     case = names["softmax"](SMOKE)
@@ -24,7 +24,7 @@ def test_a_case_takes_less_than_twenty_lines_and_runs():
     assert {row["provider"]: row["status"] for row in rows} == {"torch eager": "timed", "exponentials": "timed"}
 
 
-def test_a_provider_takes_less_than_twenty_lines_and_runs(capsys):
+def test_the_example_of_a_provider_runs(capsys):
     names = {}
     exec(compile(BLOCKS[1], "docs/benchmarks.md", "exec"), names)
     assert {row["provider"]: row["status"] for row in names["rows"]}["mine"] == "timed"
@@ -39,7 +39,6 @@ def test_the_examples_are_short():
 def test_the_page_has_every_group_field_and_status():
     for name in (*records.GROUPS, *records.STATUSES):
         assert f"`{name}`" in PAGE
-    told = {"schema", "group", "case", "shape", "dtype", "provider", "status", "reason", "seed", "level", "threads"}
-    told.add("details")
-    for field in set(records.BENCHMARK["properties"]) - told:
+    others = "schema group case shape dtype provider status reason seed level threads details"
+    for field in set(records.BENCHMARK["properties"]) - set(others.split()):
         assert f"`{field}`" in PAGE, field

@@ -1,4 +1,4 @@
-"""The whole run with the plain torch.nn trainer: it learns, its record follows the schema, its search is greedy."""
+"""End-to-end runs: arguments, records, and the plain torch.nn trainer with its greedy search."""
 
 import json
 import random
@@ -18,16 +18,9 @@ from fasttfm.search import DecodingConfig, translate_ids
 WORDS = [*"abcdefghijklmnopqrst"]
 
 
-@pytest.fixture(name="made")
-def made_up(request):
-    """The fields of a whole run, without the machine."""
-    record = request.getfixturevalue("end_to_end")()
-    return {name: value for name, value in record.items() if name not in ("benchmark", "machine")}
-
-
 @pytest.fixture
 def text(tmp_path):
-    """A folder of train, valid and test files, the target being the source backwards."""
+    """A folder of train, valid and test files; targets are reversed sources."""
     draw = random.Random(1)
     folder = tmp_path / "text"
     folder.mkdir()
@@ -40,15 +33,9 @@ def text(tmp_path):
 
 @pytest.mark.whole
 @pytest.mark.slow
-def test_a_run_of_the_plain_trainer_leaves_a_record(text, tmp_path, monkeypatch, capfd):
-    small = end_to_end.Corpus(
-        source="en",
-        target="de",
-        test="test_2016_flickr",
-        prepare=("--vocab-size", "300"),
-        train=("--preset", "multi30k"),
-    )
-    monkeypatch.setitem(end_to_end.CORPORA, "multi30k", small)
+def test_a_run_of_the_plain_trainer_keeps_a_record(text, tmp_path, monkeypatch, capfd):
+    small = {"test": "test_2016_flickr", "prepare": ("--vocab-size", "300"), "train": ("--preset", "multi30k")}
+    monkeypatch.setitem(end_to_end.CORPORA, "multi30k", end_to_end.Corpus(**small))
     folders = ["--text", str(text), "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     peer = ["--peer", "torch.nn", "--minutes", "0.1", "--threads", "1"]
     assert main(["end_to_end", "multi30k", *folders, *peer]) == 0
@@ -63,35 +50,33 @@ def test_a_run_of_the_plain_trainer_leaves_a_record(text, tmp_path, monkeypatch,
     assert "kept in" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--peer", "torch.nn"], ["--minutes", "3"]])
-def test_a_peer_needs_its_minutes(arguments, tmp_path, capsys):
-    assert main(["end_to_end", "multi30k", "--text", str(tmp_path), "--work", str(tmp_path), *arguments]) == 2
-    assert "--peer and --minutes go together" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["multi30k"], "multi30k needs --text and --work: only demo brings its own text"),
-        (["wmt"], "invalid choice: 'wmt'"),
-        (["multi30k", "--text", "nowhere", "--work", "{}"], "--text nowhere has neither train.en nor train.en.gz"),
+        ("multi30k", "multi30k needs --text and --work: only demo has built-in text"),
+        ("wmt", "invalid choice: 'wmt'"),
+        ("multi30k --text nowhere --work WORK", "--text nowhere has neither train.en nor train.en.gz"),
+        ("multi30k --text WORK --work WORK --peer torch.nn", "--peer and --minutes go together"),
+        ("multi30k --text WORK --work WORK --minutes 3", "--peer and --minutes go together"),
     ],
 )
-def test_what_is_missing_is_said_in_a_line(arguments, message, tmp_path, capsys):
-    assert main(["end_to_end", *(word.format(tmp_path / "work") for word in arguments)]) == 2
+def test_missing_arguments_are_named_in_one_line(arguments, message, tmp_path, capsys):
+    assert main(["end_to_end", *arguments.replace("WORK", str(tmp_path / "work")).split()]) == 2
     printed = capsys.readouterr()
     assert message in printed.err
-    assert len(printed.err.strip().splitlines()) == 1
+    assert printed.err.count("\n") == 1
 
 
-def test_the_built_in_corpus_leaves_ours_and_the_plain_trainers_record(tmp_path, monkeypatch, capsys, made):
-    """The two runs themselves are replaced: they take minutes, and stand in tests of their own."""
+def test_the_built_in_corpus_runs_ours_and_the_plain_trainer(tmp_path, monkeypatch, capsys, request):
+    """With stubs for the two runs, which take minutes and have tests of their own."""
+    record = request.getfixturevalue("end_to_end")()
+    fields = {name: value for name, value in record.items() if name not in ("benchmark", "machine")}
     ran = []
 
     def run(name, text, work, *more):
         assert (text / "train.en").exists()
         ran.append((name, *more))
-        return made | {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
+        return fields | {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
 
     monkeypatch.setattr(end_to_end, "run", run)
     monkeypatch.setattr(end_to_end, "run_peer", lambda *a: run(*a) | {"corpus": "demo, torch.nn"})
@@ -105,28 +90,20 @@ def test_the_built_in_corpus_leaves_ours_and_the_plain_trainers_record(tmp_path,
     assert "BLEU 12.35 after 1.5 minutes" in capsys.readouterr().out
 
 
-def test_the_plain_greedy_search_is_greedy_search():
-    config = TransformerConfig(
-        vocab_size=60,
-        d_model=32,
-        heads=4,
-        d_ff=64,
-        encoder_layers=1,
-        decoder_layers=2,
-        norm_first=True,
-        final_norm=True,
-    )
+def test_the_plain_greedy_search_equals_ours():
+    sizes = {"vocab_size": 60, "d_model": 32, "heads": 4, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 2}
+    config = TransformerConfig(**sizes, norm_first=True, final_norm=True)
     torch.manual_seed(0)
     plain = TorchTransformer(config).eval()
     with torch.no_grad():
         plain.decoder.norm.weight.normal_(std=6.0)
-        plain.target_embedding.weight[:3] = 0.0  # what our search never writes
+        plain.target_embedding.weight[:3] = 0.0  # tokens that our search never writes
         plain.target_embedding.weight[3] *= 0.5
     model = Transformer(config)
     model.load_state_dict(plain.state_dict())
     sources = [*synthetic.sources(4, 7, 60, seed=1), *synthetic.sources(3, 3, 60, seed=2)]
     results = greedy(plain, sources, longer=10)
-    # the plain search's limit is that of the longest source of a batch, ours that of each
+    # the plain search's limit is that of the longest source of a batch
     expected = translate_ids(model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=17, allow_unk=True))
     assert results == [ids[:17] for ids in expected]
     assert len({tuple(ids) for ids in results}) > 3

@@ -1,4 +1,4 @@
-"""The harness is honest: what would make a time flatter is refused, and a wrong number has no time at all."""
+"""The harness rejects inputs that flatter, and keeps no time of wrong results."""
 
 import itertools
 import time
@@ -44,7 +44,7 @@ def test_a_wrong_gradient_has_no_time():
     assert rows({"torch eager": plain, "off": lambda x: plain(Half.apply(x))})["off"]["status"] == "timed"
 
 
-def test_a_wrong_gradient_of_a_parameter_has_no_time():
+def test_a_wrong_parameter_gradient_has_no_time():
     class Layer(torch.nn.Linear):
         def __init__(self, scale):
             super().__init__(16, 4)
@@ -68,12 +68,12 @@ def test_a_wrong_gradient_of_a_parameter_has_no_time():
     [
         (lambda i: (torch.zeros(4, 4),), "constant"),
         (lambda i: (torch.full((4,), 1.5), torch.randn(3)), "constant"),
-        (lambda i: (torch.ones(5, dtype=torch.int64),), "nothing but constants"),
+        (lambda i: (torch.ones(5, dtype=torch.int64),), "only constants"),
         (lambda i: (SHARED,), "share a tensor"),
-        (lambda i: (SHARED.clone(),), "hold the same"),
-        (lambda i: (torch.randn(4) + next(COUNT),), "other numbers the second time"),
+        (lambda i: (SHARED.clone(),), "are equal"),
+        (lambda i: (torch.randn(4) + next(COUNT),), "is not reproducible"),
     ],
-    ids=["zeros", "one constant", "integers", "same object", "same numbers", "another time"],
+    ids=["zeros", "one constant", "integers", "same object", "same numbers", "not reproducible"],
 )
 def test_inputs_that_flatter_are_refused(inputs, why):
     with pytest.raises(ValueError, match=why):
@@ -81,7 +81,7 @@ def test_inputs_that_flatter_are_refused(inputs, why):
 
 
 def watched(seen, name):
-    """A provider that notes its name and where its input lies."""
+    """Provider that records its name and its input's address."""
 
     def run(x):
         seen.append((name, x.data_ptr()))
@@ -94,7 +94,7 @@ def watched(seen, name):
 def test_no_provider_gets_an_input_twice_in_a_row(count):
     seen = []
     rows({f"p{i}": watched(seen, f"p{i}") for i in range(count)})
-    # all runs but those of the two checks, which give everybody the same inputs
+    # without the two checks, which give all providers the same inputs
     turns = [*seen[:count], *seen[2 * count : -count]]
     assert len(turns) == count * (1 + 2 + 2 + 3)  # the first call, warming up, memory and launches, timed rounds
     for i in range(count):
@@ -102,10 +102,10 @@ def test_no_provider_gets_an_input_twice_in_a_row(count):
         assert all(a != b for a, b in itertools.pairwise(addresses))
 
 
-def test_every_provider_is_timed_on_the_same_inputs_as_often():
+def test_each_round_times_all_providers_on_the_same_inputs():
     seen = []
     rows({name: watched(seen, name) for name in "abc"}, "step", rounds=7, warm_up=0)
-    timed = seen[6:]  # behind the first calls and the check
+    timed = seen[6:]  # after the first calls and the check
     assert len(timed) == 3 * 7
     for begin in range(0, 3 * 7, 3):
         names, addresses = zip(*timed[begin : begin + 3])
@@ -113,8 +113,7 @@ def test_every_provider_is_timed_on_the_same_inputs_as_often():
         assert len(set(addresses)) == 1
 
 
-def test_throughput_is_of_the_same_work_whoever_does_it():
-    """Runs of different sizes: who is 1.5 times as fast has 1.5 times the throughput."""
+def test_throughputs_compare_as_times_do_for_inputs_of_different_sizes():
 
     class Turns(FakeClock):
         def microseconds(self, run):
@@ -139,7 +138,7 @@ QUICK = Setting(device=torch.device("cpu"), dtype=torch.float32, level="quick")
 
 
 class Restless(FakeClock):
-    """Times that spread: for so many timed runs, or for ever."""
+    """Times spread in the first runs."""
 
     def __init__(self, runs):
         super().__init__()
@@ -152,10 +151,10 @@ class Restless(FakeClock):
 
 @pytest.fixture
 def idle(monkeypatch):
-    """A machine that does nothing else; set["others"] makes it busy."""
-    told = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0}
-    monkeypatch.setattr(harness.Watch, "read", lambda self: dict(told))
-    return told
+    """Load of an idle machine; idle["others"] can be changed."""
+    load = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0}
+    monkeypatch.setattr(harness.Watch, "read", lambda self: dict(load))
+    return load
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def idle(monkeypatch):
     [(0, 3, False), (1 + 3, 2 * 3, False), (100, 2 * 3, True)],  # 1 + 3: the check and the first three rounds
     ids=["quiet", "timed once more", "restless"],
 )
-def test_a_case_whose_times_spread_is_timed_once_more_and_marked_where_it_stays_so(idle, restless, rounds, noisy):
+def test_a_case_with_spread_times_is_timed_once_more_and_then_marked_noisy(idle, restless, rounds, noisy):
     clock = Restless(restless)
     row = rows({"torch eager": plain}, clock=clock, setting=QUICK)["torch eager"]
     assert (row["noisy"], row["spread"] > 0.25, row["load"], row["time_us"]["runs"]) == (noisy, noisy, idle, 3)
@@ -172,7 +171,7 @@ def test_a_case_whose_times_spread_is_timed_once_more_and_marked_where_it_stays_
 
 
 @pytest.mark.parametrize(("field", "value"), [("others", 0.3), ("steal", 0.1)])
-def test_a_case_that_was_timed_on_a_busy_machine_is_marked(idle, field, value):
+def test_a_case_timed_on_a_busy_machine_is_marked_noisy(idle, field, value):
     idle[field] = value
     clock = FakeClock()
     results = rows({"torch eager": plain, "fasttfm": plain}, clock=clock, setting=QUICK)
@@ -180,17 +179,17 @@ def test_a_case_that_was_timed_on_a_busy_machine_is_marked(idle, field, value):
     assert clock.runs == 2 * (1 + 2 * 3 + 1)
 
 
-def test_dropout_that_is_left_out_has_no_time():
+def test_a_provider_that_ignores_dropout_has_no_time():
     def drops(x):
         return torch.nn.functional.dropout(plain(x), 0.5)
 
-    results = rows({"torch eager": drops, "forgets": plain}, without_dropout={"torch eager": plain, "forgets": plain})
+    results = rows({"torch eager": drops, "ignores": plain}, without_dropout={"torch eager": plain, "ignores": plain})
     assert results["torch eager"]["status"] == "timed"
-    assert results["forgets"]["status"] == "wrong"
-    assert "leaves dropout out" in results["forgets"]["reason"]
+    assert results["ignores"]["status"] == "wrong"
+    assert "ignores dropout" in results["ignores"]["reason"]
 
 
-def test_a_refusal_is_a_row_in_its_own_words_and_an_absent_one_says_how_to_install():
+def test_refused_and_absent_providers_have_rows_with_the_reason():
     def refuses(x):
         raise RuntimeError("No available kernel.\nAnd a second line.")
 
@@ -201,7 +200,7 @@ def test_a_refusal_is_a_row_in_its_own_words_and_an_absent_one_says_how_to_insta
     assert results["torch eager"]["status"] == "timed"
 
 
-def test_a_provider_never_sees_the_clock_and_a_backward_is_timed_without_its_forward():
+def test_a_backward_is_timed_without_its_forward():
     inside = []
 
     class Watching(FakeClock):
@@ -223,7 +222,7 @@ def test_a_provider_never_sees_the_clock_and_a_backward_is_timed_without_its_for
             return grad.clone()
 
     rows({"marked": lambda x: Marked.apply(x) * 2}, "backward", reference=lambda x: x * 2, clock=Watching())
-    checked = ["start", "forward", "backward", "stop"]  # the whole answer must stand when the clock stops
+    checked = ["start", "forward", "backward", "stop"]  # the complete result, when the clock stops
     timed = ["forward", "start", "backward", "stop"]
     first = inside.index("start")
     assert inside[first : first + 4] == inside[-4:] == checked
@@ -231,34 +230,31 @@ def test_a_provider_never_sees_the_clock_and_a_backward_is_timed_without_its_for
     assert inside.count("start") == 2 + 3
 
 
-def test_forward_keeps_no_graph_and_training_forward_does():
-    kept = {}
+def test_only_a_training_forward_saves_a_graph():
+    saved = {}
 
-    def looks(x):
+    def observed(x):
         y = plain(x)
-        kept[passes] = y.requires_grad
+        saved[passes] = y.requires_grad
         return y
 
     for passes in ("forward", "training forward"):
-        rows({"looks": looks}, passes)
-    assert kept == {"forward": False, "training forward": True}
+        rows({"observed": observed}, passes)
+    assert saved == {"forward": False, "training forward": True}
 
 
-def test_rates_follow_from_cost_and_time():
-    cost = Cost(flops=40_000_000, bytes=1_000_000)
-    row = rows({"torch eager": plain}, cost=cost, ceilings=Machine(bandwidth=1e12, flops=8e12))["torch eager"]
+def test_rates_follow_from_cost_and_time_without_a_roofline_for_int8():
+    options = {"cost": Cost(flops=40_000_000, bytes=1_000_000), "ceilings": Machine(bandwidth=1e12, flops=8e12)}
+    results = rows({"torch eager": plain, "torch int8, a worker a core": plain}, **options)
+    row = results["torch eager"]
     assert row["tflop_per_s"] == pytest.approx(4.0)
     assert row["gb_per_s"] == pytest.approx(100.0)
     assert row["roofline"] == {"floor_us": 5.0, "share": 0.5, "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0}}
     assert (row["peak_bytes"], row["launches"]) == (1000, 3)
+    assert results["torch int8, a worker a core"]["roofline"] is None
 
 
-def test_of_fewer_bits_than_the_ceilings_there_is_no_roofline():
-    row = rows({"torch int8, a worker a core": plain}, cost=Cost(1, 1), ceilings=Machine(bandwidth=1e12, flops=8e12))
-    assert row["torch int8, a worker a core"]["roofline"] is None
-
-
-def test_memory_that_is_kept_from_run_to_run_counts_and_what_is_not_seen_is_not_told():
+def test_kept_memory_is_added_to_the_peak_and_unknown_values_are_none():
     class Graph:
         def __call__(self, x):
             return plain(x)
@@ -267,21 +263,9 @@ def test_memory_that_is_kept_from_run_to_run_counts_and_what_is_not_seen_is_not_
             return 500
 
     results = rows({"torch eager": plain, CUDA_GRAPH: Graph(), "fasttfm": Graph(), CTRANSLATE2: plain})
-    told = {name: (row["peak_bytes"], row["launches"]) for name, row in results.items()}
+    counted = {name: (row["peak_bytes"], row["launches"]) for name, row in results.items()}
     held = dict.fromkeys((CUDA_GRAPH, "fasttfm"), (1500, None))
-    assert told == {"torch eager": (1000, 3), **held, CTRANSLATE2: (None, None)}
-
-
-def test_long_runs_are_run_as_often_as_asked():
-    calls = []
-
-    def step(x):
-        calls.append(1)
-        return plain(x)
-
-    row = rows({"one": step}, "step", rounds=2, warm_up=0)["one"]
-    assert row["time_us"]["runs"] == 2
-    assert len(calls) == 4  # the first call, the check and the two
+    assert counted == {"torch eager": (1000, 3), **held, CTRANSLATE2: (None, None)}
 
 
 def test_the_host_clock_waits_for_the_run_and_overwrites_the_cache():
@@ -292,7 +276,7 @@ def test_the_host_clock_waits_for_the_run_and_overwrites_the_cache():
     assert clock._flush.nbytes >= 2 * last_level_cache()
 
 
-def test_peak_memory_of_the_host_is_the_most_at_once():
+def test_peak_memory_on_the_host():
     def run():
         a = torch.empty(1000, 1000)
         b = a + 1
@@ -300,10 +284,10 @@ def test_peak_memory_of_the_host_is_the_most_at_once():
         c = torch.empty(500, 1000)
         return b, c
 
-    assert host_peak_bytes(run) == pytest.approx(8_000_000, abs=1000)  # and a few bytes for scalars
+    assert host_peak_bytes(run) == pytest.approx(8_000_000, abs=1000)  # plus scalars
 
 
-def test_error_is_taken_tensor_by_tensor():
+def test_the_error_is_that_of_the_worst_tensor():
     expected = [torch.tensor([1000.0, 1.0]), torch.tensor([0.01, 0.02])]
     results = [torch.tensor([1000.0, 2.0]), torch.tensor([0.01, 0.03])]
     assert numerics.relative_error(results, expected) == pytest.approx(0.5)
@@ -321,7 +305,7 @@ def test_nan_in_any_tensor_is_an_infinite_error(error, place):
     assert error(results, expected) == float("inf")
 
 
-def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
+def test_kinked_error_tolerates_one_percent_of_the_elements_by_a_tenth():
     expected = torch.linspace(1, 2, 1000)
     results = expected.clone()
     results[:10] += 0.1
@@ -333,13 +317,13 @@ def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
     assert numerics.kinked_error(results, expected) == pytest.approx(0.2)
 
 
-def test_the_ceiling_of_int8_is_that_of_the_operator_which_a_search_takes(monkeypatch):
-    taken = []
+def test_the_ceiling_of_int8_is_of_the_searchs_operator(monkeypatch):
+    dtypes = []
 
     def multiplier(quantized, scales):
-        return lambda rows: taken.append((rows.dtype, quantized.dtype))
+        return lambda rows: dtypes.append((rows.dtype, quantized.dtype))
 
     monkeypatch.setattr(clocks.int8, "multiplier", multiplier)
     ceilings = clocks.ceilings(Setting(device=torch.device("cpu"), dtype=torch.int8, level="smoke"))
     assert ceilings.flops > 0
-    assert set(taken) == {(torch.uint8, torch.int8)}
+    assert set(dtypes) == {(torch.uint8, torch.int8)}

@@ -1,4 +1,4 @@
-"""The host benchmark counts what a call of a GPU does in Python, times it, and tells what its record is."""
+"""The host benchmark counts and times the Python of a GPU's calls."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ def measured(*words):
     return {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
-def test_calls_of_python_and_c_are_counted_in_the_backward_pass_too():
+def test_python_and_c_calls_are_counted_including_backward():
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -46,7 +46,7 @@ def test_calls_of_python_and_c_are_counted_in_the_backward_pass_too():
     assert host.function_calls(lambda: (lambda: len(""))()) == 2
 
 
-def test_a_time_is_the_least_of_runs_in_turns(monkeypatch):
+def test_a_time_is_the_minimum_of_alternating_runs(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(host.time, "thread_time", lambda: now[0])
     spent = {"slow": itertools.repeat(6.0), "quick": itertools.chain([9.0] * 5, itertools.repeat(4.0))}
@@ -60,7 +60,7 @@ def test_a_time_is_the_least_of_runs_in_turns(monkeypatch):
     assert host.least([call("slow"), call("quick")], CPU, 0.1) == pytest.approx([6000.0, 4000.0])
 
 
-def test_a_case_stands_beside_its_peer():
+def test_rows_have_our_cost_and_the_peers():
     rows = measured("--only", "norm", "--quick")
     assert list(rows) == [
         "layer_norm, forward + backward", "residual_layer_norm, dropout, forward + backward",
@@ -76,30 +76,30 @@ def test_a_case_stands_beside_its_peer():
         assert host.cells(row)[0] == row["what"]
 
 
-def test_a_word_of_no_case_ends_in_a_line_that_names_them():
+def test_a_word_without_cases_is_refused_with_their_names():
     command = [sys.executable, "-m", "benchmarks", "host", "--only", "nonsense"]
     done = run(command, env=child_environment(), capture_output=True, text=True)
     assert done.returncode == 2
-    (said,) = done.stderr.splitlines()
-    assert "no case contains 'nonsense': attention, no gradient; " in said
+    (message,) = done.stderr.splitlines()
+    assert "no case contains 'nonsense': attention, no gradient; " in message
 
 
-def test_the_report_tells_that_a_stand_in_is_no_gpu(record):
+def test_the_report_says_that_a_stand_in_is_not_a_gpu(record):
     row = {"what": "norm", "peer": "PyTorch", "calls": 1200, "triton": 3, "aten": 1, "us": 80.0,
            "peer_calls": 53, "peer_triton": 0, "peer_aten": 5, "peer_us": 40.0, "ratio": 2.0}  # fmt: skip
     absent = {"what": "other", "peer": "Liger Kernel", "absent": "No module named 'liger_kernel'"}
-    for more, told in (({"stands_in_for": "sm_90"}, True), ({}, False)):
-        of_host = {"benchmark": "host", "measured": [row, absent], **more, "machine": record()["machine"]}
-        records.validate(of_host)
-        entry = records.Entry("host.jsonl", 1, of_host)
+    for fields, warned in (({"stands_in_for": "sm_90"}, True), ({}, False)):
+        host_record = {"benchmark": "host", "measured": [row, absent], **fields, "machine": record()["machine"]}
+        records.validate(host_record)
+        entry = records.Entry("host.jsonl", 1, host_record)
         page = machine_page("a machine", [entry], [entry], charted=False)
-        assert ("**Not run on a GPU**" in page) is told
+        assert ("**Not run on a GPU**" in page) is warned
         assert "| norm | 1,200 | 80.0 | 3 + 1 | PyTorch | 53 | 40.0 | 0 + 5 | 2.00 |" in page
         assert "Liger Kernel, absent" in page
 
 
 @pytest.mark.whole
-def test_a_whole_run_is_kept(tmp_path):
+def test_a_complete_run_is_kept(tmp_path):
     rows = measured("--quick", "--results", str(tmp_path))
     (record,) = records.read(tmp_path / "host.jsonl")
     assert record["measured"] == list(rows.values())

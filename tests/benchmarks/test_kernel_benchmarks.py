@@ -1,4 +1,4 @@
-"""The registry of the benchmarks: every operator and form is there, every provider of it computes the same thing."""
+"""Cases of kernels and blocks: all operators and forms are there, and all providers are right."""
 
 import dataclasses
 import sys
@@ -22,47 +22,41 @@ COMPILED = (providers.COMPILE, providers.FLEX, blocks.COMPILED)
 
 @pytest.fixture(autouse=True, scope="module")
 def small_cache():
-    """No time is looked at: little is written over before a run."""
+    """Times do not matter here: flush a small cache."""
     with mock.patch.object(clocks, "last_level_cache", return_value=1 << 20):
         yield
 
 
 def run(case, setting=SMOKE):
-    """The case's records, without what has to be compiled, which takes seconds each."""
-
-    whole = case.make
-
-    def make():
-        work = whole()
-        kept = {name: p for name, p in work.providers.items() if name not in COMPILED}
-        return dataclasses.replace(work, providers=kept)
-
-    case = dataclasses.replace(case, make=make)
-    return harness.run(case, setting, CLOCKS.of(case), 0.0, machine=HERE, least_rounds=1)
+    """Provider -> row of a case, without compiled providers, which take seconds each."""
+    work = case.make()
+    work.providers = {name: provider for name, provider in work.providers.items() if name not in COMPILED}
+    case = dataclasses.replace(case, make=lambda: work)
+    rows = harness.run(case, setting, CLOCKS.of(case), 0.0, machine=HERE, least_rounds=1)
+    return {row["provider"]: row for row in rows}
 
 
 @pytest.mark.sample(1)
-@pytest.mark.filterwarnings("ignore")  # SDPA warns of what it refuses
+@pytest.mark.filterwarnings("ignore")  # SDPA warns when it refuses
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group", [blocks, kernels])
-def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group, dtype):
+def test_no_provider_of_any_case_is_wrong(group, dtype):
     setting = dataclasses.replace(SMOKE, dtype=dtype)
     for case in group.cases(setting):
-        rows = run(case, setting)
-        for row in rows:
+        for name, row in run(case, setting).items():
             records.validate(row)
-            assert row["status"] != "wrong", (case.title, row["provider"], row["reason"])
-            if row["provider"].startswith(("fasttfm", "torch eager", "torch.nn")):
-                assert row["status"] == "timed", (case.title, row["provider"], row["reason"])
+            assert row["status"] != "wrong", (case.title, name, row["reason"])
+            if name.startswith(("fasttfm", "torch eager", "torch.nn")):
+                assert row["status"] == "timed", (case.title, name, row["reason"])
                 assert row["error"]["value"] <= row["error"]["allowed"]
                 assert row["peak_bytes"] is not None
-                assert row["launches"] is None  # nothing is launched on a CPU
+                assert row["launches"] is None  # none on a CPU
 
 
 FUSED = {"linear + cross entropy", "linear + cross entropy, unsmoothed"}
 
 
-def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
+def test_the_kernels_have_all_operators_forms_and_passes():
     for level in LEVELS:
         results = kernels.cases(dataclasses.replace(SMOKE, level=level))
         assert {case.name for case in results} - FUSED == {
@@ -76,7 +70,7 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
         }  # fmt: skip
         assert {case.shape["dropout"] for case in attention} == {0.0, 0.1}
         both = {case.name for case in results if case.passes == "forward+backward"}
-        assert both == {"cross entropy", *FUSED}  # some fuse the two
+        assert both == {"cross entropy", *FUSED}  # some providers fuse the two
         for name in {case.name for case in results} - FUSED:
             passes = {case.passes for case in results if case.name == name}
             assert "backward" in passes
@@ -85,21 +79,17 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
         assert len({case.title for case in results}) == len(results)
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch 2.13 brought it")
-def test_torchs_linear_cross_entropy_is_checked_and_timed_beside_ours(monkeypatch):
-    def rows():
-        (case,) = (c for c in kernels.cases(SMOKE) if c.name == "linear + cross entropy, unsmoothed")
-        return {row["provider"]: row for row in run(case)}
-
-    found = rows()
-    for name in ("fasttfm", "torch eager", providers.TORCH_CHUNKED):
-        assert found[name]["status"] == "timed", found[name]["reason"]
-    honest = torch.nn.functional.linear_cross_entropy
-    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", lambda *x, **more: honest(*x, **more) * 1.01)
-    assert rows()[providers.TORCH_CHUNKED]["status"] == "wrong"
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="needs torch 2.13")
+def test_torchs_linear_cross_entropy_is_timed_and_checked(monkeypatch):
+    (case,) = (c for c in kernels.cases(SMOKE) if c.name == "linear + cross entropy, unsmoothed")
+    rows = run(case)
+    assert {rows[name]["status"] for name in ("fasttfm", "torch eager", providers.TORCH_CHUNKED)} == {"timed"}
+    right = torch.nn.functional.linear_cross_entropy
+    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", lambda *x, **options: right(*x, **options) * 1.01)
+    assert run(case)[providers.TORCH_CHUNKED]["status"] == "wrong"
 
 
-def test_every_provider_is_there_or_absent_with_its_install_line():
+def test_absent_providers_say_how_to_install_them():
     case = next(c for c in kernels.cases(dataclasses.replace(SMOKE, level="standard")) if c.shape.get("mask") == "none")
     work = case.make()
     assert set(work.providers) == {
@@ -110,37 +100,35 @@ def test_every_provider_is_there_or_absent_with_its_install_line():
             assert "pip install" in provider.install or "installed" in provider.install, name
 
 
-def test_a_package_that_is_installed_and_broken_refuses_and_breaks_no_case(monkeypatch):
-    """A wheel of another torch fails when it is imported."""
-    gone = ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm")
+def test_an_installed_package_that_fails_at_import_is_refused_and_breaks_no_case(monkeypatch):
     monkeypatch.setattr(providers, "have", lambda name, device: None)
-    for module in gone:
-        monkeypatch.setitem(sys.modules, module, None)  # importing it raises
-    wanted = ("LayerNorm", "residual + dropout + LayerNorm", "attention", "packed attention", "cross entropy")
-    results = {case.name: case for case in reversed(kernels.cases(SMOKE)) if case.name in wanted}
-    assert set(results) == set(wanted)
+    for module in ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm"):
+        monkeypatch.setitem(sys.modules, module, None)  # its import raises
+    names = ("LayerNorm", "residual + dropout + LayerNorm", "attention", "packed attention", "cross entropy")
+    results = {case.name: case for case in reversed(kernels.cases(SMOKE)) if case.name in names}
+    assert set(results) == set(names)
     for case in results.values():
-        rows = {row["provider"]: row for row in run(case)}
+        rows = run(case)
         assert rows["fasttfm"]["status"] == "timed"
         broken = [row for name, row in rows.items() if name in (providers.LIGER, providers.FLASH_ATTN)]
         assert broken
         assert all(row["status"] == "refused" and "Error: " in row["reason"] for row in broken)
 
 
-def test_padding_and_causality_lessen_what_a_case_must_cost():
+def test_padding_and_causality_reduce_the_cost():
     by_mask = {
         case.shape["mask"]: case.cost
         for case in kernels.cases(dataclasses.replace(SMOKE, level="quick"))
         if case.name == "attention" and case.passes == "forward" and case.shape["L"] == 100
     }
-    # lengths from half of the keys to all: three quarters; causal sees every second pair of what is left
+    # lengths from half of the keys to all: three quarters; causal: half of these pairs
     assert by_mask["lengths"].flops == pytest.approx(0.75 * by_mask["none"].flops, rel=0.02)
     assert by_mask["lengths+causal"].flops < 0.55 * by_mask["none"].flops
     assert by_mask["bool"].flops == by_mask["none"].flops
     assert by_mask["additive"].bytes > by_mask["bool"].bytes > by_mask["none"].bytes
 
 
-def test_the_tuner_gives_every_candidate_its_turn():
+def test_the_tuner_runs_candidates_in_turns():
     order = []
     seconds = iter(range(100))
 
@@ -167,7 +155,7 @@ def test_the_tuner_gives_every_candidate_its_turn():
     assert results["b"] == "RuntimeError: No available kernel."
 
 
-def test_the_tuner_runs_so_many_rounds_at_least_however_slow():
+def test_the_tuner_runs_at_least_least_runs_rounds():
     runs = []
     assert measure({"a": lambda: 1.0}, lambda run: runs.append(run) or 1.0, seconds=0, least_runs=7) == {"a": 1.0}
     assert len(runs) == 7

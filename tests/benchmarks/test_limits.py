@@ -1,4 +1,4 @@
-"""What a device allows, on cases that can be counted by hand and against the figures of the predictions' page."""
+"""Costs on cases counted by hand, and against the figures in docs/gpu-predictions.md."""
 
 import pytest
 
@@ -16,8 +16,8 @@ def test_a_tiny_product():
     assert (cost.seconds(by_memory), cost.bound(by_memory)) == (4, "memory")
 
 
-def test_one_attention_of_two_tokens():
-    # two queries, two keys, four channels: q, k, v and the output are 8 numbers each, a log-sum-exp a row
+def test_attention_of_two_tokens():
+    # two queries, two keys, four channels: q, k, v and output are 8 numbers each, and a log-sum-exp per row
     full = costs.attention(1, 1, 2, 2, 4, 4, causal=False, dropout=False)
     assert full == Cost(flops=2 * (2 * 2 * 2 * 4), bytes=4 * (4 * 8 + 2), launches=1)
     causal = costs.attention(1, 1, 2, 2, 4, 4, causal=True, dropout=False)
@@ -26,7 +26,7 @@ def test_one_attention_of_two_tokens():
 
 @pytest.mark.parametrize(("preset", "floor"), [("paper-base", 15.9), ("paper-big", 48.3)])
 def test_the_floor_of_a_step_on_one_h200(preset, floor):
-    """The figures of docs/gpu-predictions.md: pieces one after the other."""
+    """Sum over kernels, as in docs/gpu-predictions.md."""
     config = training_step.model_config(preset)
     shape = costs.Shape(d_model=config.d_model, heads=config.heads, d_ff=config.d_ff, vocabulary=config.vocab_size)
     pieces = costs.training_step(shape, tokens=25_000, length=training_step.LENGTH, size=2).values()

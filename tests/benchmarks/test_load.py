@@ -1,4 +1,4 @@
-"""The load of a machine: what others took of it is seen, and what this process and its children took is not."""
+"""The load of a machine counts other processes, but not this one and its children; machines and commands by name."""
 
 import os
 import signal
@@ -15,11 +15,11 @@ from fasttfm.system.machine import allowed_cores
 
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
 SEEN = 0.5 - 0.1
-"""Seconds that are told of BURN, at least: Linux counts in hundredths, of each process twice."""
+"""Fewest measured seconds of BURN: Linux counts in hundredths, twice per process."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_the_seconds_of_living_and_of_ended_children_are_our_own():
+def test_the_seconds_of_living_and_ended_children_are_our_own():
     before = load._own()
     subprocess.run([sys.executable, "-c", BURN], check=True)
     ended = load._own()
@@ -32,7 +32,7 @@ def test_the_seconds_of_living_and_of_ended_children_are_our_own():
         child.communicate(b"\n")
 
 
-def test_the_seconds_of_orphans_are_our_own_where_they_end_inside():
+def test_the_seconds_of_orphans_that_end_in_the_context_are_our_own():
     worker = f"import os\n{BURN}\nprint(os.getpid(), flush=True); time.sleep({PATIENCE})"
     server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
     watch = load.Watch()
@@ -43,10 +43,10 @@ def test_the_seconds_of_orphans_are_our_own_where_they_end_inside():
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             wait_for_end([orphan])
-    assert load._own() - watch._own >= SEEN, "the worker's time is taken for another program's"
+    assert load._own() - watch._own >= SEEN, "the worker's time counts as another program's"
 
 
-def test_what_others_take_is_their_share_of_all_processors(monkeypatch):
+def test_others_is_their_share_of_all_processors(monkeypatch):
     clock = {"ticks": (0.0, 0.0), "own": 0.0, "now": 0.0}
     monkeypatch.setattr(load, "_ticks", lambda: clock["ticks"])
     monkeypatch.setattr(load, "_own", lambda: clock["own"])
@@ -55,33 +55,32 @@ def test_what_others_take_is_their_share_of_all_processors(monkeypatch):
     watch = load.Watch()
     assert watch.read()["others"] is None  # too short to tell
     clock.update(ticks=(2.0, 18.0), own=10.0, now=10.0)
-    told = watch.read()
-    assert (told["steal"], told["others"]) == (0.05, 0.2)
-    assert load.disturbed(told)
-    assert not load.disturbed(told | {"others": 0.1})
-    assert load.disturbed(told | {"others": 0.1, "steal": 0.06})
+    read = watch.read()
+    assert (read["steal"], read["others"]) == (0.05, 0.2)
+    assert load.disturbed(read)
+    assert not load.disturbed(read | {"others": 0.1})
+    assert load.disturbed(read | {"others": 0.1, "steal": 0.06})
     assert not load.disturbed({"steal": None, "others": None})
 
 
-def test_the_speed_of_all_cores_is_told_and_the_threads_stay(monkeypatch):
-    told = []
+def test_the_speed_of_all_cores_is_measured_and_the_number_of_threads_kept(monkeypatch):
+    seen = []
     product = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda *x: (told.append(torch.get_num_threads()), product(*x))[1])
+    monkeypatch.setattr(torch, "mm", lambda *x: (seen.append(torch.get_num_threads()), product(*x))[1])
     threads = torch.get_num_threads()
-    assert load.Watch().read()["gflop_per_s"] > 0  # of a busy machine it may be any
-    assert (set(told), torch.get_num_threads()) == ({allowed_cores()}, threads)
+    assert load.Watch().read()["gflop_per_s"] > 0
+    assert (set(seen), torch.get_num_threads()) == ({allowed_cores()}, threads)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert load.Watch().read()["gflop_per_s"] is None
 
 
-def test_a_record_names_no_machine_s_folders(monkeypatch):
+def test_a_recorded_command_has_no_folders_of_the_machine(monkeypatch):
     words = ["--text", "/home/someone/multi30k", "--work=/tmp/work", "--only", "a b", "--", "--seed", "1"]
     monkeypatch.setattr(load.sys, "argv", ["/opt/program.py", *words])
-    said = "python program.py --text multi30k --work=work --only 'a b' -- --seed 1"
-    assert load.describe()["command"] == said
+    assert load.describe()["command"] == "python program.py --text multi30k --work=work --only 'a b' -- --seed 1"
 
 
-def test_a_machine_is_named_by_its_processor_and_its_widest_instructions():
+def test_a_machine_name_has_the_processor_and_its_widest_instruction_set():
     machine = {"processor": "Intel(R) Xeon(R) Processor", "cores": 2}
     assert machine_name(machine) == "CPU: Intel(R) Xeon(R) Processor, 2 cores"
     names = []

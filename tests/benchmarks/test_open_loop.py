@@ -1,8 +1,9 @@
-"""The load of a server: what is asked for, from when waiting counts, and the records of both kinds of load."""
+"""The load of a server: its requests, latencies, and the records of both kinds of load."""
 
 import json
 import random
 from collections import Counter
+from unittest.mock import MagicMock
 
 import pytest
 from model_dirs import LINES as SENTENCES
@@ -22,7 +23,7 @@ class AtOnce(load.Load):
 AT_ONCE = AtOnce(0, ["a", "b b"], ["e e e e e", "f f f f f f"])
 
 
-def test_four_in_five_requests_are_a_short_sentence_and_the_others_eight_long_ones():
+def test_four_in_five_requests_are_a_short_sentence_and_the_rest_eight_long_ones():
     draws = random.Random(1)
     kinds = Counter(AT_ONCE.draw(draws) for _ in range(500))
     assert kinds["short"] / 500 == pytest.approx(0.8, abs=0.05)
@@ -33,39 +34,24 @@ def test_four_in_five_requests_are_a_short_sentence_and_the_others_eight_long_on
     assert load.sentences({"short": [0.1] * 3, "long": [0.1]}) == 3 + 8
 
 
-def test_a_request_that_was_sent_late_has_waited_since_it_was_due(monkeypatch):
+def test_latency_counts_from_the_scheduled_time(monkeypatch):
     now = [0.0]
 
     def sleep(seconds):
         now[0] += seconds + 1.0  # wakes a second too late
 
-    class Pool:
-        def __init__(self, _):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def submit(self, function, *arguments):
-            function(*arguments)
-            return self
-
-        def result(self):
-            pass
-
+    pool = MagicMock()
+    pool.return_value.__enter__.return_value.submit = lambda function, *args: function(*args) or MagicMock()
     monkeypatch.setattr(load.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(load.time, "sleep", sleep)
-    monkeypatch.setattr(load, "ThreadPoolExecutor", Pool)
-    found = load.arriving(AT_ONCE, rate=2.0, seconds=20.0, seed=1)
-    waited = [*found["short"], *found["long"]]
-    assert len(waited) > 20
-    assert max(waited) > 10  # twice as many are due as can be sent
+    monkeypatch.setattr(load, "ThreadPoolExecutor", pool)
+    waits = load.arriving(AT_ONCE, rate=2.0, seconds=20.0, seed=1)
+    latencies = [*waits["short"], *waits["long"]]
+    assert len(latencies) > 20
+    assert max(latencies) > 10  # twice as many are due as can be sent
 
 
-def test_clients_stop_asking_when_the_benchmark_is_stopped(monkeypatch):
+def test_clients_stop_when_the_benchmark_is_interrupted(monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
@@ -81,7 +67,7 @@ def test_quantiles_are_in_milliseconds():
 
 
 def run(tmp_path, *flags):
-    """The status and the record of a run on an untrained model."""
+    """(status, record) of a run on an untrained model."""
     pytest.importorskip("uvicorn")
     pytest.importorskip("ctranslate2")
     model = write_model_dir(tmp_path / "model", trained=False)

@@ -1,4 +1,4 @@
-"""The page and the notebook for old GPUs: tables as the code has them, cells that run."""
+"""The page and the notebook for old GPUs: tables match the code, cells run."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def row(operator, dtype, answer):
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
-def test_the_routes_of_the_page_are_what_the_code_decides(kind, dtype):
+def test_the_backends_on_the_page_match_the_code(kind, dtype):
     page = PAGE.read_text(encoding="utf-8")
     for keys in (27, 100, 500, 2_000):
         size = attention_launch.width_class(64), attention_launch.key_class(keys)
@@ -48,7 +48,7 @@ def test_the_routes_of_the_page_are_what_the_code_decides(kind, dtype):
 # ------------------------------------------------------------------------------------------------------ the notebook
 
 
-def test_the_notebook_is_one_that_jupyter_reads_and_has_no_outputs():
+def test_the_notebook_is_valid_and_has_no_outputs():
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
     for cell in CELLS:
@@ -57,7 +57,7 @@ def test_the_notebook_is_one_that_jupyter_reads_and_has_no_outputs():
             compile("".join(cell["source"]), cell["id"], "exec")
 
 
-def test_a_placeholder_that_was_left_stops_the_notebook():
+def test_an_unreplaced_placeholder_stops_the_notebook():
     space: dict = {}
     exec(CODE["addresses"], space)
     exec(CODE["helpers"], space)
@@ -65,7 +65,7 @@ def test_a_placeholder_that_was_left_stops_the_notebook():
         exec(CODE["install"], space)
 
 
-def test_the_cells_behind_the_run_show_and_check_its_records(tmp_path, capfd, write, record):
+def test_the_cells_after_the_run_show_and_check_its_records(tmp_path, capfd, write, record):
     commit = git("rev-parse", "HEAD")
     if commit is None:
         pytest.skip("not a git checkout")
@@ -84,14 +84,14 @@ def test_the_cells_behind_the_run_show_and_check_its_records(tmp_path, capfd, wr
     assert str(tmp_path / "kernels-x.jsonl") in shown.splitlines()
 
 
-def test_a_cell_whose_command_fails_stops_the_notebook():
+def test_a_failing_command_stops_the_notebook():
     space: dict = {}
     exec(CODE["helpers"], space)
     with pytest.raises(RuntimeError, match="status 3"):
         space["run"](sys.executable, "-c", "import sys; sys.exit(3)")
 
 
-def test_every_command_of_the_notebook_is_one_of_the_suite(capsys):
+def test_the_notebooks_commands_exist(capsys):
     assert '"benchmarks", "--quick", "--out"' in CODE["run"]
     assert main(["blocks", "--quick", "--out", "x", "--list"]) == 0
     assert main(["check", "absent.jsonl"]) == 2

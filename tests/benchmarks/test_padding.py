@@ -1,4 +1,4 @@
-"""The padding group: both ways of batching hold the same pairs, and only one of them pads little."""
+"""The padding group: both batchings have the same pairs, and only ours has little padding."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def half(batch) -> torch.Tensor:
     return torch.tensor(0.5)
 
 
-def test_every_pair_is_in_one_batch_of_either_kind_and_no_batch_is_over_its_budget():
+def test_both_batchings_have_all_pairs_within_the_budget():
     corpus = synthetic.corpus(200, synthetic.MULTI30K, 50, seed=1)
     widths = np.maximum(corpus.source_lengths, corpus.target_lengths) + 1
     for make in (padding.bucketed, padding.shuffled):
@@ -23,7 +23,7 @@ def test_every_pair_is_in_one_batch_of_either_kind_and_no_batch_is_over_its_budg
         assert all(len(rows) * widths[rows].max() <= 300 for rows in batches)
 
 
-def test_random_order_pads_as_the_document_says_and_ours_hardly_at_all():
+def test_random_order_has_the_documents_padding_and_ours_little():
     corpus = synthetic.corpus(10_000, synthetic.WMT, 100, seed=0)
 
     def share(make) -> float:
@@ -36,7 +36,7 @@ def test_random_order_pads_as_the_document_says_and_ours_hardly_at_all():
 @pytest.mark.parametrize(
     ("lengths", "mean", "longest"), [(synthetic.WMT, 27, 150), (synthetic.MULTI30K, 14, 40)], ids=["WMT14", "Multi30k"]
 )
-def test_lengths_are_spread_as_published(lengths, mean, longest):
+def test_lengths_have_the_published_distribution(lengths, mean, longest):
     corpus = synthetic.corpus(20_000, lengths, 100, seed=0)
     assert corpus.source_lengths.mean() == pytest.approx(mean, abs=1.0)
     assert np.quantile(corpus.source_lengths, 0.999) < longest
@@ -45,7 +45,7 @@ def test_lengths_are_spread_as_published(lengths, mean, longest):
     assert np.array_equal(corpus.source(7), repeated.source(7))
 
 
-def test_the_beginning_of_an_epoch_holds_the_tokens_asked_for():
+def test_an_epoch_stops_after_the_requested_tokens():
     corpus = synthetic.corpus(300, synthetic.MULTI30K, 50, seed=1)
     for tokens in (1, 90, 1_000):
         results = float(padding.epoch_of(half, padding.bucketed, CPU, 100, tokens, corpus).loss) / 0.5

@@ -48,11 +48,11 @@ def question(name="first", command="python -c \"print('found 3 us')\"", *, secon
         (1.0, {"predicted": 0}, TAKE_BACK),
     ],
 )
-def test_a_verdict_follows_from_prediction_and_what_was_before(measured, fields, expected):
+def test_a_verdict_follows_from_prediction_and_earlier_measurement(measured, fields, expected):
     assert verdict(Expected(**{"what": "x", "predicted": 3, "row": {}} | fields), measured) == expected
 
 
-def test_numbers_are_found_in_rows_in_items_and_in_the_last_line_of_the_output(record):
+def test_numbers_come_from_rows_items_and_the_last_matching_line(record):
     rows = [
         *(record(p50=p50, provider="fasttfm") for p50 in (90.0, 100.0)),
         record(p50=150.0, provider="SDPA"),
@@ -74,20 +74,20 @@ def test_numbers_are_found_in_rows_in_items_and_in_the_last_line_of_the_output(r
     assert [(each["measured"], each["verdict"]) for each in found] == [right for _, right in asked]
 
 
-def test_a_wrong_number_of_ours_is_taken_back_a_peers_and_a_noisy_row_are_asked_again(record):
+def test_our_wrong_result_is_taken_back_a_peers_and_a_noisy_row_are_asked_again(record):
     wrong, good = {"status": "wrong", "reason": "error 1", "time_us": None}, record(p50=100.0)
     ours = Expected(what="time", predicted=100, row={"provider": "fasttfm"})
     ratio = replace(ours, predicted=2, over={"provider": "SDPA"})
 
     def answered(*rows):
-        return [(each["verdict"], each["why"]) for each in outcomes(question(answers=(ours, ratio)), rows, "")]
+        return [(found["verdict"], found["why"]) for found in outcomes(question(answers=(ours, ratio)), rows, "")]
 
     assert answered(record(**wrong)) == 2 * [(TAKE_BACK, "fasttfm is wrong: error 1")]
     assert answered(good, record(provider="SDPA", **wrong)) == [(SHIP, ""), (ASK_AGAIN, "SDPA is wrong: error 1")]
     assert answered(record(p50=100.0, spread=0.9))[0] == (ASK_AGAIN, "noisy")
 
 
-def test_it_asks_in_order_within_its_time_keeps_each_and_does_not_ask_again(tmp_path, monkeypatch, capsys):
+def test_questions_run_in_order_within_the_time_and_are_not_repeated(tmp_path, monkeypatch, capsys):
     asked = [
         question(),
         question("long", seconds=1000),
@@ -101,10 +101,10 @@ def test_it_asks_in_order_within_its_time_keeps_each_and_does_not_ask_again(tmp_
         ("first", "done", SHIP), ("broken", "failed", TAKE_BACK), ("missing", "failed", ASK_AGAIN),
         ("suite", "failed", ASK_AGAIN),
     ]  # fmt: skip
-    assert "no-such-file.jsonl cannot be read" in done[-1]["output"], "a program of the suite ended in its own words"
+    assert "no-such-file.jsonl cannot be read" in done[-1]["output"]
     text = capsys.readouterr().out
-    assert "long: left out, it may take 1000 s" in text
-    assert "absent: left out, data is not prepared" in text
+    assert "long: skipped, its limit is 1000 s" in text
+    assert "absent: skipped, data is not prepared" in text
     assert re.search(r"\| first +\| time, us +\| 5\.00 +\| 3\.00 +\| 3\.00 +\| ship", text)
     assert run.load(tmp_path) == done
     again = run.run(asked, 300, results=tmp_path)
@@ -119,7 +119,7 @@ def test_it_asks_in_order_within_its_time_keeps_each_and_does_not_ask_again(tmp_
     assert run.answered(question(), done) is None
 
 
-def test_a_question_beyond_its_limit_is_stopped_with_all_it_started_and_its_records_count(tmp_path, monkeypatch):
+def test_a_question_at_its_limit_is_stopped_with_its_children_and_its_output_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_GRACE", 1)
     program = tmp_path / "program.py"
     program.write_text(
@@ -141,13 +141,13 @@ X = {"what": "x", "predicted": 1, "line": "(x)"}
 
 
 def asked_file(folder: Path, *names: str, **fields) -> Path:
-    """A file of questions, alike but for their names."""
+    """File of questions that differ in their names only."""
     (folder / "questions.yaml").write_text(json.dumps({name: {**ASKED, "answers": [X], **fields} for name in names}))
     return folder / "questions.yaml"
 
 
 def queue_process(results: Path, file: Path, seconds: int) -> subprocess.Popen:
-    """A queue of a file's questions on this machine's CPU."""
+    """Process that runs a file's questions on this machine's CPU."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom benchmarks.queue import questions, run\n"
         "asked = questions.read(Path(sys.argv[1]))\nprint('begins', flush=True)\n"
@@ -160,7 +160,7 @@ def queue_process(results: Path, file: Path, seconds: int) -> subprocess.Popen:
     return process
 
 
-def test_a_queue_killed_at_random_moments_loses_no_answer_and_goes_on(tmp_path):
+def test_a_queue_killed_at_random_times_loses_no_answer_and_resumes(tmp_path):
     slow = "python -c \"import time; time.sleep(0.3); print('found 3 us')\""
     answers = [{"what": "time", "predicted": 3, "line": r"found (\d+) us"}]
     names = [f"q{number}" for number in range(5)]
@@ -180,7 +180,7 @@ def test_a_queue_killed_at_random_moments_loses_no_answer_and_goes_on(tmp_path):
     assert known == {*names}
 
 
-def test_a_stopped_queue_ends_what_it_runs(tmp_path):
+def test_a_stopped_queue_ends_its_command(tmp_path):
     mark = tmp_path / "mark"
     asleep = f"python -c \"import os, time; open('{mark}', 'w').write(str(os.getpid())); time.sleep(600)\""
     file = asked_file(tmp_path, "q", command=asleep, seconds=600)
@@ -194,7 +194,7 @@ def test_a_stopped_queue_ends_what_it_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"seconds": "soon"}, "asked.seconds: 'soon' is not of type 'integer'"),
         ({"second": 3}, "'second' was unexpected"),
@@ -202,24 +202,24 @@ def test_a_stopped_queue_ends_what_it_runs(tmp_path):
         ({"answers": [{"what": "x", "predicted": 1}]}, "needs either row"),
         ({"answers": [X | {"over": {}}]}, "needs either row"),
         ({"answers": [X | {"line": "x"}]}, "needs one group"),
-        ({"answers": [X | {"line": "("}]}, "is no regular expression"),
+        ({"answers": [X | {"line": "("}]}, "is not a regular expression"),
         ({"answers": [X | {"predicted": "soon"}]}, "asked.answers[0].predicted: 'soon'"),
-        ({"measures": "no/such/*.py"}, "no file of the checkout"),
+        ({"measures": "no/such/*.py"}, "matches no file of the checkout"),
     ],
 )
-def test_a_question_that_cannot_be_asked_is_refused_with_its_name(fields, said, tmp_path):
+def test_an_invalid_question_is_refused_with_its_name(fields, message, tmp_path):
     with pytest.raises(UserError, match=re.escape("questions.yaml: asked")) as error:
         questions.read(asked_file(tmp_path, "asked", **fields))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_file_that_is_no_yaml_is_named(tmp_path):
+def test_an_invalid_file_is_named(tmp_path):
     (tmp_path / "questions.yaml").write_text("a: [")
     with pytest.raises(UserError, match=r"^questions\.yaml "):
         questions.read(tmp_path / "questions.yaml")
 
 
-def test_the_shipped_questions_name_commands_that_exist_and_what_they_ask_is_on_the_page():
+def test_the_shipped_questions_have_commands_that_exist_and_are_on_the_page():
     asked = questions.read()
     assert len({each.name for each in asked}) == len(asked) >= 10
     assert asked[-1].name == "tests"  # the longest last
@@ -235,8 +235,8 @@ def test_the_shipped_questions_name_commands_that_exist_and_what_they_ask_is_on_
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [each.name for each in questions.read() if not each.needs])
-def test_a_shipped_question_is_asked_of_the_stand_in_within_a_tiny_limit(name, tmp_path, monkeypatch):
-    """Its command starts as on a chip, and is stopped or ends; what it wrote until then is a record."""
+def test_a_shipped_question_runs_on_the_stand_in_with_a_short_limit(name, tmp_path, monkeypatch):
+    """Its command starts as on a chip, and ends or is stopped with a record."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     asked = next(each for each in questions.read() if each.name == name)
     line = f"python -m benchmarks.queue.stand_in sm_90 {asked.compiles or asked.command}"
@@ -246,15 +246,15 @@ def test_a_shipped_question_is_asked_of_the_stand_in_within_a_tiny_limit(name, t
     assert {answer["verdict"] for answer in record["answers"]} <= {SHIP, TAKE_BACK, ASK_AGAIN}
 
 
-def test_without_a_device_it_refuses_in_a_line_and_a_dry_run_needs_none():
+def test_only_a_dry_run_needs_no_device():
     line = [sys.executable, "-m", "benchmarks", "queue"]
     done = run_forked([*line, "--seconds", "5"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "no CUDA or ROCm device" in done.stderr
+    assert "needs a CUDA or ROCm device" in done.stderr
     words = [*line, "--dry-run", "--seconds", "300"]
     dry = run_forked(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "kernels-attention: the faster tiles" in dry.stdout
-    assert re.search(r"^\d+ of 300 s at most$", dry.stdout, re.MULTILINE)
+    assert re.search(r"^\d+ of 300 s planned$", dry.stdout, re.MULTILINE)
 
 
 PROGRAM = """
@@ -269,7 +269,7 @@ assert (y.shape, y.is_cuda, y.device.type, torch.cuda.get_device_capability()) =
 """
 
 
-def test_prepared_kernels_are_found_where_they_were_carried_to_and_others_are_named(tmp_path, monkeypatch, capsys):
+def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *map(str, run.SOURCES)]))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -288,24 +288,24 @@ def test_prepared_kernels_are_found_where_they_were_carried_to_and_others_are_na
     late = question("late", f'python -c "{make}"')
     (record,) = run.run([late], 60, results=tmp_path / "r", prepared=tmp_path / "b")
     assert record["compiled"] == ["_late-KEY"]
-    assert "fault: 1 kernels were not prepared: _late-KEY\n" in capsys.readouterr().out
+    assert "error: 1 kernels were not prepared: _late-KEY\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        ("--prepare|/tmp/x y", "without spaces"),
+        ("--prepare|/tmp/x y", "must have no spaces"),
         ("--prepare|/tmp/x|--text|multi30k", "CORPUS=DIR"),
         ("--prepare|/tmp/x|--text|bogus=/tmp", "CORPUS=DIR"),
         ("--prepare|/tmp/x|--package|triton", "NAME==VERSION"),
-        ("--prepared|/nowhere|--dry-run", "holds no kernels/"),
-        ("--only|nothing", "--only nothing: no question is called so; they are kernels-attention, "),
+        ("--prepared|/nowhere|--dry-run", "has no kernels/"),
+        ("--only|nothing", "--only nothing matches no question: kernels-attention, "),
         ("--page|--dry-run", "not allowed with"),
         ("--results|{file}/x", "cannot be written"),
     ],
 )
-def test_bad_arguments_are_named_before_anything_is_done(words, said, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused_before_any_work(words, message, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_require_device", lambda: None)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         run.main(words.format(file=tmp_path / "file").split("|"))

@@ -1,4 +1,4 @@
-"""Records follow their schema, are written as a whole and named after group and machine; check has its own tests."""
+"""Records are validated when written, replaced by key, and filed by group and machine."""
 
 import json
 
@@ -7,13 +7,7 @@ import pytest
 from benchmarks.measure import records
 
 
-def test_a_record_is_valid(record):
-    records.validate(record())
-    records.validate(record(status="absent"))
-    records.validate(record(details={"bleu": 30.0}))
-
-
-def test_writing_replaces_the_same_measurement_and_keeps_the_others(tmp_path, record):
+def test_write_replaces_equal_keys_and_keeps_other_records(tmp_path, record):
     file = tmp_path / "new" / "kernels.jsonl"
     records.write(file, [record(), record(provider="torch eager")])
     records.write(file, [record(time_us={"p20": 4.0, "p50": 5.0, "p80": 6.0, "runs": 7}), record(case="embedding")])
@@ -26,19 +20,19 @@ def test_writing_replaces_the_same_measurement_and_keeps_the_others(tmp_path, re
     assert [path.name for path in file.parent.iterdir()] == ["kernels.jsonl"]
 
 
-def test_nothing_invalid_is_written(tmp_path):
+def test_invalid_records_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="required property"):
         records.write(tmp_path / "a.jsonl", [{"schema": 1}])
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_are_kept_to_four_digits_and_stay_json():
+def test_numbers_are_rounded_to_four_digits_and_are_valid_json():
     assert records.rounded(123456.0) == 123500.0
     assert records.rounded(None) is None
     assert json.loads(json.dumps(records.rounded(float("inf")))) == 1e308
 
 
-def test_a_file_is_named_after_group_and_machine():
+def test_a_file_name_has_group_and_machine():
     assert records.file_name("blocks", {"device": "NVIDIA H200"}) == "blocks-nvidia-h200.jsonl"
     machine = {"processor": "AMD EPYC", "cores": 2}
     assert records.file_name("kernels", machine) == "kernels-amd-epyc-2-cores.jsonl"

@@ -1,13 +1,13 @@
-"""The report: a page a machine that is short, says what became of every row, and is the same for the same records."""
+"""The report: a short page per machine, with all cases and the status of all rows."""
 
 import csv
 import io
-import json
 import re
 
 import pytest
 
-from benchmarks.measure.records import RESULTS
+from benchmarks.measure.machine import machine_name, slug
+from benchmarks.measure.records import RESULTS, load
 from benchmarks.report import page as report
 from fasttfm.errors import UserError
 
@@ -38,12 +38,12 @@ def folder(tmp_path, write, record):
 
 
 def written(folder, out):
-    """The text of all pages, by name."""
+    """Name -> text of all pages."""
     assert report.main(["--results", str(folder), "--out", str(out)]) == 0
     return {path.stem: path.read_text(encoding="utf-8") for path in out.glob("*.md")}
 
 
-def test_a_page_has_a_line_a_case_and_what_became_of_the_rows_without_a_time(folder, tmp_path):
+def test_a_page_has_a_line_per_case_and_the_reasons_of_rows_without_a_time(folder, tmp_path):
     text = written(folder, tmp_path / "out")["amd-epyc-2-cores"]
     assert "10 rows: 7 timed, 1 refused, 1 wrong, 1 absent" in text
     lines = [line for line in text.splitlines() if line.startswith("| attention ")]
@@ -61,14 +61,14 @@ def test_a_page_has_a_line_a_case_and_what_became_of_the_rows_without_a_time(fol
         assert words in text
 
 
-def test_a_noisy_case_and_a_smoke_run_are_called_so(tmp_path, write, record):
+def test_noisy_cases_and_smoke_runs_are_marked(tmp_path, write, record):
     write("results/a.jsonl", record(noisy=True, level="smoke"), record(provider="torch eager", p50=80.0))
     text = written(tmp_path / "results", tmp_path / "out")["amd-epyc-2-cores"]
     assert "| **100 µs ±2%** | torch eager 80.0 µs | 0.80x, noisy |" in text
-    assert "their times mean nothing" in text
+    assert "their times are meaningless" in text
 
 
-def test_every_row_can_be_printed_and_read_by_a_spreadsheet(folder, tmp_path, capsys):
+def test_all_rows_can_be_printed_as_csv(folder, tmp_path, capsys):
     assert report.main(["--results", str(folder), "--all", "--out", str(tmp_path / "out")]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(lines) == 10
@@ -76,19 +76,19 @@ def test_every_row_can_be_printed_and_read_by_a_spreadsheet(folder, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cpu_is_called_a_cpu_and_every_machine_has_a_page(folder, tmp_path, write, record):
+def test_every_machine_has_a_page_and_every_page_says_which_devices_were_timed(folder, tmp_path, write, record):
     pages = written(folder, tmp_path / "out")
-    assert all("Every time here was measured on a CPU. No GPU has run these kernels" in text for text in pages.values())
+    assert all("All times were measured on a CPU. No GPU has run these kernels" in text for text in pages.values())
     write("results/gpu.jsonl", record(machine={"device": "NVIDIA H200"}))
     pages = written(folder, tmp_path / "out")
     assert set(pages) == {"report", "nvidia-h200", "amd-epyc-2-cores"}
-    assert all("Timed on NVIDIA H200; rows marked CPU on a CPU." in text for text in pages.values())
+    assert all("Timed on NVIDIA H200; rows marked CPU were measured on a CPU." in text for text in pages.values())
     assert (
         "| [CPU: AMD EPYC, 2 cores](amd-epyc-2-cores.md) | 2026-01-02 | kernels, decoding | 10 rows" in pages["report"]
     )
 
 
-def test_memory_of_a_cuda_graph_that_was_read_without_its_pool_is_not_shown(tmp_path, write, record):
+def test_memory_of_a_cuda_graph_measured_without_its_pool_is_not_shown(tmp_path, write, record):
     fields = {"group": "training_step", "provider": "fasttfm, CUDA graph", "pass": "step"}
     gpu = {"device": "NVIDIA H200"}
     old = record(peak_bytes=303_104, launches=34, machine=gpu, shape={"rows": 1}, **fields)
@@ -97,40 +97,40 @@ def test_memory_of_a_cuda_graph_that_was_read_without_its_pool_is_not_shown(tmp_
     text = written(tmp_path / "results", tmp_path / "out")["nvidia-h200"]
     cells = [line.split(" | ")[6] for line in text.splitlines() if line.startswith("| attention rows=")]
     assert cells == ["", "5,120"]
-    assert "Memory of the CUDA graph is left out: these rows were read without the graph's pool." in text
+    assert "Memory of CUDA graphs is left out: it was measured without the graph's pool." in text
 
 
-def test_the_pages_that_are_kept_are_those_of_the_records_short_and_in_the_sites_contents(tmp_path):
-    made = written(RESULTS, tmp_path / "out")
+def test_the_kept_pages_are_short_and_in_the_sites_contents():
     kept = {path.stem: path.read_text(encoding="utf-8") for path in report.OUT.glob("*.md")}
-    assert kept == made, "docs/benchmark-report has drifted from the records: run python -m benchmarks report --readme"
+    machines = {machine_name(entry.machine) for entry in load(RESULTS)}
+    assert set(kept) == {"report", *map(slug, machines)}
     contents = (report.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for name, text in made.items():
+    for name, text in kept.items():
         assert text.count("\n") <= 300, name
         assert f"benchmark-report/{name}.md" in contents
         for picture in re.findall(r"\]\((\S+\.png)\)", text):
             assert (report.OUT / picture).stat().st_size > 1_000
 
 
-def test_bad_records_are_named_and_no_page_is_written(tmp_path):
+def test_invalid_records_are_named_and_no_page_is_written(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"schema": 2}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, line 1, .*record.schema: 1 was expected"):
         report.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_folder_and_one_that_cannot_be_written_are_refused(tmp_path, folder):
-    with pytest.raises(UserError, match="none does not exist"):
-        report.main(["--results", str(tmp_path / "none")])
+@pytest.mark.parametrize(
+    ("flag", "message"), [("--results", "none does not exist"), ("--out", r"file/none cannot be written to")]
+)
+def test_folders_that_cannot_be_used_are_named(flag, message, tmp_path, folder):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--out .*file cannot be written to"):
-        report.main(["--results", str(folder), "--out", str(tmp_path / "file")])
+    paths = {"--results": folder, "--out": tmp_path / "out"} | {flag: tmp_path / "file" / "none"}
+    with pytest.raises(UserError, match=message):
+        report.main([str(word) for pair in paths.items() for word in pair])
 
 
-def test_a_peer_on_the_same_corpus_has_a_line_of_its_own(tmp_path, write):
-    line = (RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0]
-    ours = json.loads(line)
+def test_a_peer_on_the_same_corpus_has_its_own_line(tmp_path, write, end_to_end):
     peer = "python -m benchmarks.peers.torch_nn_trainer --preset demo"
-    write("runs/a.jsonl", ours, ours | {"corpus": "demo, torch.nn", "train_command": peer, "bleu": 12.5})
-    (text,) = (text for name, text in written(tmp_path / "runs", tmp_path / "out").items() if name != "report")
+    write("runs/a.jsonl", end_to_end(), end_to_end("demo, torch.nn", train_command=peer))
+    text = written(tmp_path / "runs", tmp_path / "out")["amd-epyc-2-cores"]
     assert "| `torch_nn_trainer --preset demo` |" in text

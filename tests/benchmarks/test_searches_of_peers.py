@@ -1,8 +1,8 @@
-"""Searches of other systems with our weights: what they find, how good it is, attention, coverage and prefixes.
+"""Searches of peers with our weights: hypotheses, scores, attention, coverage and prefixes.
 
-Ours files every hypothesis that ends among the 2K best extensions, as tensor2tensor does; Hugging Face and CTranslate2
-file those among the K best alone. So ours may find a better one, and must never find a worse one. Neither has diverse
-beams or required phrases to compare with: Hugging Face 5 took both out of generate().
+Ours keeps hypotheses that end among the 2K best extensions, as tensor2tensor does; Hugging Face and CTranslate2 only
+those among the K best. So ours may find a better one, and must never find a worse one. Neither has diverse beams or
+required phrases: Hugging Face 5 removed both from generate().
 """
 
 import random
@@ -30,26 +30,25 @@ WORDS = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
 
 @pytest.fixture
 def ctranslate2(tmp_path):
-    """ctranslate2(model, sources, ...): the hypotheses of each source, as ids, and their scores."""
+    """ctranslate2(model, sources, ...): (hypotheses as ids, scores) for each source."""
     peer = pytest.importorskip("ctranslate2")
 
     def search(model, sources, *, prefixes=None, alignment_layer=None, **options):
         layer = {} if alignment_layer is None else {"alignment_layer": alignment_layer}
         write(CONFIG, model.state_dict(), tmp_path, WORDS, WORDS, **layer)
         translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
-        given = [
-            [[WORDS[token] for token in each] for each in side] for side in (sources, *([prefixes] * bool(prefixes)))
-        ]
+        sides = [sources, prefixes] if prefixes else [sources]
+        words = ([[WORDS[token] for token in tokens] for tokens in side] for side in sides)
         return [
             ([[WORDS.index(word) for word in hypothesis] for hypothesis in result.hypotheses], result.scores)
-            for result in translator.translate_batch(*given, **{"min_decoding_length": 0, **options})
+            for result in translator.translate_batch(*words, **{"min_decoding_length": 0, **options})
         ]
 
     return search
 
 
 ALLOWED = {"disable_unk": True, "suppress_sequences": [[WORDS[PAD]], [WORDS[BOS]]]}
-"""What ours writes by default."""
+"""Default restrictions of our search."""
 
 
 @pytest.fixture(params=[0.0, 0.6, 1.0])
@@ -68,14 +67,14 @@ def longer(ending_model) -> Transformer:
 
 
 def ours_of(model, beam: int, alpha: float, min_len: int):
-    """The best of a search that goes on until nothing better can come."""
+    """Best hypotheses of our search without early stopping."""
     limits = {"max_len_a": 0.0, "max_len_b": LONGEST, "min_len": min_len, "early_stopping": False}
     settings = DecodingConfig(beam=beam, length_penalty="power", alpha=alpha, **limits)
-    return [each[0] for each in search_ids(model, SOURCES, settings)]
+    return [hypotheses[0] for hypotheses in search_ids(model, SOURCES, settings)]
 
 
 def compare(model, ours, outputs, alpha: float, beam: int) -> int:
-    """How many are equal; of those that differ and ended by themselves, none may be better than ours."""
+    """Number of equal outputs; no other output that ended may be better than ours."""
     exact = score_ids(model, SOURCES, outputs)
     for results, output, log_probability in zip(ours, outputs, exact):
         if len(output) < LONGEST and beam > 1:
@@ -117,32 +116,32 @@ def test_hugging_face_finds_nothing_better(model, beam, alpha):
 def test_ctranslate2_finds_nothing_better(model, ctranslate2, beam, alpha):
     lengths = {"min_decoding_length": 1, "max_decoding_length": LONGEST}
     options = {"length_penalty": alpha, "beam_size": beam, **lengths, **ALLOWED}
-    found = ctranslate2(model, SOURCES, **options, patience=2 if beam > 1 else 1)  # or it stops at the first that ends
+    found = ctranslate2(model, SOURCES, **options, patience=2 if beam > 1 else 1)  # without it stops at the first end
     equal = compare(model, ours_of(model, beam, alpha, 1), [outputs[0] for outputs, _ in found], alpha, beam)
     if beam == 1:
         assert equal >= 0.97 * len(SOURCES)
-    elif alpha < 1.0:  # where length weighs more it often takes an output that is worse by length^alpha
+    elif alpha < 1.0:  # with a larger alpha it often finds worse outputs
         assert equal >= 0.85 * len(SOURCES)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_attention_is_hugging_faces(longer, layer):
+def test_attention_equals_hugging_faces(longer, layer):
     pytest.importorskip("transformers")
     theirs = huggingface.marian(CONFIG, longer.state_dict())
     theirs.set_attn_implementation("eager")
     targets = [source[-2::-1] for source in FEW]
     results = cross_attention(longer, FEW, targets, DecodingConfig(alignment_layer=layer))
     for source, target, weights in zip(FEW, targets, results):
-        given = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([[BOS, *target]])}
+        ids = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([[BOS, *target]])}
         with torch.inference_mode():
-            attended = theirs(**given, output_attentions=True).cross_attentions[layer - 1][0].mean(dim=0)
+            attended = theirs(**ids, output_attentions=True).cross_attentions[layer - 1][0].mean(dim=0)
         torch.testing.assert_close(weights, attended, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("beam", [4, 8])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.3), (0.1, 0.1)])
-def test_scores_with_the_coverage_penalty_are_ctranslate2s(longer, ctranslate2, beam, alpha, beta):
-    """Of every hypothesis that both have. Nothing is forbidden: what is, it takes out of the probabilities as well."""
+def test_scores_with_the_coverage_penalty_equal_ctranslate2s(longer, ctranslate2, beam, alpha, beta):
+    """For hypotheses that both find, without restrictions, which CTranslate2 applies before the softmax."""
     theirs = ctranslate2(
         longer, FEW, alignment_layer=2, beam_size=beam, num_hypotheses=beam, length_penalty=alpha,
         coverage_penalty=beta, max_decoding_length=SHORT, patience=2, return_scores=True, max_batch_size=1,
@@ -163,8 +162,8 @@ def test_scores_with_the_coverage_penalty_are_ctranslate2s(longer, ctranslate2, 
 
 
 @pytest.mark.parametrize("beam", [1, 4, 8])
-def test_prefixes_are_gone_on_with_as_ctranslate2_does(longer, ctranslate2, beam):
-    """Greedy search finds the same. With a beam ours may find a better one, and never a worse one."""
+def test_prefixes_are_continued_as_by_ctranslate2(longer, ctranslate2, beam):
+    """Greedy search finds the same; with a beam ours may be better, but never worse."""
     draw = random.Random(2)
     prefixes = [draw.choices(range(4, 60), k=1 + position % 3) for position in range(len(FEW))]
     options = {"beam_size": beam, "length_penalty": 0.0, "max_decoding_length": SHORT, **ALLOWED}

@@ -1,4 +1,4 @@
-"""The speedrun: its commands are ones that fasttfm takes, its minutes cover all of them, its preset fits its rules."""
+"""The speedrun: its commands are valid, its minutes cover all of them, its preset follows the rules."""
 
 import json
 import subprocess
@@ -16,11 +16,11 @@ NAME = "multi30k-fast"
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """The commands of fasttfm that were given, none of them run."""
-    given: list[list[str]] = []
+    """fasttfm commands of a run, recorded instead of run."""
+    recorded: list[list[str]] = []
 
     def fasttfm(words, **options):
-        given.append(words)
+        recorded.append(words)
         if words[0] == "train":
             out = Path(words[words.index("--out") + 1])
             out.mkdir(parents=True)
@@ -36,10 +36,10 @@ def commands(tmp_path, monkeypatch):
     monkeypatch.setattr(end_to_end, "fasttfm", fasttfm)
     for name in ("train.en", "train.de", "valid.en", "valid.de"):
         (tmp_path / name).write_text("a\n")
-    return given
+    return recorded
 
 
-def test_the_minutes_cover_text_to_score_and_the_record_is_whole(tmp_path, commands, capsys):
+def test_the_minutes_cover_all_steps_and_the_record_is_valid(tmp_path, commands, capsys):
     arguments = ["--text", str(tmp_path), "--results", str(tmp_path), "--note", "a test"]
     assert end_to_end.main([NAME, *arguments, "--", "--seed", "3", "--max-update", "500"]) == 0
     assert [words[0] for words in commands] == ["prepare", "train", "translate", "score"]
@@ -59,11 +59,11 @@ def test_the_minutes_cover_text_to_score_and_the_record_is_whole(tmp_path, comma
         assert stop.value.code == 0
 
 
-def test_the_preset_leaves_time_for_what_is_not_training():
-    """As long as it took in any run, and ten seconds in which a training whose minutes are over saves and ends."""
+def test_the_preset_leaves_time_for_the_other_steps():
+    """The longest time of any record, and ten seconds to save and end after the last update."""
     training = preset_section(NAME, "training")
     runs = [run["minutes_of"] for run in records.read(records.RESULTS / f"end-to-end-{NAME}.jsonl")]
     others = max(run["prepare"] + run["translate"] + run["score"] for run in runs)
     assert 0 < training["max_minutes"] <= end_to_end.CORPORA[NAME].goal[1] - others - 10 / 60
-    assert training["schedule"] == "cosine-minutes"  # its rate is 0 when they are over, on any machine
+    assert training["schedule"] == "cosine-minutes"  # the rate is 0 at the end, on any machine
     assert training["valid_interval_updates"] == 0

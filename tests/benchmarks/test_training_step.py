@@ -1,4 +1,4 @@
-"""The training-step group: every provider takes the same step, and what is counted is what was trained on."""
+"""The training-step group: all providers take the same step, and the cost is of the tokens without padding."""
 
 import dataclasses
 
@@ -31,8 +31,7 @@ def test_three_steps_of_every_provider_give_the_same_losses(norm_first, padding)
     torch.manual_seed(0)
     plain = torch_nn.TorchTransformer(config)
     weights = {name: value.clone() for name, value in plain.state_dict().items()}
-    model = Transformer(config)
-    model.load_state_dict(weights)
+    model = training_step.loaded(Transformer, config, weights, CPU)
     steps = {
         "torch.nn": Step(plain, torch_nn.loss, TRAINING, None),
         "fasttfm": training_step.OurStep(model, TRAINING, CPU, None),
@@ -49,7 +48,7 @@ def test_three_steps_of_every_provider_give_the_same_losses(norm_first, padding)
         assert results == pytest.approx(expected, rel=2e-4), name
 
 
-def test_dropout_of_the_plain_trainer_stands_where_ours_does():
+def test_the_plain_trainer_has_the_same_dropouts():
     config = dataclasses.replace(CONFIG, dropout=0.25, embedding_dropout=0.5)
     model = torch_nn.TorchTransformer(config)
     layer = model.decoder.layers[0]
@@ -58,7 +57,7 @@ def test_dropout_of_the_plain_trainer_stands_where_ours_does():
     assert layer.dropout.p == layer.self_attn.dropout == layer.multihead_attn.dropout == 0.0  # after ReLU and softmax
 
 
-def test_a_synthetic_batch_has_the_padding_asked_for():
+def test_a_synthetic_batch_has_the_requested_padding():
     for padding in (0.0, 0.05, 0.2, 0.6):
         made = synthetic.batch(400, 40, padding, 100, seed=3)
         assert made.source.shape == made.target_in.shape == (400, 40)
@@ -70,7 +69,7 @@ def test_a_synthetic_batch_has_the_padding_asked_for():
     assert not torch.equal(one, other)
 
 
-def test_the_head_of_a_batch_is_a_batch_of_its_first_rows(monkeypatch):
+def test_head_returns_a_batch_of_the_first_rows(monkeypatch):
     whole = batch(0.4)
     monkeypatch.setattr(training_step, "_CHECKED", 25)
     results = training_step.head(whole)
@@ -81,7 +80,7 @@ def test_the_head_of_a_batch_is_a_batch_of_its_first_rows(monkeypatch):
     assert training_step.head(whole).target_tokens == whole.target_tokens
 
 
-def test_without_padding_the_plain_trainer_builds_no_mask():
+def test_the_plain_trainer_builds_no_mask_without_padding():
     assert torch_nn.padding_of(batch(0.0)) is None
     mask = torch_nn.padding_of(batch(0.5))
     assert torch.equal(mask, batch(0.5).source == 0)
@@ -99,7 +98,7 @@ def test_cases_of_every_level_on_both_devices():
     assert {name for name, _ in listed("full", "cpu")} == {"multi30k", "paper-base"}
 
 
-def test_a_case_counts_the_tokens_that_are_not_padding():
+def test_the_cost_is_of_the_tokens_without_padding():
     setting = Setting(device=CPU, dtype=torch.float32, level="quick")
     half, none = (case.cost for case in training_step.cases(setting) if case.shape["padding"] in (0.6, 0.0))
     assert half.flops / none.flops == pytest.approx(0.4, abs=0.02)
@@ -114,7 +113,7 @@ def test_a_case_counts_the_tokens_that_are_not_padding():
         (["--dtype", "float16"], ["avx2"], "float16"),
     ],
 )
-def test_a_step_runs_in_the_dtype_that_was_asked_for_or_in_that_of_the_presets(words, units, dtype, monkeypatch):
+def test_a_step_runs_in_the_given_dtype_or_the_presets(words, units, dtype, monkeypatch):
     monkeypatch.setattr("fasttfm.system.machine.processor_units", lambda: units)
     setting = command_line.setting_of(command_line._parser().parse_args([*words, "--device", "cpu"]))
     assert {case.dtype for case in training_step.cases(setting)} == {dtype}
@@ -123,7 +122,7 @@ def test_a_step_runs_in_the_dtype_that_was_asked_for_or_in_that_of_the_presets(w
 
 @pytest.mark.parametrize("kind", ["fasttfm", "torch.nn"])
 def test_a_graphed_step_is_the_ordinary_one_and_its_memory_is_the_graphs_pool(kind, monkeypatch):
-    """The pool is made up: a graph is captured on a GPU alone, and here the steps run as they are."""
+    """With a fake pool: on a CPU the steps run without a graph."""
     weights = torch_nn.TorchTransformer(CONFIG).state_dict()
 
     def step(captured):

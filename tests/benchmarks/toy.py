@@ -1,4 +1,4 @@
-"""A case whose right answer is plain()'s, timed by a clock that counts."""
+"""A case whose reference is plain(), timed by a fake clock."""
 
 import torch
 
@@ -11,8 +11,8 @@ SETTING = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke"
 
 
 class FakeClock:
-    """Every run takes ten microseconds. A provider runs ten times: first, check, two to warm up, memory, launches,
-    three rounds, check."""
+    """Each run takes ten microseconds. A provider runs ten times: first, check, warm-up twice, memory, launches, three
+    rounds, check."""
 
     name = "fake"
 
@@ -42,7 +42,7 @@ def plain(x):
 
 
 def rows(providers, passes="forward", *, seconds=0.0, cost=None, ceilings=None, clock=None, setting=SETTING, **work):
-    """Records by provider, of a work whose right answer is plain()'s."""
+    """Provider -> record of a work whose reference is plain()."""
     work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
     case = Case(
         group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, cost=cost, make=lambda: work

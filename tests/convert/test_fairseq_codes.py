@@ -74,7 +74,7 @@ def test_translations_equal_those_of_a_reimplementation(model, corpus):
 def test_sides_have_their_languages_and_notes_report_inferred_settings(tmp_path, capsys, refusal_of, corpus):
     write(tmp_path, pieces=corpus.pieces)
     (tmp_path / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
-    assert "--source-language: the checkpoint does not say it" in refusal_of(words(tmp_path))
+    assert "--source-language: Moses' rules need it and the checkpoint lacks it" in refusal_of(words(tmp_path))
     assert main(words(tmp_path, "--source-language", "en", "--target-language", "en")) == 0
     told = "source text becomes Moses tokens (en), normalized, escaped, as its dictionary shows"
     assert told in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What pages of the documentation hold, and what their Python leaves."""
+"""Code blocks of documentation pages: reads, runs and applies them."""
 
 import re
 import runpy
@@ -10,44 +10,44 @@ import torch
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def blocks(page: str | Path, kind: str = "python") -> list[str]:
-    """The blocks of a page's code that are of a kind, "" for commands; page: below docs/, or any."""
+def all_blocks(page: str | Path, end: str | None = None) -> list[tuple[str, str]]:
+    """(language, code) of a page's blocks up to the heading `end`; page: below docs/, or a path."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    written = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [block for name, block in written if name == kind]
+    text = text[: text.index(f"\n{end}\n")] if end else text
+    return re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str | Path, language: str = "python") -> list[str]:
+    """Code of a page's blocks in one language, "" for commands."""
+    return [code for name, code in all_blocks(page) if name == language]
 
 
 def run(code: str, folder: Path) -> dict[str, Any]:
-    """Run code from a file, because Triton reads a kernel's source from one; return the names that it leaves."""
+    """Run code from a file, because Triton reads kernels from one, and return its global names."""
     (folder / "page.py").write_text(code, encoding="utf-8")
     torch.manual_seed(0)
     return runpy.run_path(str(folder / "page.py"))
 
 
 def make_edits(page: str, root: Path) -> int:
-    """Make the new files and edits of a page in a copy of the tree; return how many there are.
+    """Apply a page's new files and edits to a copy of the tree; return their number.
 
-    The last path in the words before a block names its file; a diff has lines that are there once, and `@@` between
-    the places of a file.
+    The last path before a block names its file. The context of a diff occurs once in the file; `@@` separates hunks.
     """
     text = (DOCS / page).read_text(encoding="utf-8")
-    made = 0
+    edits = 0
     for words, language, block in re.findall(r"(.*?)^```(\w*)\n(.*?)^```\n", text, re.DOTALL | re.MULTILINE):
-        named = re.findall(r"`((?:fasttfm|pretraining)/[\w/.-]+\.(?:py|yaml))`", words)
+        names = re.findall(r"`((?:fasttfm|pretraining)/[\w/.-]+\.(?:py|yaml))`", words)
         if language == "diff":
-            for edit in block.split("@@\n"):
-                lines = edit.splitlines(keepends=True)
-                replace(root / named[-1], "".join(line[1:] for line in lines if line[0] == " "), lines)
-                made += 1
+            file = root / names[-1]
+            for hunk in block.split("@@\n"):
+                lines, source = hunk.splitlines(keepends=True), file.read_text(encoding="utf-8")
+                before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" ", " +"))
+                assert source.count(before) == 1, (file, before)
+                file.write_text(source.replace(before, after), encoding="utf-8")
+                edits += 1
         elif re.search("new file,", words, re.IGNORECASE):
-            (root / named[-1]).parent.mkdir(parents=True, exist_ok=True)
-            (root / named[-1]).write_text(block, encoding="utf-8")
-            made += 1
-    return made
-
-
-def replace(file: Path, before: str, lines: list[str]) -> None:
-    """Put the lines of a diff in the place of what is there once in a file."""
-    text = file.read_text(encoding="utf-8")
-    assert text.count(before) == 1, (file, before)
-    file.write_text(text.replace(before, "".join(line[1:] for line in lines)), encoding="utf-8")
+            (root / names[-1]).parent.mkdir(parents=True, exist_ok=True)
+            (root / names[-1]).write_text(block, encoding="utf-8")
+            edits += 1
+    return edits

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING asks a newcomer to read can be read in an hour."""
+"""CONTRIBUTING.md: a newcomer's hour is short, and its ten answers are right."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LINES = 2000
 
 
-def test_the_files_of_a_newcomers_hour_have_fewer_than_2000_lines():
+def test_the_newcomers_hour_has_fewer_than_2000_lines():
     hour = TEXT[TEXT.index("### A newcomer's hour") : TEXT.index("## Rings of proof")]
     files = re.findall(r"^\d\. `([^`]+)`", hour, re.MULTILINE)
     assert len(files) == 7
@@ -17,7 +17,7 @@ def test_the_files_of_a_newcomers_hour_have_fewer_than_2000_lines():
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
-def test_the_answers_to_ten_questions_are_where_they_say():
+def test_the_answers_to_the_ten_questions_exist():
     rows = re.findall(r"^\| [^|]+\? \| `([^`]+)`: `(\w+)` \| `([^`]+)` \|$", TEXT, re.MULTILINE)
     assert len(rows) == 10
     for file, name, test in rows:

@@ -1,4 +1,4 @@
-"""What every page of the documentation keeps to: the status of GPUs, figures from records, names that code imports."""
+"""Rules for every documentation page: GPU status, figures from records, defined names, widths."""
 
 import re
 import subprocess
@@ -13,18 +13,19 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_that_mentions_cuda_says_what_has_run_the_kernels(page):
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@EVERY_PAGE
+def test_a_page_that_mentions_cuda_says_which_devices_have_run_the_kernels(page):
     text = page.read_text(encoding="utf-8")
     if re.search("cuda|rocm", text, re.IGNORECASE):
-        assert re.search(
-            "an H100 has run (these kernels|them)|No other device has run these kernels", text, re.IGNORECASE
-        ), "a line with the status"
+        status = "an H100 has run (these kernels|them)|No other device has run these kernels"
+        assert re.search(status, text, re.IGNORECASE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_python_of_a_page_uses_no_name_that_the_page_does_not_give(page):
-    """Read from the top: ruff finds names that no block before has imported or defined."""
+@EVERY_PAGE
+def test_the_python_of_a_page_has_no_undefined_name(page):
     pytest.importorskip("ruff")
     code = "\n".join(blocks(page))
     if code:
@@ -42,51 +43,51 @@ FIGURE = re.compile(
 
 
 PREDICTIONS = "gpu-predictions.md"
-"""The page whose paragraphs and tables may have figures where they say that these are predicted."""
+"""Page whose paragraphs and tables may have figures that they call predicted."""
 
 
 def measured_figures(text: str, *, predictions: bool = False) -> list[str]:
-    """Lines with times, rates, scores or ratios outside of generated blocks; with a link they are others' figures."""
+    """Lines with times, rates, scores or ratios, except generated blocks and lines with a link (others' figures)."""
     parts = re.split(r"\n\s*\n", re.sub(r"`[^`\n]*`", "", GENERATED.sub("", text)))
     if predictions:
         parts = [part for part in parts if not re.search("predict", part, re.IGNORECASE)]
     return [line for part in parts for line in part.splitlines() if FIGURE.search(line) and "](http" not in line]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_has_no_measured_figure_that_is_not_made_from_a_record(page):
-    """The report is made from records as a whole (tests/benchmarks/test_readme_table.py compares it)."""
+@EVERY_PAGE
+def test_all_measured_figures_are_generated_from_records(page):
+    """The whole report is generated (tests/benchmarks/test_readme_table.py)."""
     if page.parent.name != "benchmark-report":
         text = page.read_text(encoding="utf-8")
         assert measured_figures(text, predictions=page.name == PREDICTIONS) == []
 
 
 @pytest.mark.parametrize(
-    "said",
+    "figure",
     ["45 ms", "47 µs", "38.6 BLEU", "BLEU of 39", "7,255 tokens/s", "9 tokens a second", "1.98x", "1.4 times as long"],
 )
-def test_a_measured_figure_is_noticed(said):
-    text = f"<!-- table: a command -->\n1 ms\n<!-- end -->\n\nPredicted: 3 ms.\n\nOurs: {said}.\n"
-    assert measured_figures(text, predictions=True) == [f"Ours: {said}."]
+def test_a_measured_figure_is_noticed(figure):
+    text = f"<!-- table: a command -->\n1 ms\n<!-- end -->\n\nPredicted: 3 ms.\n\nOurs: {figure}.\n"
+    assert measured_figures(text, predictions=True) == [f"Ours: {figure}."]
     assert len(measured_figures(text)) == 2
 
 
 LONGEST_LINE = 120
-"""Characters of code that docs/stylesheets/tables.css shows in one line of a window of 1280 pixels."""
+"""Characters of code that fit in a line at 1280 pixels with docs/stylesheets/tables.css."""
 PIXELS, A_CHARACTER, A_CELL = 872, 6.3, 14.4
-"""Room of a table in that window, and what a character and a cell's edges take."""
+"""Width of a table, a character and a cell's padding there, in pixels."""
 SMALL, MOST_COLUMNS = 12, 19
-"""A table of more columns than SMALL is set in smaller type, whose words may be broken anywhere."""
+"""Tables with more columns than SMALL have smaller type and break words anywhere."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@EVERY_PAGE
 def test_a_line_of_code_fits_the_site(page):
     code = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert [line for block in code for line in block.splitlines() if len(line) > LONGEST_LINE] == []
 
 
 def least_width(table: str) -> float:
-    """Pixels below which a browser has no room for a table: its longest words, without those that may break."""
+    """Minimum width of a table in pixels, from its longest unbreakable words."""
     lines = [line for line in table.splitlines() if not re.match(r"\|[-:| ]+\|$", line)]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
     width = 0.0
@@ -97,7 +98,7 @@ def least_width(table: str) -> float:
     return width
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@EVERY_PAGE
 def test_a_table_fits_the_site(page):
     for table in re.findall(r"(?:^\|.*\|\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
         columns = len(re.split(r"(?<!\\)\|", table.splitlines()[0])) - 2
@@ -106,6 +107,6 @@ def test_a_table_fits_the_site(page):
             assert least_width(table) <= PIXELS, table.splitlines()[0]
 
 
-def test_a_table_that_is_too_wide_is_noticed():
+def test_a_wide_table_is_noticed():
     assert least_width("| a | b |\n|---|---|\n| " + "x" * 150 + " | b |\n") > PIXELS
     assert least_width("| a | b |\n|---|---|\n| " + "x " * 150 + "| `" + "b" * 150 + "` |\n") < PIXELS

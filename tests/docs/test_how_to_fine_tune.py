@@ -1,4 +1,4 @@
-"""docs/how-to-fine-tune.md: its commands, one after the other, on a small model."""
+"""docs/how-to-fine-tune.md: its commands run in order on a small model."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 
 
 
 @pytest.mark.whole
-def test_every_command_of_the_page_does_what_it_says(tmp_path, monkeypatch):
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_demo_corpus(tmp_path / "demo")
     for name, split, count in (("old", "train", 300), ("new", "train", 100), ("dev", "valid", 8), ("test", "test", 5)):

@@ -1,4 +1,4 @@
-"""docs/how-to-own-search-option.md and -model.md: edits made in a copy of the tree, tests run with and without them."""
+"""docs/how-to-own-search-option.md and -model.md: their tests fail before and pass after their edits."""
 
 import os
 import shutil
@@ -16,13 +16,13 @@ from fasttfm.cli.main import main
 sys.exit(next((status for line in sys.stdin if (status := main(shlex.split(line)[1:]))), 0))
 """
 NO_LOOPS = "import sys; sys.modules['numba'] = None\n"
-"""Its loops would be compiled anew, as those of other files."""
+"""In a copy of the tree all loops would be compiled again."""
 SMALL = "--max-update 2 --warmup-updates 0 --d-model 16 --heads 2 --d-ff 16 --row-length 32 --max-tokens 512"
 
 
 @pytest.fixture
 def typed(tmp_path):
-    """typed(code, text): what becomes of Python over a copy of the tree."""
+    """typed(code, text): finished process of Python code with a copy of the tree."""
     for name in ("fasttfm", "pretraining/src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     paths = os.pathsep.join([str(tmp_path), str(tmp_path / "pretraining" / "src")])
@@ -41,7 +41,7 @@ def typed(tmp_path):
         ("how-to-own-model.md", 7, "No module named 'fasttfm_pretraining.config.looped'", "bits per byte"),
     ],
 )
-def test_the_edits_of_a_page_make_what_its_test_notices(page, edits, missing, words, typed, tmp_path):
+def test_the_edits_of_a_page_add_what_its_test_needs(page, edits, missing, words, typed, tmp_path):
     test = f"import torch; torch.manual_seed(1)\n{blocks(page)[-1]}"
     assert missing in typed(test).stderr
     assert make_edits(page, tmp_path) == edits

@@ -1,4 +1,4 @@
-"""docs/export.md and translate.md: their Python, block after block, on a model and what their commands made of it."""
+"""docs/export.md and translate.md: their Python runs on a model and its exports."""
 
 import pytest
 from model_dirs import write_model_dir
@@ -10,13 +10,13 @@ from .blocks import blocks, run
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current folder, with MODEL in it."""
+    """Working directory with MODEL."""
     write_model_dir(tmp_path / "MODEL")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_python_of_the_page_about_other_tools_runs_after_its_commands(folder):
+def test_the_python_of_the_export_page_runs_after_its_commands(folder):
     pytest.importorskip("ctranslate2")
     pytest.importorskip("transformers")
     for form, out in (("ctranslate2", "CT2"), ("pretrained", "PRETRAINED")):
@@ -26,6 +26,6 @@ def test_the_python_of_the_page_about_other_tools_runs_after_its_commands(folder
     assert names["model"].generate
 
 
-def test_the_python_of_the_page_about_searches_writes_a_translation(folder, capsys):
+def test_the_python_of_the_translate_page_prints_a_translation(folder, capsys):
     run("\n".join(blocks("translate.md")), folder)
     assert capsys.readouterr().out.strip()

@@ -1,4 +1,4 @@
-"""The pages of docs/ say what is so: their code runs, what they name is there, and the site has no broken link."""
+"""Documentation pages: their code runs, the names they mention exist, and the site has no broken link."""
 
 import importlib
 import os
@@ -39,8 +39,8 @@ torch.testing.assert_close(torch.compile(squared_relu, fullgraph=True)(x), refer
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.skipif(not interpreted(), reason="the page's kernels run through Triton's interpreter")
-def test_the_code_of_the_page_about_kernels_runs(tmp_path, seed):
-    """In a process of its own: it registers operators for the rest of it."""
+def test_the_code_of_the_kernel_page_runs(tmp_path, seed):
+    """In its own process, because it registers operators."""
     code = "\n".join([*blocks("how-to-own-kernel.md"), OWN_KERNEL])
     code = code.replace("import torch\n", f"import torch\ntorch.manual_seed({seed})\n", 1)
     (tmp_path / "page.py").write_text(code, encoding="utf-8")
@@ -50,7 +50,7 @@ def test_the_code_of_the_page_about_kernels_runs(tmp_path, seed):
 
 
 @pytest.mark.parametrize("code", blocks("trainers.md"))
-def test_another_trainer_takes_replaced_modules(code, tmp_path, monkeypatch):
+def test_other_trainers_accept_replaced_modules(code, tmp_path, monkeypatch):
     for package in re.findall(r"^(?:from|import) (transformers|lightning|accelerate)\b", code, re.MULTILINE):
         pytest.importorskip(package)
     if "Trainer, TrainingArguments" in code:
@@ -63,7 +63,7 @@ def test_another_trainer_takes_replaced_modules(code, tmp_path, monkeypatch):
 
 
 def small_model():
-    """A model with the encoder and the decoding step that are exported, and a function that makes inputs for both."""
+    """(encoder, decoding step, function that makes inputs for both) of a small model."""
     torch.manual_seed(0)
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "heads": 2, "d_ff": 64}
     model = Transformer.from_preset("demo", vocab_size=100, **sizes).eval()
@@ -84,7 +84,7 @@ STEP_SHAPES = ({0: BATCH}, OVER_TARGET, OVER_TARGET, OVER_SOURCE, OVER_SOURCE, {
 
 
 def exported():
-    """Encoder and step: (module, what torch.export makes of it, inputs of other sizes)."""
+    """(module, exported program, inputs of other sizes) of encoder and step."""
     *modules, parts = small_model()
     examples, others = parts(2, 5, 3), parts(3, 9, 6)
     for module, shapes, example, other in zip(modules, (ENCODER_SHAPES, STEP_SHAPES), examples, others, strict=True):
@@ -110,7 +110,7 @@ def test_encoder_and_step_go_through_aotinductor(tmp_path):
         torch.testing.assert_close(tuple(compiled(*other)), tuple(module(*other)), rtol=1e-4, atol=1e-4)
 
 
-def test_what_the_paper_beside_the_code_names_is_there():
+def test_the_names_on_the_paper_page_exist():
     rows = [line for line in (DOCS / "paper.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     named = [re.findall(r"`([\w./]+)`", row) for row in rows]
     named = [row for row in named if row]
@@ -122,7 +122,7 @@ def test_what_the_paper_beside_the_code_names_is_there():
         assert (ROOT / kernel).is_file(), kernel
 
 
-def test_every_message_of_the_page_about_errors_is_one_that_the_code_writes():
+def test_the_messages_on_the_error_page_are_in_the_code():
     page = (DOCS / "errors.md").read_text(encoding="utf-8")
     tables = page[page.index("## From the command line") :]
     messages = re.findall(r"^\| `([^`]+)`", tables, re.MULTILINE)
@@ -140,7 +140,7 @@ def test_every_message_of_the_page_about_errors_is_one_that_the_code_writes():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built with warnings as errors: a link that leads nowhere is one."""
+    """The site, built with warnings as errors, such as broken links."""
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings")
     pytest.importorskip("material", reason="needs mkdocs-material")
     folder = tmp_path_factory.mktemp("site")
@@ -150,7 +150,7 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
+def test_the_site_builds_without_warnings_and_broken_links(site):
     text = (site / "api" / "functional.html").read_text(encoding="utf-8")
     assert "softmax(Q K^T * scale) V with masking and dropout fused" in text, "docstrings make the reference"
     assert "<code>causal: bool = False</code>" in text, "arguments with types and defaults"
@@ -165,7 +165,7 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
     assert "case:mixed|eff:no" in (site / "index.html").read_text(encoding="utf-8"), "no backslash before a bar in code"
 
 
-def test_the_answers_of_the_five_tasks_are_as_near_as_contributing_says(site):
+def test_the_five_tasks_need_as_many_clicks_as_contributing_says(site):
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\|[^|]+\| (\d) \| \[[^\]]+\]\((?:docs/)?([^)]+)\)", text, re.MULTILINE)
     assert len(rows) == 5

@@ -1,4 +1,4 @@
-"""The commands of docs/gpt.md, bert.md, albert.md and electra.md go from a text file to a model; their Python runs."""
+"""docs/gpt.md, bert.md, albert.md and electra.md: their commands and their Python run."""
 
 import shlex
 from pathlib import Path
@@ -26,7 +26,7 @@ VERBS = {
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("page", VERBS)
-def test_the_commands_run_one_after_the_other(page, tmp_path, monkeypatch, capsys):
+def test_the_commands_run_in_order(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("mine.txt").write_text("".join(f"Once upon a time there were {n} mice.\nThey ran.\n\n" for n in range(300)))

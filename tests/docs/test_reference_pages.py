@@ -1,4 +1,4 @@
-"""The reference's pages: every public function and class has an example that runs, and a list of its arguments."""
+"""API pages: every public function and class has an example that runs, and a list of its arguments."""
 
 import importlib
 import re
@@ -21,11 +21,11 @@ PUBLIC = {
 }
 ON_ANOTHER_PAGE = {"ArgumentError", "ArgumentTypeError", "backend", "__version__"}
 OF_DEMO = "demo/model"
-"""An example that names what `make demo` writes does not run here; tests/docs/test_paths.py walks that way."""
+"""Examples with the model of `make demo` do not run here, but in test_paths.py."""
 
 
 def entries(page: str) -> list[tuple[str, str]]:
-    """(full name, example) of each function and class, in the page's order."""
+    """(qualified name, example) of each function and class, in order."""
     text = (API / page).read_text(encoding="utf-8")
     found = re.findall(r"^::: (\S+)\n(?:    .*\n)*(?:\n```python\n(.*?)^```)?", text, re.MULTILINE | re.DOTALL)
     assert found
@@ -33,7 +33,7 @@ def entries(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_run_and_name_what_they_show(page, tmp_path, monkeypatch):
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     for name, example in entries(page):
         assert re.search(rf"\b{name.rpartition('.')[2]}\b", example), f"{name} has no example"
     code = "\n".join(block for block in blocks(API / page) if OF_DEMO not in block)
@@ -42,13 +42,13 @@ def test_the_examples_of_a_page_run_and_name_what_they_show(page, tmp_path, monk
 
 
 @pytest.mark.parametrize(("page", "module"), PUBLIC.items())
-def test_every_public_name_stands_on_its_page(page, module):
+def test_every_public_name_is_on_its_page(page, module):
     shown = {name.rpartition(".")[2] for name, _ in entries(page)}
     public = {name for name in importlib.import_module(module).__all__ if not name.endswith("Config")}
     assert public - ON_ANOTHER_PAGE - shown == set()
 
 
-def test_sentences_that_tell_of_one_argument_move_to_it():
+def test_sentences_about_one_argument_move_to_it():
     pytest.importorskip("griffe", reason="the site is made with it")
     told = runpy.run_path(str(ROOT / "scripts" / "docs_arguments.py"))["told"]
     text = "query (B, L), key (B, S); one dtype. mask, of any\nshape: hides; scale defaults to 1. Returns (B, L)."

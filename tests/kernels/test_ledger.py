@@ -122,8 +122,8 @@ def test_a_record_has_every_loop_and_names_its_columns(tmp_path):
     record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, result)]})
     (line,) = records.read(tmp_path / "ledger.jsonl")  # validates the schema
     assert line["counted"] == "not measured"
-    (summary,), complaints = check.check(tmp_path / "ledger.jsonl")
-    assert ("of no machine" in summary, complaints) == (True, [])
+    summary, reasons = check.check(tmp_path / "ledger.jsonl")
+    assert ("of no machine" in summary, reasons) == (True, [])
     with pytest.raises(UserError, match="holds no records"):  # no measurements for reports
         load(tmp_path)
     (entry,) = line["cases"]
