@@ -25,7 +25,7 @@ from ptx_check.races import grain_of
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a launch needs of its kernel besides the blocks."""
+    """Properties of a kernel that a launch needs besides the blocks."""
 
     name: str
     parameters: list[tuple[str, str]]

@@ -36,7 +36,7 @@ class Path:
 
 
 class Waiting(NamedTuple):
-    """Why a team waits."""
+    """Reason for which a team waits."""
 
     instruction: int
     over: Callable[[], bool]

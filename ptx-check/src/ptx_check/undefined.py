@@ -50,7 +50,7 @@ class Undefined:
         return marks.astype(f"u{wanted.itemsize}").view(wanted)
 
     def here(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the registers that have marks in running threads."""
+        """Marked registers among these, in running threads."""
         running = self.run.active
         found = []
         for name in names:

@@ -10,7 +10,7 @@ from fasttfm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How the next token is drawn."""
+    """Method of drawing the next token."""
 
     temperature: Amount = 1.0
     """Divisor of the logits; 0: always take the likeliest token."""

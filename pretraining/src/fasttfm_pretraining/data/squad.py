@@ -74,7 +74,10 @@ def read_squad(path: Path | str, *, answered: bool = True) -> SquadData:
 
 
 def read_json_text(path: Path) -> Any:
-    """Read a JSON file, plain or compressed. Raises UserError as TextFile does, with line and column for broken JSON."""
+    """Read a JSON file, plain or compressed.
+
+    Raises UserError as TextFile does; for broken JSON with line and column.
+    """
     try:
         return parse_json("\n".join(TextFile(path)))
     except Malformed as error:
