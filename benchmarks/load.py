@@ -177,5 +177,5 @@ def failed(held: Sequence[int], short: Mapping[str, Any]) -> list[str]:
     if after > MOST_GROWTH * before:
         failures.append(f"memory grew from {before:,.0f} to {after:,.0f} MiB")
     if short["p99_ms"] > MOST_SPREAD * short["p50_ms"]:
-        failures.append(f"latency of short requests: median {short['p50_ms']} ms, p99 {short['p99_ms']} ms")
+        failures.append(f"short requests: median latency {short['p50_ms']} ms, p99 {short['p99_ms']} ms")
     return failures

@@ -29,7 +29,7 @@ def loop():
 
     def compiled(function):
         dispatcher = njit(nogil=True, cache=True)(function)
-        dispatcher._cache._cache_file._source_stamp = _SOURCES
+        dispatcher._cache._cache_file._source_stamp = _SOURCES  # type: ignore[attr-defined]
         return dispatcher
 
     return compiled
