@@ -1,6 +1,6 @@
-"""The CPU backend: products in panels or by oneDNN, and passes between them that numba compiles.
+"""CPU backend: matrix products from packed weights or by oneDNN, and fused loops between them, compiled by numba.
 
-The operators of fasttfm.functional take it where it is the faster way (a threshold's docstring says where that was
-measured), and a search on a CPU runs a whole decoder step on it (decoder_step.py). It is optional: without numba
-PyTorch computes the same.
+The operators of fasttfm.functional use it where it is faster (the docstring of each threshold says where that was
+measured), and a search on a CPU runs a whole decoding step on it (search/cpu). numba is optional: without it PyTorch
+computes the same.
 """
