@@ -238,7 +238,7 @@ class Transformer(Model):
         """
         layers = len(self.decoder.layers)
         if not 0 <= layer <= layers:
-            raise ValueError(f"layer {layer} does not exist: the model has layers 1 to {layers}")
+            raise ValueError(f"layer {layer} is not there: the model has layers 1 to {layers}")
         module = self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1].multihead_attn
         with recorded_weights([module]) as weights:
             self._decode(target, target_lengths, self._encode(source, source_lengths, None), source_lengths, None)

@@ -48,7 +48,7 @@ def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "upda
     if kind not in ("png", "svg"):
         raise UserError(f"--out {target}: give a name that ends in .png or .svg")
     if len(runs) > _MOST_RUNS:
-        raise UserError(f"{len(runs)} runs were given: at most {_MOST_RUNS} can be told apart in one picture")
+        raise UserError(f"{len(runs)} runs are too many for one plot: give at most {_MOST_RUNS}")
     logs = [(_name(Path(run)), _timed_records(Path(run))) for run in runs]
     with drawing(figsize=(8, 6.4), dpi=150, layout="constrained") as figure:
         _draw_runs(figure, logs, over)

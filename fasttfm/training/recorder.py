@@ -35,7 +35,7 @@ class Recorder:
         self.progress = Progress()
         self._tensorboard = None
         if config.tensorboard and not find_spec("tensorboard"):
-            self.progress.say('tensorboard is not installed, and has no files: pip install "./fasttfm[tensorboard]"')
+            self.progress.say('tensorboard is not installed, no event files: pip install "./fasttfm[tensorboard]"')
         elif config.tensorboard:
             self._tensorboard = TensorBoard(model_dir / "tensorboard", position.step)
         self._is_hopeless = False

@@ -16,7 +16,7 @@ def learning_rate(config: TrainingConfig, d_model: int, step: int, seconds: floa
     constant        lr * min(step / warmup, 1)
     """
     if step < 1:
-        raise ValueError(f"step: {step} was given, updates count from 1")
+        raise ValueError(f"step {step} must be at least 1: updates count from 1")
     warmup = config.warmup_updates
     if config.schedule == "noam":
         return config.noam_scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)

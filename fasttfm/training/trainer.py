@@ -72,8 +72,8 @@ class Trainer:
             self._recorder.resumed(self._changed)
         if self._recorder is not None and before not in (None, self.workers.size):
             self._recorder.progress.say(
-                f"updates up to {self.updates.position.step:,} were made by {counted(before, 'worker')}, the next ones "
-                f"are by {self.workers.size}: of the same batches, with other dropout masks and rounding"
+                f"updates up to {self.updates.position.step:,} were computed by {counted(before, 'worker')}, later "
+                f"ones by {self.workers.size}: on the same batches, with other dropout masks and rounding"
             )
         try:
             with Interruption() as interruption:

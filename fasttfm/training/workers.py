@@ -68,7 +68,7 @@ class Workers:
                 dist.all_reduce(tensor)
 
     def begin_to_add_up(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin add_up() and go on; leave the tensor alone until the function that is returned has been called."""
+        """Start add_up() asynchronously; the tensor must not be used before the returned function has waited."""
         with _ending_with_peers():
             work = dist.all_reduce(tensor, async_op=True)
 
