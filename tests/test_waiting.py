@@ -1,4 +1,4 @@
-"""Tests wait for conditions (waiting.py): none of them reads a clock."""
+"""Tests wait for conditions (waiting.py) and never read a clock."""
 
 import re
 from pathlib import Path
@@ -19,11 +19,11 @@ READS_ONE = {
     "tests/training/test_workers.py": "a command that began two minutes ago",
     "tests/waiting.py": "gives up at last",
 }
-"""File -> what for."""
+"""File -> reason."""
 
 
 def test_no_test_reads_a_clock():
-    """A busy machine stretches every duration: what took longer than it may there is no fault."""
+    """On a busy machine any duration may be longer, so a test must not fail for it."""
     found = {
         path.relative_to(ROOT).as_posix()
         for folder in ("tests", "pretraining/tests", "ptx-check/tests")

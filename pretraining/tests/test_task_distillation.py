@@ -283,7 +283,7 @@ def test_what_does_not_fit_ends_in_one_line(world, tmp_path, refusal_of):
     small, out = world / "small", tmp_path / "out"
     for teacher, student, stage, more, message in (
         ("body", small, "layers", files(world, "classify"), "is a model of kind bert, which has no task"),
-        ("classify", tmp_path / "other", "layers", (), "has another vocabulary than"),
+        ("classify", tmp_path / "other", "layers", (), "is of another vocabulary than"),
         ("classify", small, "task", [f"--train={labels}"], "row 1 has the label 'good', the model knows False, True"),
         ("classify", small, "task", [f"--train={columns}"], "has the columns a, b, c"),
         ("classify", small, "task", files(world, "squad"), "squad.train.json"),

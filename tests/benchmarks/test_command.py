@@ -162,7 +162,7 @@ def test_an_error_in_a_case_does_not_stop_the_others(group, tmp_path, capsys):
         (["--only", "nothing like it"], "no case contains 'nothing like it'"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
         (["--device", "meta"], "device meta cannot be used"),
-        (["--device", "cuda:77"], "device cuda:77 is not there"),
+        (["--device", "cuda:77"], "device cuda:77 is not available"),
         (["--dtype", "float8"], "--dtype float8 is unknown: float32, float16, bfloat16"),
         (["--threads", "0"], "--threads: '0' was given, it must be from 1"),
         (["--ful"], "--ful is unknown: did you mean --full?"),
