@@ -203,7 +203,7 @@ def test_without_it_its_commands_say_what_to_install():
         "import sys; from fasttfm.config import kinds; kinds.provider = lambda: None; "
         "from fasttfm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    way = "pip install ./fasttfm/pretraining above the checkout (make install does it)"
+    way = "run pip install ./fasttfm/pretraining above the checkout, or make install"
     for words in (["lm", "train"], ["mlm"], ["finetune", "--help"]):
         done = python("-c", script, *words)
         assert (done.returncode, done.stdout) == (2, ""), words

@@ -70,8 +70,12 @@ def write(
     target_words: Sequence[str],
     *,
     add_source_eos: bool = False,
+    alignment_layer: int = 0,
 ) -> None:
-    """Write weights by models.Transformer's names to folder, in float32. UserError if ctranslate2 is not installed."""
+    """Write weights by models.Transformer's names to folder, in float32. UserError if ctranslate2 is not installed.
+
+    alignment_layer: decoder layer, from 1, whose mean over heads is returned as attention; 0: one head of the last.
+    """
     specs = optional("ctranslate2.specs", "ctranslate2")
     spec = specs.transformer_spec.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -79,6 +83,8 @@ def write(
         pre_norm=config.norm_first,
         no_final_norm=not config.final_norm,
         activation=getattr(specs.common_spec.Activation, _ACTIVATIONS[config.activation]),
+        alignment_layer=alignment_layer - 1,
+        alignment_heads=config.heads if alignment_layer else 1,
     )
     target = weights["target_embedding.weight"]
     tables = {"encoder": weights.get("source_embedding.weight", target), "decoder": target}
