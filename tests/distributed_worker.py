@@ -51,7 +51,7 @@ def encoder() -> Problem:
 
 
 def loss_of_output(y: Tensor) -> Tensor:
-    """Mean square of some channels: of all it would be constant behind a LayerNorm, and its gradients rounding errors."""
+    """Mean square of some channels; over all it would be constant after a LayerNorm, its gradients rounding errors."""
     return y[..., :8].square().mean()
 
 
