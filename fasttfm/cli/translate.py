@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         settings["buffer_size"] = 1  # interactive: translate each line as it is typed
     for path in (args.prefix, args.banned, args.terminology):
         if path is not None and is_cut(path):
-            _warn(f"{path}: its last line has no end: copy the file again if it was cut off")
+            _warn(f"{path}: its last line has no end: copy the file again if it was truncated")
     if args.score is not None:
         _score_lines(args, settings)
         return
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
     split = "split the input into sentences (--split-sentences)"
     too_long = f"longer than twice the longest line of training ({translator.trained_length} tokens)"
     for lines, problem, remedy in (
-        (translator.cut, f"cut off after {config.max_source_length:,} tokens",
+        (translator.cut, f"truncated after {config.max_source_length:,} tokens",
          f"{split}, or raise --max-source-length (at most the model's positions, where they are learned)"),
         (translator.long, too_long, f"{split}, or parts get lost"),
         (translator.decomposed, "not in Unicode's normal form C",

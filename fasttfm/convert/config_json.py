@@ -105,7 +105,7 @@ def configuration(cls: type, given: Mapping[str, Any], path: Path, fields: Itera
     kinds = field_types(cls)
     for ours, theirs, default in fields:
         if default is REQUIRED and theirs not in given:
-            raise UserError(f"{path}: has no {theirs}: it is cut off; copy it again")
+            raise UserError(f"{path}: has no {theirs}: it is truncated; copy it again")
         values[ours] = convert(given.get(theirs, default), kinds[ours], f"{path}: {theirs}")
     try:
         return cls(**{name: convert(value, kinds[name], f"{path}: {name}") for name, value in values.items()})

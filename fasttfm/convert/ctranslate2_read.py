@@ -142,7 +142,7 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
         if reader.read(1):
             raise ValueError("it has bytes after its end")
     except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): copy it again") from None
+        raise UserError(f"{path}: is truncated or damaged ({error}): copy it again") from None
     return variables
 
 

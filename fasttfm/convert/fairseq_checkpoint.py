@@ -72,7 +72,7 @@ def _unknown_classes(path: Path) -> list[str]:
     """Return the names of classes in a checkpoint that torch does not load by default."""
     if not zipfile.is_zipfile(path):
         return []  # written before PyTorch 1.6, when settings were a Namespace
-    with foreign_errors(f"{path}: is cut off", "copy it again"):
+    with foreign_errors(f"{path}: is truncated", "copy it again"):
         return torch.serialization.get_unsafe_globals_in_checkpoint(path)
 
 

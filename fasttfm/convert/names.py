@@ -52,7 +52,7 @@ class TheirWeights(dict[str, Tensor]):
         return self[name]
 
     def __missing__(self, name: str) -> Tensor:
-        raise UserError(f"{self.path}: its weights have no {name}: they are cut off, or of another architecture")
+        raise UserError(f"{self.path}: its weights have no {name}: they are truncated, or of another architecture")
 
     def first(self, *names: str) -> Tensor:
         """Return the first weight that exists."""

@@ -53,14 +53,14 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_file(path: Path) -> dict[str, Tensor]:
     refuse_bytes(path)
     if path.suffix == ".safetensors":
-        with foreign_errors(f"{path}: is cut off or no safetensors file", "copy it again"):
+        with foreign_errors(f"{path}: is truncated or no safetensors file", "copy it again"):
             return plain_weights(load_file(path), path)
     return plain_weights(load_pickle(path), path)
 
 
 def load_pickle(path: Path, allowed: Sequence[Any] = ()) -> dict[Any, Any]:
     """Load a dict written by torch.save() without running code from it. allowed: classes that it may contain."""
-    problem, remedy = f"{path}: is cut off, or holds more than weights", "it is not loaded"
+    problem, remedy = f"{path}: is truncated, or holds more than weights", "it is not loaded"
     with foreign_errors(problem, remedy), torch.serialization.safe_globals(list(allowed)):
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(loaded, dict):

@@ -60,7 +60,7 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
         )
     decoding = config.get("decoding", {})
     if "vocab_size" not in config or not isinstance(decoding, dict):
-        raise UserError(f"{path}: is cut off or was changed: it has no vocab_size or a wrong decoding; copy it again")
+        raise UserError(f"{path}: is truncated or was changed: it has no vocab_size or a wrong decoding; copy it again")
     values = Values()
     for section, cls, fields in (("model", TransformerConfig, config), ("decoding", DecodingConfig, decoding)):
         for name, kind in field_types(cls).items():
@@ -81,7 +81,7 @@ def read_pretrained(folder: Path, checkpoint: str = "best") -> tuple[Transformer
     with reading(folder):
         values = read_values(folder)
         if "vocab_size" not in values["model"]:
-            raise UserError(f"{folder}: its configuration is cut off: it has no vocab_size; copy it back")
+            raise UserError(f"{folder}: its configuration is truncated: it has no vocab_size; copy it back")
         config = build(values).model
         return config, *read_checkpoint(folder, checkpoint)
 

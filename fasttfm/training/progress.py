@@ -48,7 +48,7 @@ class Progress:
             return
         self._drawn = now
         self._bar.n = share
-        text = f"{duration(seconds_left)} left, update {step:,}, {self._text}"  # narrow terminals cut off the end
+        text = f"{duration(seconds_left)} left, update {step:,}, {self._text}"  # narrow terminals truncate the end
         self._write(lambda: self._bar.set_postfix_str(text, refresh=True))
 
     def train(self, record: dict[str, Any], share: float, seconds_left: float) -> None:

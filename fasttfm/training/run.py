@@ -97,7 +97,7 @@ def train(
             # error.filename is None for writes to an open file
             raise UserError(
                 f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: {remedy}, "
-                "then run the same command again to go on from the last one"
+                "then run the same command again to resume from the last one"
             ) from error
 
 
@@ -223,7 +223,7 @@ def _summary(trainer: Trainer) -> str:
     batches, device, workers = trainer.updates.batches, trainer.updates.device, trainer.workers
     parameters = sum(parameter.numel() for parameter in trainer.updates.module.parameters())
     steps = saved_steps(trainer.model_dir)
-    begin = f"going on from update {steps[-1]:,}" if steps else "starting"
+    begin = f"resuming from update {steps[-1]:,}" if steps else "starting"
     skipped = f", {batches.skipped:,} {batches.unit}s left out for their length" if batches.skipped else ""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     shared = f"{counted(workers.size, 'worker')} with " if workers.size > 1 else ""

@@ -101,7 +101,7 @@ class Trainer:
             if stopping:
                 saved = "which is saved" if position.step else "nothing to save yet"
                 raise Stopped(
-                    f"stopped after update {position.step:,}, {saved}: run the same command again to go on", stopping
+                    f"stopped after update {position.step:,}, {saved}: run the same command again to resume", stopping
                 )
             if reason:
                 return reason

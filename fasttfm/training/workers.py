@@ -224,7 +224,7 @@ def _ending_with_peers() -> Iterator[None]:
         if _is_timeout(error):
             raise UserError(
                 "another rank has not answered for --rank-timeout-minutes: it hangs, or takes that long to validate or "
-                "to save; look at its machine, and run the same command again to go on from the last checkpoint"
+                "to save; look at its machine, and run the same command again to resume from the last checkpoint"
             ) from error
         ignore_repeats()  # the launcher sends SIGTERM once it notices
         raise SystemExit(LOST_PEER) from error

@@ -74,7 +74,7 @@ class Shortlist:
     def load(cls, path: Path, source: Tokenizer, target: Tokenizer) -> Shortlist:
         """Read a shortlist file. Raises UserError with path and line, as for a token of another vocabulary."""
         if is_cut(path):
-            raise UserError(f"{path}: its last line has no end, it seems to be cut off: copy or make it again")
+            raise UserError(f"{path}: its last line has no end, it seems to be truncated: copy or make it again")
         sides = [{piece: n for n, piece in enumerate(each.pieces(range(len(each))))} for each in (source, target)]
         by_source: dict[tuple[int, ...], list[int]] = {}
         for number, line in enumerate(read_lines(path), start=1):
@@ -91,7 +91,7 @@ class Shortlist:
             by_source.setdefault(tuple(run), []).extend(targets)
         if not by_source.get(()):
             raise UserError(
-                f"{path}: has no tokens for every sentence, whose line stands last: it seems to be cut off: copy it "
+                f"{path}: has no tokens for every sentence, whose line stands last: it seems to be truncated: copy it "
                 "again, or make it with fasttfm shortlist MODEL"
             )
         return cls(by_source.pop(()), by_source)

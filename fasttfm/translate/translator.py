@@ -423,7 +423,7 @@ def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
     """
     sizes = values["model"]
     if "vocab_size" not in sizes:
-        raise UserError(f"{path / 'config.yaml'}: is cut off: it has no model.vocab_size; copy it back")
+        raise UserError(f"{path / 'config.yaml'}: is truncated: it has no model.vocab_size; copy it back")
     source, target = load_tokenizers(path)
     for tokenizer, size, side in (
         (source, sizes.get("source_vocab_size") or sizes["vocab_size"], "source"),

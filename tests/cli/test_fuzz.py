@@ -158,7 +158,7 @@ def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
         return outcome.status == 0 and name.startswith("data/")
     if situation.command in ("train", "lm", "mlm", "finetune"):
         if name == "model/train.log.jsonl":  # of a run that is gone on with, or of none that was saved
-            return "going on from update" in outcome.errors or "is kept as" in outcome.errors
+            return "resuming from update" in outcome.errors or "is kept as" in outcome.errors
         made = ("checkpoints/", "train.log.jsonl", "config.yaml", "data.yaml", "hypotheses/", "curve.", ".lock")
         return name.startswith(tuple(f"model/{each}" for each in made))
     if situation.command == "average":

@@ -156,7 +156,7 @@ def test_resuming_with_another_model_or_recipe_is_refused_and_changes_nothing(da
 
 def test_resuming_for_longer_or_with_other_logging_is_allowed(data, model, capsys):
     assert go_on(data / "DATA", model, "--log-interval", "1", "--beam", "2") == 0
-    assert "going on from update 6" in capsys.readouterr().err
+    assert "resuming from update 6" in capsys.readouterr().err
     assert saved_steps(model)[-1] == 8
     assert "beam: 2" in (model / "config.yaml").read_text()
 

@@ -242,7 +242,7 @@ def test_truncated_and_long_lines_are_reported(translate, model_dir):
     assert status == 0
     assert len(out.splitlines()) == 2
     assert len(errors) == 2
-    assert "warning: cut off after 20 tokens: 1 line (first: line 2): split" in errors[0]
+    assert "warning: truncated after 20 tokens: 1 line (first: line 2): split" in errors[0]
     assert "longer than twice the longest line of training" in errors[1]
     assert "1 line (first: line 2)" in errors[1]
 
@@ -343,7 +343,7 @@ def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
     assert "is for another model" in failure(translate(broken))
     config = (broken / "config.yaml").read_bytes()
     (broken / "config.yaml").write_bytes(b"")
-    assert "is cut off: it has no model.vocab_size" in failure(translate(broken))
+    assert "is truncated: it has no model.vocab_size" in failure(translate(broken))
     (broken / "config.yaml").write_bytes(config)
     (broken / "spm.model").write_bytes(b"nothing")
     assert "not a SentencePiece model" in failure(translate(broken))
@@ -421,7 +421,7 @@ def test_strange_lines_give_one_line_each_with_any_option(translate, model_dir, 
     assert status == 0, errors
     assert out.count("\n") == len(out.splitlines()) == len(lines)
     assert [bool(line) for line in out.splitlines()][-2:] == [False, True]
-    assert all(re.search(r"cut off after 512 tokens|longest line of training", error) for error in errors)
+    assert all(re.search(r"truncated after 512 tokens|longest line of training", error) for error in errors)
     if flags[0] == "--alignment":
         assert (tmp_path / "links").read_text().count("\n") == len(lines)
     (tmp_path / "begin").write_text("")

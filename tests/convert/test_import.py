@@ -108,7 +108,7 @@ def test_pickled_and_sharded_weights_are_read(tmp_path, opus):
     assert others == [first, first]
     whole = shards[1].read_bytes()
     for content, message in (
-        (whole[:-9], "is cut off"),
+        (whole[:-9], "is truncated"),
         (shards[0].read_bytes(), "model.safetensors.index.json disagrees"),
         (None, "is missing, but model.safetensors.index.json lists it"),
     ):

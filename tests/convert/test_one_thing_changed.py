@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "bytes behind the end": (
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
-        "model.bin: is cut off or damaged (it has bytes after its end)",
+        "model.bin: is truncated or damaged (it has bytes after its end)",
     ),
     "a language model": (
         "ctranslate2", lambda to: _with_specification(to / "model.bin", "TransformerDecoderSpec"),
@@ -263,5 +263,5 @@ def test_no_code_of_a_pickle_runs(run, tmp_path):
 
     status, told = run("bert", weights(lambda given: {**given, "x": Runs()}, pickled=True))
     assert (status, (tmp_path / "ran").exists()) == (2, False)
-    assert "pytorch_model.bin: is cut off, or holds more than weights" in told
+    assert "pytorch_model.bin: is truncated, or holds more than weights" in told
     assert "it is not loaded" in told

@@ -168,13 +168,13 @@ def test_a_signal_finishes_the_update_saves_and_says_how_to_resume(tiny_data, tm
     assert process.returncode == 128 + number
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("fasttfm train: stopped after update ")
-    assert last.endswith("which is saved: run the same command again to go on")
+    assert last.endswith("which is saved: run the same command again to resume")
     assert "Traceback" not in stderr
     (step,) = saved_steps(tmp_path / "M")
     assert f"update {step:,}," in last
     repeated = run(train_command(tiny_data, tmp_path / "M", **{**changes, "max_update": step + 3}))
     assert repeated.returncode == 0
-    assert f"going on from update {step:,}" in repeated.stderr
+    assert f"resuming from update {step:,}" in repeated.stderr
 
 
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():

@@ -48,7 +48,7 @@ def test_a_run_says_and_keeps_the_precision_that_it_began_with(tiny_data, tiny_v
     processor("avx2")
     train(tiny_values(**given, max_update=3), tiny_data, tmp_path / "run", CPU)
     told = capsys.readouterr().err
-    assert "going on from update 2" in told
+    assert "resuming from update 2" in told
     assert ", bf16; " in told
     assert read_config(tmp_path / "run")["training"]["precision"] == "bf16"
     train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "new", CPU)

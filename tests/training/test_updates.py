@@ -93,7 +93,7 @@ def test_sigterm_ends_an_update_of_ten_million_batches(tiny_data, tmp_path):
     """After a signal at the ninth batch, within the next ninety."""
     done = run([sys.executable, "-c", STOPS_ITSELF, *words(tiny_data, tmp_path / "M", update_freq=9_999_999)])
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    assert done.stderr.strip().splitlines()[-1].endswith("nothing to save yet: run the same command again to go on")
+    assert done.stderr.strip().splitlines()[-1].endswith("nothing to save yet: run the same command again to resume")
 
 
 def test_every_training_record_has_the_peak_of_memory_and_the_number_of_shapes(tiny_data, tiny_values, tmp_path):

@@ -157,7 +157,7 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
         kind == "error"
     )
     # the kill may come while the checkpoint of update 4 is written
-    assert re.search(rf"going on from update {'[24]' if kind == 'SIGKILL' else 4} in {re.escape(str(out))}", stderr)
+    assert re.search(rf"resuming from update {'[24]' if kind == 'SIGKILL' else 4} in {re.escape(str(out))}", stderr)
     assert_same_weights(uninterrupted, out)
 
 
@@ -169,7 +169,7 @@ def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
     (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [rank, 6, "SIGTERM"]})
     assert statuses == [143, 143], stderr
     assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == [
-        "fasttfm train: stopped after update 6, which is saved: run the same command again to go on"
+        "fasttfm train: stopped after update 6, which is saved: run the same command again to resume"
     ]
     assert saved_steps(out) == [6]
 
@@ -293,11 +293,11 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
     assert stdout == ""
     (step,) = saved_steps(out)
     assert [line for line in stderr.splitlines() if "tokens/s" not in line] == [
-        f"fasttfm train: stopped after update {step:,}, which is saved: run the same command again to go on"
+        f"fasttfm train: stopped after update {step:,}, which is saved: run the same command again to resume"
     ]
     repeated = run([*train_command(tiny_data, out, **{**LONG, "max_update": step + 3}), "--workers", "2"])
     assert repeated.returncode == 0
-    assert f"going on from update {step:,}" in repeated.stderr
+    assert f"resuming from update {step:,}" in repeated.stderr
     assert "2 workers with 1 thread each" in repeated.stderr
     assert repeated.stdout.splitlines()[-1] == f"model: {out}"
 
@@ -328,7 +328,7 @@ def test_a_paused_worker_is_told_and_a_killed_one_ends_the_run_and_a_killed_laun
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
-    assert len(lines) == 1
+    assert len(lines) == 1, lines
     assert lines[0].startswith("fasttfm train: worker 1 was ended by SIGKILL")
     process = start(command)
     wait_for(process, "epoch 1")
@@ -368,7 +368,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     command = [*torchrun, "--max-restarts", "1", str(tmp_path / "killed_once.py")]
     restarted = run([*command, *words(tiny_data, tmp_path / "M", **changes)])
     assert restarted.returncode == 0, restarted.stderr
-    assert re.search(r"going on from update [48]", restarted.stderr)  # update 8's may be incomplete
+    assert re.search(r"resuming from update [48]", restarted.stderr)  # update 8's may be incomplete
     assert restarted.stdout.count("finished: max_update 12 is reached") == 1
     launched = run([*train_command(tiny_data, tmp_path / "N", **changes), "--workers", "2"])
     assert launched.returncode == 0

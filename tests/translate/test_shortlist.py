@@ -171,7 +171,7 @@ def test_a_saved_file_is_loaded_unchanged_and_truncation_is_detected(tokenizer, 
     whole = (tmp_path / "vmap.txt").read_bytes().splitlines(keepends=True)
     for lines in range(len(whole)):
         (tmp_path / "vmap.txt").write_bytes(b"".join(whole[:lines]))
-        with pytest.raises(UserError, match="it seems to be cut off"):
+        with pytest.raises(UserError, match="it seems to be truncated"):
             Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)
 
 
@@ -207,7 +207,7 @@ def test_runs_of_source_tokens_are_read(tokenizer, tmp_path):
         ("\tnopiece\n", "is not a token"),
         ("", "has no tokens for every sentence"),
         ("a\ta\n", "has no tokens for every sentence"),
-        ("\ta\na\ta", "its last line has no end, it seems to be cut off"),
+        ("\ta\na\ta", "its last line has no end, it seems to be truncated"),
     ],
 )
 def test_an_invalid_file_is_refused_in_one_line(text, message, tokenizer, tmp_path):

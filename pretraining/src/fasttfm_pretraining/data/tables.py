@@ -70,11 +70,11 @@ def _separated(path: Path, form: str) -> Iterator[Row]:
                 if len(fields) != len(header):
                     raise UserError(
                         f"{where}: has {len(fields)} fields, the header has {len(header)} ({', '.join(header)}): is it "
-                        "cut off, or is a separator in a text?"
+                        "truncated, or is a separator in a text?"
                     )
                 yield Row(dict(zip(header, fields)), where)
     except csv.Error as error:
-        raise UserError(f"{path}: line {line:,}: {error}: the row that begins there is cut off or wrong") from None
+        raise UserError(f"{path}: line {line:,}: {error}: the row that begins there is truncated or wrong") from None
 
 
 def _objects(path: Path) -> Iterator[Row]:
