@@ -325,14 +325,14 @@ def _of_first_tensors(tensors: int, gradients: int) -> Callable[..., Any]:
 class Inner:
     """An operator inside a larger autograd node, which keeps the saved record itself; calls of one signature only.
 
-    The caller guarantees one signature and one layout of gradients, disables autograd and autocast, and makes the
-    tensors' GPU current.
+    Planned for the grad mode in which it was created, as a node's forward pass runs without. The caller guarantees one
+    signature and one layout of gradients, disables autograd and autocast, and makes the tensors' GPU current.
     """
 
-    __slots__ = ("_operator", "_plan", "backward")
+    __slots__ = ("_grad_mode", "_operator", "_plan", "backward")
 
     def __init__(self, operator: Operator) -> None:
-        self._operator, self._plan = operator, cast(Any, None)
+        self._operator, self._plan, self._grad_mode = operator, cast(Any, None), torch.is_grad_enabled()
         self.backward: Any = operator.derivative and operator.derivative.planned()
         """Calls the operator's derivative with these fields: gradients, then the saved record."""
 
@@ -341,7 +341,7 @@ class Inner:
         plan, operator = self._plan, self._operator
         if plan is None:
             operator._check_all(flat(fields))
-            with torch.enable_grad():
+            with torch.set_grad_enabled(self._grad_mode):
                 plan = self._plan = operator._make(operator.record(fields), direct=True)
         call = operator.record(fields if plan.route is None else (*fields[:-1], plan.route))
         outputs = plan.compute(call)

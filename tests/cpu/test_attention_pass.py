@@ -291,3 +291,20 @@ def test_packing_reads_and_writes_within_bounds(rows, size):
     filled = np.pad(numbers, ((0, panels * tiles.PANEL - rows), (0, 0))).reshape(panels, tiles.PANEL, size)
     assert (out[:-8].reshape(panels, size, tiles.PANEL) == filled.transpose(0, 2, 1)).all()
     assert (out[-8:] == 7).all()
+
+
+def test_a_stack_saves_weights_only_with_gradients(monkeypatch):
+    config = TransformerConfig(vocab_size=31, d_model=128, heads=4, d_ff=64, encoder_layers=1, decoder_layers=1)
+    model, saved, forward = Transformer(config), [], attention_pass.forward
+
+    def record(call, output, lse, weights):
+        saved.append(weights is not None)
+        forward(call, output, lse, weights)
+
+    monkeypatch.setattr(attention_pass, "forward", record)
+    tokens = torch.randint(4, 31, (16, 33))
+    for expected in (False, True, False):
+        with torch.set_grad_enabled(expected):
+            model.loss(tokens, tokens[:, :-1], tokens[:, 1:])
+        assert saved == [expected] * 3
+        saved.clear()
