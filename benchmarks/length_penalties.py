@@ -2,8 +2,8 @@
 
     python -m benchmarks.length_penalties MODEL DATA
 
-The default --length-penalty is the one that loses least over several corpora; docs/translate.md has the table. Appends
-one line to benchmarks/results/length-penalties.jsonl.
+The default --length-penalty is the one that loses least over several corpora; the benchmark report has the table.
+Appends one line to benchmarks/results/length-penalties.jsonl.
 """
 
 import json

@@ -200,7 +200,7 @@ def runs(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
 
     Sorts int16 keys if the vocabulary allows, else int32: the radix sort takes one pass per byte.
     """
-    dtype, first = (torch.int16, _HALF) if vocabulary < 2 * _HALF else (torch.int32, 0)
+    dtype, first = (torch.int16, _HALF) if vocabulary < 2 * _HALF - _LEAST_PAD else (torch.int32, 0)
     flat, device = tokens.view(-1), tokens.device
     ordered, order = torch.sort(torch.sub(flat, first, out=torch.empty_like(flat, dtype=dtype)), stable=True)
     try:

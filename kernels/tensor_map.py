@@ -5,12 +5,12 @@ A copy names the first element of its tile; elements outside of the tensor are f
 
 from __future__ import annotations
 
-import functools
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fasttfm.kernels.tiles.table import compiler
 
 
 class Mapped(NamedTuple):
@@ -38,8 +38,6 @@ class Mapped(NamedTuple):
         return TensorDescriptor(self.base, list(self.shape), list(self.strides), list(self.block), layout)
 
 
-@functools.cache
 def usable() -> bool:
     """True if the installed Triton compiles this project's kernels in Gluon: from 3.7 on."""
-    major, minor = metadata.version("triton").split(".")[:2]
-    return (int(major), int(minor)) >= (3, 7)
+    return compiler() >= (3, 7)

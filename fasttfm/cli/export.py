@@ -36,7 +36,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         "--no-check",
         dest="check",
         action="store_false",
-        help="skip the comparison of three texts with the other tool, which runs where that tool is installed",
+        help="skip the comparison of translations with the other tool, made if that tool is installed",
     )
 
 

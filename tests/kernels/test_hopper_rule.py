@@ -71,19 +71,17 @@ def test_a_packed_tensor_is_one_plane_and_unaligned_strides_have_no_map():
         (False, {"width": 32}),
         (False, {"chip": "sm_80"}),
         (False, {"chip": "sm_100"}),
-        (False, {"triton": "3.6.0"}),
+        (False, {"triton": (3, 6)}),
     ],
 )
 def test_the_rule_accepts_the_calls_that_the_kernels_support(taken, changed, monkeypatch):
-    options = {"keys": 48, "dtype": torch.bfloat16, "width": 64, "chip": "sm_90", "triton": "3.7.1", **changed}
+    options = {"keys": 48, "dtype": torch.bfloat16, "width": 64, "chip": "sm_90", "triton": (3, 7), **changed}
     keys, dtype, width, chip, triton = (options.pop(name) for name in ("keys", "dtype", "width", "chip", "triton"))
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS[chip])
     monkeypatch.setattr(rule, "interpreted", lambda: False)
-    monkeypatch.setattr(tensor_map.metadata, "version", lambda name: triton)
-    tensor_map.usable.cache_clear()
+    monkeypatch.setattr(tensor_map, "compiler", lambda: triton)
     query, key = (torch.zeros(2, rows, 2, width, dtype=dtype).transpose(1, 2) for rows in (33, keys))
     assert rule.takes(launch.prepare(query, key, key, **options)) == taken
-    tensor_map.usable.cache_clear()
 
 
 def test_calls_of_other_lengths_use_the_compiled_kernel(monkeypatch):
@@ -116,3 +114,11 @@ def test_a_tensor_map_that_the_driver_rejects_falls_back_with_one_warning():
         warnings.simplefilter("error")
         attempt(3, 4)
     assert computed == [(1, 2), (3, 4)]
+
+
+def test_the_failure_of_an_earlier_kernel_is_not_taken_for_a_rejected_tensor_map():
+    def failed(*arguments):
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        rule.Attempt(failed, lambda *arguments: pytest.fail("the fallback ran"))(1, 2)

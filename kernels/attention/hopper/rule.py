@@ -145,6 +145,8 @@ class Attempt:
         try:
             self._launch(*arguments)
         except RuntimeError as error:
+            if "invalid argument" not in str(error):  # such as the failure of an earlier kernel
+                raise
             message = f"attention: the driver rejects a tensor map of these strides ({error}); using another kernel"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
             self._launch = self._fallback

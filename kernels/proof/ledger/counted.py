@@ -47,7 +47,7 @@ def of_case(chip: Chip, case: CompileCase) -> Counted:
 
 
 def digest(chip: Chip, case: CompileCase) -> str:
-    """Cache key of a case; comments, docstrings and line numbers of its kernel do not change it."""
+    """Cache key of a case; comments, docstrings and line numbers do not change it."""
     described = [sorted(map(repr, part.items())) for part in compiling.specialization(case)]
     made_by = metadata.version("triton"), assembler(chip.capability).version if chip.capability else None
     options = (case.num_warps, case.num_stages, *made_by)
@@ -67,13 +67,10 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
             continue
         if not isinstance(value, JITCallable):
             if not inspect.isroutine(value):  # decorators: kernels call no other routine than a JITCallable
-                text = inspect.getsource(value) if isinstance(value, type) else repr(value)
+                text = ast.unparse(_statements(value)) if isinstance(value, type) else repr(value)
                 sources[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # addresses of annotations differ by process
             continue
-        tree = ast.parse(value.src)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:] or [ast.Pass()]
+        tree = _statements(value)
         sources[name] = ast.unparse(tree)
         named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -86,11 +83,25 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(sources.items()))
 
 
+def _statements(value: Any) -> ast.Module:
+    """The syntax tree of a kernel, a class or a module, without docstrings."""
+    tree = ast.parse(value.src if isinstance(value, JITCallable) else inspect.getsource(value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [each for each in node.body if not _is_text(each)] or [ast.Pass()]
+    return tree
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
 @functools.cache
 def _own_digest() -> str:
-    """Digest of the source files that compile, disassemble and count."""
+    """Digest of the statements that compile, disassemble and count."""
     modules = (code, compiling, count, counting, gcn, order, resources, sass, units, work)
-    return hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()[:16]
+    text = "".join(ast.unparse(_statements(module)) for module in modules)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _keep(file: Path, result: Counted) -> None:
