@@ -277,7 +277,7 @@ def _backward_heads(
             q, k, v, dout, sums, dk, dv, lse, delta, inner, lse_strides, problem, head, first_column, T, GROUP
         )
     tl.debug_barrier()
-    first = 0  # query tiles from it on see some key, if there is one; sums has nothing of the others
+    first = 0  # query tiles from it on see some key, if there is one; sums is not written for the others
     if CAUSAL:
         first = tl.maximum(-steps.offset_of(problem.masking, head, sizes), 0) // ROWS * ROWS
     for member in range(GROUP):
