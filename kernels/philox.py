@@ -113,8 +113,8 @@ def lanes(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr):
     """Return the lanes of a tile, (R, COLUMNS) int16 in [0, 255].
 
     seed int64 scalar, site and plane int32 scalars, rows (R,) int32; columns begin at first_column, a multiple of 8. A
-    thread draws half blocks, eight columns, which are a 16-byte load in half precision; in a tile of another layout the
-    lanes go through shared memory.
+    thread takes eight columns of a block, a 16-byte load in half precision; for other layouts the lanes go through
+    shared memory.
     """
     units = first_column // 8 + tl.arange(0, COLUMNS // 8)
     w0, w1, w2, w3 = _words(seed, site, plane, rows, units // 2)
@@ -281,8 +281,8 @@ def keep_mask(seed, site, plane, rows, first_column, threshold, COLUMNS: tl.cons
 
 @triton.jit
 def with_seed(dropout):
-    """Return a Dropout with the value of the seed in place of its pointer, so that a kernel loads it once. The pointer
-    must not be None: before Triton 3.7 no function returns a tuple that holds None."""
+    """Return a Dropout with the seed's value in place of its pointer, so that a kernel loads it once. Not for None:
+    before Triton 3.7 no function returns a tuple that holds None."""
     return Dropout(tl.load(dropout.seed), dropout.site, dropout.threshold, dropout.keep_scale)
 
 

@@ -136,7 +136,7 @@ def offset_of(masking, head, sizes):
 
 @triton.jit
 def sink_scores(x):
-    """Return sinks in base 2. inf becomes a finite score that takes all weight too: inf - inf would be NaN."""
+    """Return sinks in base 2, clamped: 1e30 takes all weight as inf does, and inf - inf would be NaN."""
     return tl.where(x > 1e30, 1e30, x) * LOG2E
 
 
@@ -226,8 +226,8 @@ def key_range(
 
 @triton.jit
 def window_range(first_row, masking, free, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return, for a query tile with a window, the start of the key tiles that some row sees, and of those that every
-    row sees. free: the end of the latter, from key_range()."""
+    """Return the start of the key tiles that some row of a query tile sees under a window, and of those that every row
+    sees. free: the end of the latter, from key_range()."""
     border = first_row + masking.causal_offset - masking.window
     start = tl.maximum(border, 0) // COLUMNS * COLUMNS
     whole = (tl.maximum(border + ROWS - 1, 0) + COLUMNS - 1) // COLUMNS * COLUMNS
@@ -298,8 +298,8 @@ def hide(
 
 @triton.jit
 def unscaled(s, masking, scale):
-    """Return scores for hide(), and the factor to apply after it, when scaling and subtraction of the maximum are one
-    FMA. Where something is added to the scores they are scaled here, and the factor is 1."""
+    """Return scores for hide(), and the factor to apply after it: scaling and subtracting the maximum are then one FMA.
+    If anything is to be added to the scores, they are scaled here, and the factor is 1."""
     factor = scale
     if masking.softcap is not None or masking.slopes is not None:
         s = capped(s * scale, masking)
