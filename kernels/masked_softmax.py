@@ -49,10 +49,7 @@ NOTHING_MASKED = Masking(None, 0)
 def _scores(
     x, first_row, column, scale, masking, L, S, visible, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Load scores (ROWS, COLUMNS) from `column` on, scaled, capped and masked, in base 2.
-
-    x points at the tile's first row; masking: of its head.
-    """
+    """Load scores (ROWS, COLUMNS) from `column` on, capped and masked, in base 2; x: the tile's first row."""
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)

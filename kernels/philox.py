@@ -158,11 +158,8 @@ def lanes_exchanged(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr
 
 @triton.jit
 def _exchanged(lower, upper, R: tl.constexpr, U: tl.constexpr):
-    """Return (R, U) int32: at even positions a word of a block's lower half, at odd ones one of its upper half.
-
-    lower, upper: a word of each half of the drawn blocks. Blocks at even positions are of the tile's lower half, those
-    at odd ones of its upper half.
-    """
+    """Return (R, U) int32: at even positions a word of a block's lower half, at odd ones of its upper. lower, upper:
+    these words of the drawn blocks, which are of the tile's lower half at even positions, of its upper at odd ones."""
     # A no-op reduction stops rematerialization, in which each thread would draw all blocks that it reads.
     lower = tl.reduce(tl.expand_dims(lower, 2), 2, _either)
     upper = tl.reduce(tl.expand_dims(upper, 2), 2, _either)
@@ -231,11 +228,8 @@ def _either(a, b):
 
 @triton.jit
 def _upper_bits(word, lower, below, any_kept):
-    """Return whether each byte of word is at least threshold, in its upper bit; the others are 0.
-
-    lower: the lower seven bits of threshold, in every byte; below: all ones if threshold is below 128; any_kept: the
-    upper bit of every byte, 0 if threshold is 256.
-    """
+    """Return whether each byte of word is at least threshold, in its upper bit. lower: threshold's lower seven bits, in
+    every byte; below: all ones if threshold < 128, else 0; any_kept: every byte's upper bit, 0 if threshold is 256."""
     rest = (word | 0x80808080) - lower
     return ((word & rest) | ((word | rest) & below)) & any_kept
 
