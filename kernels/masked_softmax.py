@@ -29,13 +29,14 @@ from fasttfm.kernels.philox import Dropout, dropout_rate, dropped, with_seed
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 ONE_PASS = 8192
+"""Most keys, rounded up to a power of two, of a row that stays in registers."""
 
 
 class Cap(NamedTuple):
-    """A soft cap and the scores that it was laid on, for its derivative."""
+    """Soft cap and the scores before it, for its derivative."""
 
     scores: Float32Pointer
-    """(B, H, L, S), as the forward pass was given them; None: there is no cap."""
+    """(B, H, L, S), as passed to the forward pass; None: no cap."""
     scale: RealOrNone
     softcap: RealOrNone
 
@@ -48,7 +49,7 @@ NOTHING_MASKED = Masking(None, 0)
 def _scores(
     x, first_row, column, scale, masking, L, S, visible, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """(ROWS, COLUMNS) scores in base 2 from `column` on; x: the tile's first row, masking: its plane's."""
+    """Load scores (ROWS, COLUMNS) from `column` on, capped and masked, in base 2; x: the tile's first row."""
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
@@ -61,7 +62,7 @@ def _scores(
 def _store(
     p, kept, weights, first_row, column, L, S, plane, dropout, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Writes weights (ROWS, COLUMNS), and the same after dropout; p and kept: the tile's first row in each."""
+    """Write weights (ROWS, COLUMNS) to p, and after dropout to kept; both point at the tile's first row."""
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < S)
@@ -75,9 +76,9 @@ def _store(
 @jit
 def _forward(
     scores: Float32Pointer,  # (B, H, L, S)
-    p: Pointer,  # (B, H, L, S) out, the weights; may be scores
+    p: Pointer,  # (B, H, L, S) out, the weights; may alias scores
     kept: Pointer,  # (B, H, L, S) out, after dropout; None without it
-    lse: Float32Pointer,  # (B, H, L) out, log2 of the sum of a row's exponentiated scores; None: not asked for
+    lse: Float32Pointer,  # (B, H, L) out, log2 of the sum of a row's exponentiated scores; None: not requested
     key_lengths: Int64Pointer,  # (B,) int or None
     masking: Masking,
     dropout: Dropout,
@@ -143,10 +144,10 @@ def _forward(
 
 @triton.jit
 def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: tl.constexpr):
-    """The weights, the gradient of the weights before dropout and the weights after it, float32."""
+    """Return the weights, their gradient before dropout, and the weights after dropout, all float32."""
     weights = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(dkept + offsets, mask=inside, other=0.0).to(tl.float32)
-    gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may be inf
+    gradient = tl.where(weights == 0.0, 0.0, gradient)  # may be inf for a hidden key: 0 * inf would be NaN
     kept = weights
     if dropout.seed is not None:
         gradient = dropped(gradient, dropout, plane, rows, column, COLUMNS)
@@ -156,7 +157,7 @@ def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: 
 
 @triton.jit
 def _uncapped(ds, cap, begin, offsets, inside):
-    """The gradient of the scores before the soft cap from that after it."""
+    """Return the gradient of the scores before the soft cap, from that after it."""
     if cap.scores is not None:
         s = tl.load(cap.scores + begin + offsets, mask=inside, other=0.0) * (cap.scale * steps.LOG2E)
         ds *= steps.cap_slope(steps.capped(s, cap), cap)
@@ -167,8 +168,8 @@ def _uncapped(ds, cap, begin, offsets, inside):
 def _backward(
     p: Pointer,  # (B, H, L, S), the weights before dropout
     dkept: Float32Pointer,  # (B, H, L, S), gradient of the weights after dropout
-    dscores: Pointer,  # (B, H, L, S) out; may be dkept
-    kept: Pointer,  # (B, H, L, S) out, the weights after dropout; None: not asked for
+    dscores: Pointer,  # (B, H, L, S) out; may alias dkept
+    kept: Pointer,  # (B, H, L, S) out, the weights after dropout; None: not requested
     cap: Cap,
     dropout: Dropout,
     factor: Real,
@@ -220,7 +221,7 @@ def _backward(
 
 
 def _launch(kernel: Any, x: Tensor, **constants: Any) -> Launch:
-    """Launch of a pass over x (B, H, L, S), with an empty grid if S is 0."""
+    """Return the launch of a pass over x (B, H, L, S); its grid is empty if S is 0."""
     batch, heads, queries, keys = x.shape
     columns = max(16, power_of_two(keys))
     one = columns <= ONE_PASS
@@ -245,10 +246,10 @@ class Forward:
         self, scores: Tensor, scale: float, masking: tuple = NOTHING_MASKED, key_lengths: Tensor | None = None,
         seed: Tensor | None = None, site: int = 0, lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Returns the weights before dropout and after it (None without dropout).
+        """Return the weights before dropout, and after it (None without dropout).
 
-        masking: of masking_arguments(); key_lengths (B,) contiguous; lse: memory (B, H, L) float32 for the log-sum-exp,
-        in base 2, of rows with a key or a sink.
+        masking: from masking_arguments(); key_lengths (B,) contiguous; lse: buffer (B, H, L) float32 for the
+        log-sum-exp in base 2, 0 for rows without a key or sink.
         """
         p = scores if self.in_place else torch.empty_like(scores, dtype=self.dtype)
         kept = None if seed is None else torch.empty_like(p)
@@ -270,7 +271,7 @@ class Backward:
     def __call__(
         self, grad: Tensor, p: Tensor, factor: float, seed: Tensor | None = None, site: int = 0, cap: tuple = NO_CAP
     ) -> tuple[Tensor, Tensor]:
-        """Returns factor times the gradient of the masked scores in p's dtype (with cap: of the scores before the soft
+        """Return factor times the gradient of the masked scores in p's dtype (with cap: of the scores before the soft
         cap), and the weights after dropout, or p. grad: of the weights after dropout, float32, contiguous."""
         dscores = grad if self.in_place else torch.empty_like(p)
         kept = torch.empty_like(p) if self.with_kept and seed is not None else None

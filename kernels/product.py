@@ -1,7 +1,7 @@
 """Matrix product for kernels with an epilogue (the feed-forward network): a tile of a b in float32, and its launch.
 
-Programs process ROW_GROUP tiles of rows together, so that b is read from the L2 cache. Epilogues write sums over rows,
-such as bias gradients, as partial sums per program, which partial_sums.py adds in a fixed order.
+The grid is swizzled in groups of ROW_GROUP row tiles, so that a and b are read from the L2 cache. Epilogues write sums
+over rows, such as bias gradients, as partial sums per program, which partial_sums.py adds in a fixed order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
 
 class ProductSizes(NamedTuple):
-    """The sizes of a (M, K) times b (K, N)."""
+    """Sizes of the product a (M, K) by b (K, N)."""
 
     M: Varying
     N: Size
@@ -28,12 +28,12 @@ class ProductSizes(NamedTuple):
 
 
 class BiasParts(NamedTuple):
-    """Addends of each tile of rows to the gradients of two biases; None: nobody wants it."""
+    """Partial sums of two bias gradients, one row per row tile; None: not requested."""
 
     first: Float32Pointer
-    """(tiles of rows, N), of the epilogue's result."""
+    """(row tiles, N), of the epilogue's result."""
     second: Float32Pointer
-    """(tiles of rows, K), of a."""
+    """(row tiles, K), of a."""
 
 
 ROW_GROUP: tl.constexpr = tl.constexpr(8)
@@ -45,14 +45,14 @@ def tile_of_product(
     b,  # (K, N), or (N, K) when B_TRANSPOSED
     sizes,  # ProductSizes
     B_TRANSPOSED: tl.constexpr,
-    EVEN_K: tl.constexpr,  # K divides by DEPTH
-    NEIGHBOURS: tl.constexpr,  # each thread shall get 8 neighbouring columns: needs_neighbours()
+    EVEN_K: tl.constexpr,  # DEPTH divides K
+    NEIGHBOURS: tl.constexpr,  # give each thread 8 consecutive columns: needs_neighbours()
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,  # tf32, ieee or upcast: the interpreter's tl.dot is wrong for bfloat16
 ):
-    """This program's tile of rows and of columns, these rows and columns, and its (ROWS, COLUMNS) of a b in float32."""
+    """Return row tile, column tile, rows and columns of this program, and its (ROWS, COLUMNS) of a b in float32."""
     M, N, K = sizes
     program = tl.program_id(0)
     tiles_m = tl.cdiv(M, ROWS)
@@ -66,8 +66,8 @@ def tile_of_product(
     columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
     taken = columns
     if NEIGHBOURS:
-        # A thread of a matrix unit's four gets the products 8 n + 2 t and the next one, for every n, and warps take
-        # turns with 8. Columns are taken in such an order that these are 8 neighbours, and a warp's 32 are.
+        # Thread t of four holds accumulator columns 8 n + 2 t and 8 n + 2 t + 1, for every n, and warps alternate every
+        # 8 columns. Columns of b are permuted so that a thread's 8 are consecutive, and so are a warp's 32.
         WARPS: tl.constexpr = min(COLUMNS // 32, 4)
         place = tl.arange(0, COLUMNS)
         group = place // (32 * WARPS) * WARPS + place // 8 % WARPS
@@ -96,30 +96,30 @@ def tile_of_product(
             total = tl.dot(left, right, total, input_precision=PRECISION)
         a += DEPTH
         b += DEPTH if B_TRANSPOSED else DEPTH * N
-    if NEIGHBOURS:  # no element goes to another thread
+    if NEIGHBOURS:  # inverse permutation; no element moves to another thread
         total = tl.reshape(total, (ROWS, COLUMNS // (32 * WARPS), 4, WARPS, 4, 2))
         total = tl.reshape(tl.permute(total, (0, 1, 3, 4, 2, 5)), (ROWS, COLUMNS))
     return tile_m, tile_n, rows, columns, total
 
 
 def needs_neighbours(chip: Chip, kind: str) -> bool:
-    """True if matrix units distribute a product's columns over threads (NVIDIA); kind: of product_kind().
+    """Return whether matrix units scatter a product's columns over threads (NVIDIA); kind: from product_kind().
 
-    Elsewhere threads hold consecutive columns already, and the order must stay: Triton 3.7.1 computes wrong sums over
-    columns in lanes with gaps, as executing its PTX shows.
+    Elsewhere threads hold consecutive columns already, and the order must stay: Triton 3.7.1 computes wrong column sums
+    across lanes with gaps, as executing its PTX shows.
     """
     return chip.capability >= 80 and kind != "fp32"
 
 
 @triton.jit
 def tile_offsets(rows, columns, M, N):
-    """Return which elements of (M, N) are inside, and how far each is from the first."""
+    """Return the mask of elements inside (M, N), and their offsets."""
     return (rows < M)[:, None] & (columns < N)[None, :], rows.to(tl.int64)[:, None] * N + columns[None, :]
 
 
 @triton.jit
 def row_sums(a, out, rows, M, K, DEPTH: tl.constexpr):
-    """Writes the sum of these rows of a (M, K) to out (K,) float32."""
+    """Write the sum of these rows of a (M, K) to out (K,) float32."""
     for start in range(0, K, DEPTH):
         depth = start + tl.arange(0, DEPTH)
         inside = (rows < M)[:, None] & (depth < K)[None, :]
@@ -130,7 +130,7 @@ def row_sums(a, out, rows, M, K, DEPTH: tl.constexpr):
 def product_launch(
     dtype: torch.dtype, device: torch.device, M: int, N: int, K: int, *, two_results: bool = False
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Grid and options of a product (M, K) by (K, N); two_results: of its epilogue."""
+    """Return grid and options of a product (M, K) by (K, N); two_results: the epilogue has another input and output."""
     target = chip(device)
     kind = product_kind(dtype, target)
     tile = PRODUCT(target, kind, size_class(target, M, N, K))
@@ -143,11 +143,11 @@ def product_launch(
 
 
 def route_of(product: str, dtype: torch.dtype, device: torch.device, route: str) -> str:
-    """fused or cublas, by ROUTE if route is table; product: a key of ROUTE."""
+    """Return route, fused or cublas, or the choice of ROUTE if it is table; product: a key of ROUTE."""
     target = chip(device)
     return ROUTE(target, product_kind(dtype, target), product) if route == "table" else route
 
 
 def gate_programs(chip: Chip, M: int) -> int:
-    """Programs that split the rows of a block of columns: they fill the chip at a hidden width of 512."""
+    """Return the programs that split the rows of a column block: they fill the chip at a hidden width of 512."""
     return min(ceil_div(M, COLUMN_SUMS(chip).rows), chip.processors)

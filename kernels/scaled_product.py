@@ -1,4 +1,4 @@
-"""Matrix products by PyTorch with a scale in their epilogue, at no cost. Needs no Triton."""
+"""PyTorch matrix products with a scale in the epilogue, at no cost. Needs no Triton."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def scaled_mm(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """scale * a b."""
+    """Return scale * a b."""
     return torch.mm(a, b) if scale == 1.0 else torch.addmm(a.new_empty(1, 1), a, b, beta=0, alpha=scale)
 
 
 def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """scale * x weight^T + bias."""
+    """Return scale * x weight^T + bias."""
     if scale == 1.0:
         return torch.nn.functional.linear(x, weight, bias)
     if bias is None:

@@ -1,14 +1,14 @@
-"""Beam search steps entirely on the device, besides the decoder's layers: four launches, no synchronization.
+"""Beam search step on the device, around the decoder's layers: four launches, no synchronization with the host.
 
     admit       idle slots take the next sentences of a queue
     embed       y[r] = table[newest[r]] * scale + positions[position[r // K]]
     likeliest   per row and share of the vocabulary: the largest logit, the sum of exponentials, the W likeliest tokens
     choose      total = score + logit - lse over the shares; the best hypotheses continue, ended ones are stored
 
-S slots with K rows each search one sentence per slot, each at its own position; Memory holds their state. Ties go to
-the lower row, then to the likelier token, then to the lower token. Logits are read once, R * V elements for R = S * K
-rows: 12 MB at R = 160, V = 37,000 in bfloat16, 2.8 us at 4.3 TB/s; the rest is latency. Invalid values in memory lead
-to no access out of bounds.
+S slots of K rows search one sentence each, at their own positions; Memory holds their state. Ties are broken by lower
+row, then by larger logit, then by lower token. Logits are read once, R * V elements for R = S * K rows: 12 MB at
+R = 160, V = 37,000 in bfloat16, 2.8 us at 4.3 TB/s; the rest is latency. Invalid values in memory never lead to an
+access out of bounds.
 """
 
 from __future__ import annotations
@@ -38,77 +38,77 @@ from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import wide
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# The columns of Memory.settings, and how many they are.
+# Columns of Memory.settings, and their number.
 LIMIT, LEAST, BEAM, NBEST, ENOUGH, RANKS, SOURCE, NUMBER, SETTINGS = map(tl.constexpr, range(9))
-SHARES = tl.constexpr(128)  # of a vocabulary, at most
-PLACES = tl.constexpr(4096)  # of a share, at most
-PAST = tl.constexpr(64)  # positions of the past that are moved at once
+SHARES = tl.constexpr(128)  # maximum per vocabulary
+PLACES = tl.constexpr(4096)  # maximum tokens per share
+PAST = tl.constexpr(64)  # past positions moved per iteration
 
 
 class Sizes(NamedTuple):
     S: Varying
     """Slots, at most 1,024."""
     K: Varying
-    """Rows of a slot, at most 16."""
+    """Rows per slot, at most 16."""
     N: Varying
-    """Hypotheses that are kept of a sentence, at most 8, or 16 where K is more."""
+    """Hypotheses kept per sentence, at most 8, or 16 if K exceeds 8."""
     T: Varying
-    """Most tokens of an output."""
+    """Maximum output length."""
     Q: Varying
-    """Places for sentences; place Q is nobody's: a slot that searches it is idle."""
+    """Places for sentences; place Q is a dummy: a slot that searches it is idle."""
     V: Size
-    """Tokens."""
+    """Vocabulary size."""
 
 
 class Memory(NamedTuple):
-    """All that searches keep, contiguous: of slots, the queue, and of places."""
+    """State of all searches, contiguous: of slots, of the queue, and of places."""
 
     sentence: Int64Pointer
-    """(S,): place of the sentence that a slot searches."""
+    """(S,): place of the sentence in each slot."""
     position: Int64Pointer
-    """(S,): tokens that its hypotheses hold."""
+    """(S,): length of the live hypotheses."""
     ended: Int64Pointer
-    """(S,): hypotheses that have ended among their beam's best."""
+    """(S,): hypotheses ended within the beam."""
     scores: Float32Pointer
-    """(S, K): log-probability of each live hypothesis, falling, -inf of a row without one."""
+    """(S, K): log-probability of each live hypothesis, descending; -inf for unused rows."""
     newest: Int64Pointer
     """(S, K): newest token."""
     ancestors: Int64Pointer
-    """(S * K, T): row * T + position where the keys of each earlier position of a row are."""
+    """(S * K, T): storage index, row * T + position, of the keys of each earlier position of a row."""
     source_lengths: Int64Pointer
     """(S,)"""
     queue: Int64Pointer
-    """(Q,): a ring of places."""
+    """(Q,): ring buffer of places."""
     head: Int64Pointer
-    """(1,): sentences that slots have taken."""
+    """(1,): sentences taken by slots."""
     tail: Int64Pointer
-    """(1,): sentences that were queued."""
+    """(1,): sentences queued."""
     settings: Int64Pointer
-    """(Q + 1, 8): longest and shortest output, rows used, hypotheses kept, hypotheses that end the search, how many of
-    the best extensions may end, tokens of the source, the sentence's number."""
+    """(Q + 1, 8): maximum and minimum output length, rows used, hypotheses kept, ended hypotheses that end the search,
+    best extensions of a step that may end, source length, number of the sentence."""
     forced: Int64Pointer
-    """(Q + 1, T): the token that must come at a position, below 0: any."""
+    """(Q + 1, T): forced token at each position; below 0: any."""
     divisors: Float32Pointer
-    """(Q + 1, T): what divides the score of a hypothesis that ends at a position."""
+    """(Q + 1, T): length penalty of a hypothesis that ends at each position; divides its log-probability."""
     found_scores: Float32Pointer
-    """(Q + 1, N): of hypotheses that have ended, falling, -inf where there is none."""
+    """(Q + 1, N): scores of ended hypotheses, descending; -inf where there is none."""
     found_log_probabilities: Float32Pointer
     """(Q + 1, N)"""
     found_ends: Int64Pointer
     """(Q + 1, N): position * K + row after which they ended."""
     tokens: Int64Pointer
-    """(Q + 1, T, K): the token of each row at a position."""
+    """(Q + 1, T, K): token of each row at each position."""
     parents: Int64Pointer
-    """(Q + 1, T, K): the row that it goes on from."""
+    """(Q + 1, T, K): previous row that it continues."""
     finished: Int64Pointer
-    """(Q + 1,): number of the sentence that has ended in a place."""
+    """(Q + 1,): number of the sentence that ended in each place."""
     first_scores: Float32Pointer
-    """(K,): scores that a search begins with."""
+    """(K,): initial scores of a search."""
 
 
 class Shares(NamedTuple):
-    """Rows of logits by share, P of a row: the largest, the sum of exponentials of what is below it, and the W
-    likeliest tokens that may follow with their logits, falling."""
+    """Logits reduced by share, P shares per row: the maximum, the sum of exponentials relative to it, and the W
+    likeliest tokens that may follow, with their logits, descending."""
 
     peaks: Float32Pointer
     """(R, P)"""
@@ -127,28 +127,28 @@ def _setting(memory, sentence, COLUMN: tl.constexpr):
 
 @triton.jit
 def _among(number, count):
-    """number, or what is next to it of 0 .. count - 1."""
+    """Return number clamped to 0 .. count - 1."""
     return tl.minimum(tl.maximum(number, 0), count - 1)
 
 
 @triton.jit
 def _turned(bits):
-    """Bits of a float32 as an int32 that rises with it, and back."""
+    """Map the bits of a float32 to an int32 with the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _keys(x, within, HALF: tl.constexpr):
-    """Numbers that fall with the place and rise with x, float32, which weighs more: the next likeliest is the largest
-    that is smaller. HALF: of x, which was of 16 bits, the last 13 are zero; else they are int64."""
-    order = _turned((x + 0.0).to(tl.int32, bitcast=True))  # -0 is 0
+    """Return sort keys that order by x (float32), then by lower place `within`: the next likeliest is the largest key
+    below the last one. HALF: x had 16 bits, so its last 13 bits are zero and make room; else keys are int64."""
+    order = _turned((x + 0.0).to(tl.int32, bitcast=True))  # -0 becomes 0
     order = order & -PLACES if HALF else order.to(tl.int64) * PLACES
     return order + (PLACES - 1 - within)
 
 
 @triton.jit
 def _value(key, HALF: tl.constexpr):
-    """x of a key."""
+    """Return the x of a key."""
     bits = _turned(key) & -PLACES if HALF else _turned((key >> 12).to(tl.int32))
     return bits.to(tl.float32, bitcast=True)
 
@@ -188,7 +188,7 @@ def _embed(
     y: Pointer,  # (R, N) out
     sizes: Sizes,
     scale: Real,
-    padding: Varying,  # the token whose rows are zero
+    padding: Varying,  # the token whose embedding is zero
     P: Varying,
     N: Size,
     COLUMNS: tl.constexpr,
@@ -201,7 +201,7 @@ def _embed(
     read = exists & (token != padding) & (columns < N)
     value = wide(tl.load(table + token * N + columns, mask=read, other=0.0)) * scale
     value += tl.load(positions + place * N + columns, mask=read, other=0.0)
-    value = tl.where(exists | (token == padding), value, float("nan"))  # so that it is noticed
+    value = tl.where(exists | (token == padding), value, float("nan"))  # makes invalid state visible
     tl.store(y + row.to(tl.int64) * N + columns, value.to(y.dtype.element_ty), mask=columns < N)
 
 
@@ -209,7 +209,7 @@ def _embed(
 def _likeliest(
     logits: Pointer,  # (R, V), rows `logits_stride` apart
     refused: BoolPointer,  # (R, V) or (V,), rows `refused_stride` apart: tokens that may not follow
-    selected: BoolPointer,  # (Q + 1, V): tokens that a sentence may write, which share the probability; None: all
+    selected: BoolPointer,  # (Q + 1, V): tokens that a sentence may write, and the softmax covers; None: all
     memory: Memory,
     shares: Shares,  # out
     sizes: Sizes,
@@ -296,9 +296,9 @@ def _choose(
         ended = tl.load(memory.ended + slot)
         tl.debug_barrier()  # every thread has read what is written from here on
 
-        # Of K lists that fall the best head, 2 K times. Where nothing is left it is -inf, in the first row.
+        # Merge of K descending lists: take the best head, 2 K times. If nothing is left, it is -inf, in the first row.
         filed, lives = 0, 0
-        moved = tl.zeros((ROWS,), tl.int32)  # by how many places what was found goes down
+        moved = tl.zeros((ROWS,), tl.int32)  # places by which each stored hypothesis moves down
         worst = tl.full((), float("-inf"), tl.float32)
         live = tl.full((ROWS,), float("-inf"), tl.float32)
         parent, token = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
@@ -368,25 +368,25 @@ def _rows(beam: int) -> int:
 
 
 def _candidates(beam: int, vocabulary: int, columns: int) -> int | None:
-    """Size class of the candidates that shares of this width leave per row; None if they do not fit one program."""
+    """Return the size class of candidates per row for shares of this width; None if one program cannot hold them."""
     parts, width = ceil_div(vocabulary, columns), min(2 * beam, vocabulary)
     return next((size for size in _CANDIDATES[_rows(beam)] if parts * width <= size and parts <= SHARES.value), None)
 
 
 def takes(beam: int, vocabulary: int, rows: int) -> bool:
-    """True if the kernels support rows // beam slots of `beam` rows, with as many hypotheses kept."""
+    """Return whether the kernels support rows // beam slots of `beam` rows, with as many hypotheses kept."""
     return 1 <= beam <= 16 and rows <= 1024 * beam and _candidates(beam, vocabulary, _COLUMNS[-1]) is not None
 
 
 def share_tile(chip: Chip, beam: int, vocabulary: int, rows: int) -> Tile:
-    """The tile of a share: small if large ones would give fewer than two programs per processor to hide latency."""
+    """Return the tile of a share: small if large ones give fewer than two programs per processor to hide latency."""
     small, large = _COLUMNS
     occupied = rows * ceil_div(vocabulary, large) >= 2 * chip.processors
     return SEARCH_SHARES(chip, large if occupied or _candidates(beam, vocabulary, small) is None else small)
 
 
 def new_shares(sizes: Sizes, device: torch.device) -> Shares:
-    """Allocates the buffers between Likeliest and Choose."""
+    """Allocate the buffers between Likeliest and Choose."""
     rows = sizes.S * sizes.K
     parts = ceil_div(sizes.V, share_tile(chip(device), sizes.K, sizes.V, rows).columns)
     logits = torch.empty(rows, parts, min(2 * sizes.K, sizes.V), dtype=torch.float32, device=device)
@@ -401,7 +401,7 @@ class Admit:
         self._launch, self._numbers = Launch(_admit, (1,), tile.options()), (sizes, bos)
 
     def __call__(self, memory: Memory) -> None:
-        """Updates memory."""
+        """Update memory."""
         self._launch(memory, *self._numbers)
 
 
@@ -415,7 +415,7 @@ class Embed:
         self._numbers = sizes, scale, padding, *positions.shape
 
     def __call__(self, memory: Memory, table: Tensor, positions: Tensor, out: Tensor) -> None:
-        """Writes out (R, d) in table's dtype; NaN for an invalid token or position."""
+        """Write out (R, d) in table's dtype; NaN for an invalid token or position."""
         self._launch(memory, table, positions, out, *self._numbers)
 
 
@@ -430,13 +430,13 @@ class Likeliest:
         self._numbers = sizes, min(2 * sizes.K, sizes.V), eos, logits.stride(0), refused_stride
 
     def __call__(self, memory: Memory, logits: Tensor, refused: Tensor, selected: Tensor | None, out: Shares) -> None:
-        """Writes out, except rows of idle slots. selected (Q + 1, V) bool, contiguous: the tokens that each sentence
+        """Write out, except rows of idle slots. selected (Q + 1, V) bool, contiguous: the tokens that each sentence
         may write, None for all."""
         self._launch(logits, refused, selected, memory, out, *self._numbers)
 
 
 class Choose:
-    """The hypotheses of all slots after a step, and those that have ended."""
+    """Selects the hypotheses of all slots after a step, and stores those that have ended."""
 
     def __init__(self, sizes: Sizes, shares: Shares, eos: int) -> None:
         rows, (_, parts, width) = _rows(max(sizes.K, sizes.N)), shares.logits.shape
@@ -446,5 +446,5 @@ class Choose:
         self._numbers = sizes, parts, width, eos
 
     def __call__(self, memory: Memory, shares: Shares) -> None:
-        """Updates memory, except for idle slots."""
+        """Update memory, except for idle slots."""
         self._launch(memory, shares, *self._numbers)

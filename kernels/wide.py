@@ -1,4 +1,4 @@
-"""Operations with fewer instructions than the compiler's own: widening of floats, division of row indices."""
+"""Conversion to float32 and division of row indices, in fewer instructions than the compiler's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fasttfm.kernels.philox import _on_cuda
 
 @triton.jit
 def wide(x):
-    """x in float32. Of bfloat16 one instruction an element, where the compiler takes two for every other one."""
+    """Return x in float32. bfloat16 takes one instruction per element; the compiler uses two for every other one."""
     if _on_cuda() and x.dtype == tl.bfloat16:
         widened = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2
@@ -22,8 +22,8 @@ def wide(x):
 
 @triton.jit
 def divided(rows, by):
-    """rows // by and rows % by, uint32, below 2^31, in half the instructions: the quotient by the divisor's reciprocal
-    is at most one too small."""
+    """Return rows // by and rows % by, uint32, for operands below 2^31, in half the instructions: multiplying by the
+    divisor's reciprocal gives a quotient at most one too small."""
     rows, by = rows.to(tl.uint32), by.to(tl.uint32)
     quotient = tl.umulhi(rows, 0xFFFFFFFF // by)
     rest = rows - quotient * by

@@ -2,17 +2,17 @@
 
     out = softmax([q k_0, ..., q k_position] * scale) [v_0, ..., v_position]
 
-Every hypothesis has one new token, whose key and value are stored in the cache at row * T + position, their place, and
-stay there. A hypothesis finds its past by a list of places, its ancestors, so that reordering hypotheses copies 8 bytes
-per token in place of 2 * d elements per layer.
-A program owns one head of one row, with a single query, for which matrix units would multiply 16 rows. It therefore
-gathers COLUMNS keys and values per iteration and multiplies elementwise in float32. Each of the COLUMNS lanes keeps an
-online softmax of its own, starting from the score of the new key; the lanes are reduced once after the loop, so that no
-iteration synchronizes warps. The new key and value come from `joint`, not from the cache: no program reads what another
-writes. Per past key it reads 2 * d elements and 8 * H bytes of ancestors, per row it reads and writes 3 * d elements:
-30 keys for each of 1,024 rows of 512 in bf16 are 63 of 71 MB.
-Keys from the position on are not read. Invalid ancestors count as no key, and nothing is stored at an invalid position:
-no access is out of bounds.
+Every row, a hypothesis, has one new token. Its key and value are stored in the cache at row * T + position, their
+place, and stay there. A row finds its past through a list of places, its ancestors, so that reordering hypotheses
+copies 8 bytes per token instead of 2 * d elements per layer.
+A program owns one head of one row, a single query, which matrix units would pad to 16 rows. It therefore gathers
+COLUMNS keys and values per iteration and multiplies elementwise in float32. Each of the COLUMNS lanes keeps its own
+online softmax, starting from the score of the new key; the lanes are reduced once after the loop, so that no iteration
+synchronizes warps. The new key and value come from `joint`, not from the cache: no program reads what another writes.
+Traffic: 2 * d elements and 8 * H bytes of ancestors per past key, 3 * d elements read and 3 * d written per row; with
+30 past keys, 1,024 rows and d = 512 in bf16, keys and values are 63 of 71 MB.
+Keys from the position on are not read. Invalid ancestors are masked, and nothing is stored at an invalid position: no
+access is out of bounds.
 Sources: Vaswani et al. 2017, equation 1; Milakov and Gimelshein 2018 (online softmax).
 """
 
@@ -32,10 +32,10 @@ from fasttfm.kernels.tiles.attention import ANCESTORS, Tile
 @jit
 def _attend(
     joint: Pointer,  # (R, 3 * H * D): query, key and value of each row's new token
-    cache: Pointer,  # (R * T, 2 * H * D) out: key and value of the token of each place
+    cache: Pointer,  # (R * T, 2 * H * D) out: key and value of each place
     out: Pointer,  # (R, H * D) out
-    ancestors: Int64Pointer,  # (R, T): places of a row's past
-    positions: Int64Pointer,  # (R / K,): the keys of the past of K rows each
+    ancestors: Int64Pointer,  # (R, T): place of each earlier position of a row
+    positions: Int64Pointer,  # (R / K,): number of past keys, the same for K rows each
     scale: Real,
     R: Varying, K: Varying, T: Varying, H: Varying,
     D: tl.constexpr, COLUMNS: tl.constexpr,
@@ -55,7 +55,7 @@ def _attend(
     tl.store(place, new_key, mask=stored)
     tl.store(place + width, new_value, mask=stored)
 
-    # The new key is the first column's first one.
+    # All lanes start from the score of the new key as maximum; the first lane holds its weight and value.
     peak = tl.zeros((COLUMNS,), tl.float32) + tl.sum(q * new_key.to(tl.float32), 0)
     is_first = tl.arange(0, COLUMNS) == 0
     total = tl.where(is_first, 1.0, 0.0)
@@ -100,9 +100,9 @@ class Ancestors:
         self._numbers = scale, rows, rows // max(1, len(positions)), room, heads
 
     def __call__(self, joint: Tensor, cache: Tensor, ancestors: Tensor, positions: Tensor, out: Tensor) -> None:
-        """Stores the new keys and values in cache and writes out (R, d), contiguous.
+        """Store the new keys and values in cache and write out (R, d), contiguous.
 
-        positions: of the new tokens of each slot of R / S rows, < T; ancestors: places of earlier positions, < R * T,
+        positions: of the new tokens, one per slot of R / S rows, < T; ancestors: places of earlier positions, < R * T,
         ignored from the slot's position on.
         """
         self._launch(joint, cache, out, ancestors, positions, *self._numbers)

@@ -1,18 +1,18 @@
-"""Attention for long rows, backward: two launches or one, no atomics, nothing of size L * S.
+"""Attention for long rows, backward: one or two launches, no atomics, no storage of size L * S.
 
     P = 2^(S - LSE)        delta = rowsum(dO * O)        dP = dropout'(dO V^T)        dS = P * (dP - delta)
     dV = dropout(P)^T dO             dQ = dS K * scale             dK = dS^T Q * scale
 
-Both launches recompute the scores (Dao et al. 2022). Programs of the first own tiles of queries and compute dQ and
-delta, which the second needs. Programs of the second own tiles of keys and compute dK and dV from transposed scores, so
-that P^T and dS^T are left operands without a transposition. Where query heads share a key head, they walk over the
-queries of all of these heads and accumulate in registers: dK and dV are written once and deterministic, where a
-separate reduction would write and read GROUP times as much. 14 * B * H * L * S * D FLOPs in all.
+Both launches recompute the scores (Dao et al. 2022). Programs of the first own query tiles and compute dQ and delta,
+which the second needs. Programs of the second own key tiles and compute dK and dV from transposed scores, so that P^T
+and dS^T are left operands without a transpose. Where query heads share a key head, a program loops over the queries of
+all GROUP heads and accumulates in registers: dK and dV are deterministic and written once, while a separate reduction
+would write and read GROUP times as much. 14 * B * H * L * S * D FLOPs in total.
 
-A single launch, _backward_heads(), takes 10 * B * H * L * S * D: a program owns a key head, walks over its tiles in
-order, and accumulates dQ in float32 memory of its own, deterministic without atomics. It needs 4 * B * H * L * D bytes,
-which should stay in the L2 cache, and enough heads to fill the chip: for rows of up to 512 keys (LAUNCHES in
-tiles/attention.py).
+A single launch, _backward_heads(), takes 10 * B * H * L * S * D: a program owns a key head, loops over its key tiles in
+order, and accumulates dQ in a float32 workspace of its own, deterministic without atomics. The workspace of
+4 * B * H * L * D bytes should fit the L2 cache, and there must be enough heads to fill the chip: for rows of up to 512
+keys (LAUNCHES in tiles/attention.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fasttfm.kernels.tiles.attention import (
 def _walk_keys(
     acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, first, last, first_row, view, T, CHECKED: tl.constexpr
 ):
-    """Adds what the key tiles from first to last give to dQ, acc (ROWS, D).
+    """Add the contribution of keys first to last - 1 to acc (ROWS, D), dQ / scale.
 
     q_tile (ROWS, D), dout_tile (ROWS, DV), lse_tile and delta_tile (ROWS,); k and v are Rows, T the Tiling.
     """
@@ -80,7 +80,7 @@ def _backward_queries(
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes dq and delta."""
+    """Write dq and delta."""
     head, first_row = steps.locate_queries(problem, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
@@ -99,7 +99,7 @@ def _backward_queries(
     rows = tl.arange(0, ROWS)
     inside = rows < count
     line = steps.line_of(lse_strides, head, row) + rows
-    lse_tile = tl.load(lse + line, mask=inside, other=float("inf"))  # no weight in rows that do not exist
+    lse_tile = tl.load(lse + line, mask=inside, other=float("inf"))  # weight 0 past the end
     delta_tile = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     tl.store(delta + line, delta_tile, mask=inside)
 
@@ -124,11 +124,11 @@ def _backward_queries(
 def _walk_queries(
     dk_tile, dv_tile, k_tile, v_tile, q, dout, dq, lse, delta, first, last, first_column, view, T, CHECKED: tl.constexpr
 ):
-    """Adds what the query tiles from first to last give to dK, dk_tile (COLUMNS, D), and dV, dv_tile (COLUMNS, DV).
+    """Add the contribution of queries first to last - 1 to dk_tile (COLUMNS, D) and dv_tile (COLUMNS, DV), unscaled.
 
     k_tile (COLUMNS, D), v_tile (COLUMNS, DV); q and dout are Rows, lse and delta point at the first row, T is the
-    Tiling. Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards. dq: Rows in
-    float32 to which these keys' part of dQ / scale is added, which the first keys of a head begin, or None.
+    Tiling. Keys past the visible ones accumulate garbage in their own rows, which the caller discards. dq: Rows of the
+    float32 workspace of dQ / scale, which the first keys of a head initialize and the others add to, or None.
     """
     head, masking, dropout, scale = view
     for row in range(first, last, T.ROWS):
@@ -163,8 +163,8 @@ def _walk_queries(
 def _gradients_of_keys(
     q, k, v, dout, dq, dk, dv, lse, delta, strides, lse_strides, problem, head, first_column, T, GROUP: tl.constexpr
 ):
-    """Writes dk and dv of the COLUMNS keys of a head from first_column on; dq: that of _walk_queries(), with D elements
-    for each of lse, or None."""
+    """Write dk and dv of the COLUMNS keys of a head from first_column on; dq: workspace of dQ / scale with D elements
+    per element of lse, or None."""
     sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
     masking = problem.masking
@@ -176,20 +176,20 @@ def _gradients_of_keys(
     k_tile = steps.load_tile(k, k_strides, head, column, count, T.COLUMNS, T.D)
     v_tile = steps.load_tile(v, v_strides, head, column, count, T.COLUMNS, T.DV)
 
-    first = 0  # rows from it on see some key of the tile
-    free = 0  # rows from it on see all of them
+    first = 0  # query tiles from it on see some key of the tile
+    free = 0  # query tiles from it on see all of them, in every row
     offset = steps.offset_of(masking, head, sizes)
     if T.CAUSAL:
         first = tl.maximum(first_column - offset, 0) // T.ROWS * T.ROWS
         free = (tl.maximum(first_column + T.COLUMNS - 1 - offset, 0) + T.ROWS - 1) // T.ROWS * T.ROWS
     end = tl.where(first_column < head.visible, head.queries, 0)
-    if dq is not None:  # which takes all keys of a tile, and must take nothing of those that are not visible
+    if dq is not None:  # dQ sums over the keys of the tile: mask those that are not visible
         free = tl.where(first_column + T.COLUMNS <= head.visible, free, end)
     whole = end
     if masking.window is not None:
         border = tl.maximum(first_column - offset + masking.window + 1, 0)  # rows from it on do not see the first key
         end = tl.minimum(end, border + T.COLUMNS - 1)
-        last = tl.maximum(free, border // T.ROWS * T.ROWS)  # rows from it on do not see all of the tile
+        last = tl.maximum(free, border // T.ROWS * T.ROWS)  # query tiles from it on do not see every key
         whole = tl.minimum(last, end)
     dk_tile = tl.zeros((T.COLUMNS, steps.block(T.D)), tl.float32)
     dv_tile = tl.zeros((T.COLUMNS, steps.block(T.DV)), tl.float32)
@@ -234,7 +234,7 @@ def _backward_keys(
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes dk and dv."""
+    """Write dk and dv."""
     sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     tiles = (sizes.S + COLUMNS - 1) // COLUMNS
     head = steps.locate(tl.program_id(0) // tiles, sizes, problem.spans)
@@ -255,7 +255,7 @@ def _backward_heads(
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes dq, dk and dv, and for itself delta and sums, dQ / scale in float32, D for each line of lse."""
+    """Write dq, dk and dv. Workspaces: delta; sums, dQ / scale in float32, D elements per element of lse."""
     sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     head = steps.locate(tl.program_id(0), sizes, problem.spans)
     q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
@@ -272,12 +272,12 @@ def _backward_heads(
             tl.store(deltas + rows, tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1), rows < head.queries)
     inner = (q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides)
     for first_column in range(0, head.keys, COLUMNS):
-        tl.debug_barrier()  # a thread reads of delta and of sums what others wrote
+        tl.debug_barrier()  # threads read delta and sums that others wrote
         _gradients_of_keys(
             q, k, v, dout, sums, dk, dv, lse, delta, inner, lse_strides, problem, head, first_column, T, GROUP
         )
     tl.debug_barrier()
-    first = 0  # rows from it on see some key, if there is one
+    first = 0  # query tiles from it on see some key, if there is one; sums is not written for the others
     if CAUSAL:
         first = tl.maximum(-steps.offset_of(problem.masking, head, sizes), 0) // ROWS * ROWS
     for member in range(GROUP):
@@ -292,14 +292,14 @@ def _backward_heads(
 def _launch(
     call: Call, kernel: Any, programs: int, tile: Tile, walked: Sequence[Tensor], *placed: Any
 ) -> Callable[..., None]:  # fmt: skip
-    """A launch that appends `placed` to its arguments."""
+    """Return a launch that appends `placed` to its arguments."""
     stages = stages_for(call.chip, tile, *walked, gradients=True)
     launch = Launch(kernel, (programs,), call.constants | tile.options(stages))
     return lambda *arguments: launch(*arguments, *placed)
 
 
 def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: Tensor) -> Tile | None:
-    """rule.choose(); None for packed sequences and for an explicit tile."""
+    """Return rule.choose(), or None for packed sequences and for an explicit tile."""
     padded = call.problem.spans[1] is None
     return rule.choose(choice, call, *walked) if padded and tile is None else None
 
@@ -307,7 +307,7 @@ def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: 
 def _of_queries(
     call: Call, tile: Tile | None, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor
 ) -> Callable[..., None]:
-    """The launch that writes dQ and delta, called like BackwardQueries of hopper/; tile as for Backward."""
+    """Return the launch that writes dQ and delta, called like BackwardQueries of hopper/; tile as for Backward."""
     query, key, value = call.inputs
     of_queries = tile or BACKWARD_QUERIES(*call.size_class)
     programs = ceil_div(call.queries, of_queries.rows) * call.planes
@@ -324,7 +324,7 @@ def _of_queries(
 def _of_keys(
     call: Call, tile: Tile | None, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]
 ) -> Callable[..., None]:
-    """The launch that writes dK and dV, called like BackwardKeys of hopper/; tile as for Backward."""
+    """Return the launch that writes dK and dV, called like BackwardKeys of hopper/; tile as for Backward."""
     query, key, value = call.inputs
     of_keys = tile or BACKWARD_KEYS(*call.size_class)
     programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
@@ -344,8 +344,8 @@ class Backward:
     def __init__(
         self, call: Call, grad: Tensor, out: Tensor, lse: Tensor, gradients: Sequence[Tensor], tile: Tile | None = None
     ) -> None:
-        """Tensors with the layout of those to come; gradients: of query, key and value; tile: overrides the tables and
-        selects two launches."""
+        """grad, out, lse, gradients (of query, key, value): tensors with the layouts of those of the calls. tile:
+        overrides the tables and selects two launches."""
         query, key, value = call.inputs
         d_query, d_key, d_value = gradients
         self._heads = self._queries = self._keys = None
@@ -364,7 +364,7 @@ class Backward:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
         gradients: Sequence[Tensor], problem: tuple, sums: None = None,
     ) -> None:  # fmt: skip
-        """Writes the gradients of query, key and value; out and lse of the forward pass, contiguous."""
+        """Write the gradients of query, key and value. out and lse: from the forward pass; lse contiguous."""
         delta = torch.empty_like(lse)
         d_query, d_key, d_value = gradients
         if self._heads is not None:
@@ -378,7 +378,7 @@ class Backward:
 
 
 def count_launches(call: Call) -> int:
-    """1 if a program owns a key head, else 2."""
+    """Return 1 if one launch, whose programs own key heads, computes all gradients, else 2."""
     if call.problem.masking.window is not None:  # hides the first keys, which initialize dQ, from later queries
         return 2
     rows = max(call.keys, call.queries * call.constants["GROUP"])
@@ -387,6 +387,6 @@ def count_launches(call: Call) -> int:
 
 
 def whole_rounds(programs: int, chip: Chip) -> bool:
-    """True if programs, two at a time per processor, fill at least four fifths of their waves."""
+    """Return whether programs, two at a time per processor, fill at least four fifths of their waves."""
     slots = 2 * chip.processors
     return 5 * programs >= 4 * slots * ceil_div(programs, slots)

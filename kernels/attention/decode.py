@@ -2,12 +2,12 @@
 
     S = cap(Q K^T * scale) - slope * |distance|        O = softmax(S) V,        over the keys of each query's window
 
-A program owns ROWS of the rows that read one key head of one sequence: the GROUP query heads of each query, stacked, so
-that keys are read once for all of them. It walks over the keys in tiles of COLUMNS, looks up each key's page in the
-block table, and keeps an online softmax as forward.py does. Keys outside of the rows' windows are not read. The cost is
-reading the cache, (D + DV) * S elements per key head. Where sequences and heads are too few to fill the chip, programs
-split the keys of a sequence, write float32 partial results, and _merge adds these up. _append writes new keys and
-values beforehand. Invalid pages, table entries or lengths are never followed: no access is out of bounds.
+The rows of a key head are its queries times their GROUP query heads, so that keys are read once for all of them. A
+program owns ROWS of them, loops over key tiles of COLUMNS, looks up each key's page in the block table, and keeps an
+online softmax as forward.py does. Keys outside the rows' windows are not read. The cost is reading the cache,
+(D + DV) * S elements per key head. If there are too few sequences and heads to fill the chip, several programs split
+the keys of a sequence and write float32 partial results, which _merge combines. _append writes new keys and values
+beforehand. Invalid pages, table entries and lengths are never followed: no access is out of bounds.
 Sources: Kwon et al. 2023, section 4 (pages); Dao et al. 2023, "Flash-Decoding" (shares); Press et al. 2022 (slopes).
 """
 
@@ -40,51 +40,51 @@ from fasttfm.kernels.parameter import (
 from fasttfm.kernels.tiles.attention import DECODE, Tile
 
 LEAST = 256
-"""Fewest keys for which a program of its own pays."""
+"""Keys that are worth a program of their own when a sequence is split."""
 
 
 class Pages(NamedTuple):
-    """Pages of the keys of each sequence."""
+    """Layout of a paged cache."""
 
     table: Int64Pointer
-    """(B, pages of a sequence), int32 or int64; None: of sequence b in page b."""
+    """(B, pages per sequence), int32 or int64; None: sequence b is page b."""
     table_stride: Varying
     P: Varying
-    """Pages of the cache."""
+    """Pages in the cache."""
     PAGE: Varying
-    """Keys of a page."""
+    """Keys per page."""
 
 
 class Scoring(NamedTuple):
-    """Keys that a query sees, and what becomes of its scores, as Masking has it."""
+    """Window and modifications of the scores; softcap, slopes and sinks as in Masking."""
 
     left: Varying
-    """Keys before a query's own."""
+    """Visible keys before a query's own position."""
     right: Varying
-    """Keys after it."""
+    """Visible keys after it."""
     softcap: RealOrNone
     slopes: Float32Pointer
     """(B, H), or None."""
     slope_stride: Varying
-    """From one b to the next."""
+    """Batch stride of slopes."""
     sinks: Float32Pointer
     """(H,), or None."""
 
 
 class Parts(NamedTuple):
-    """The results of programs that share a sequence."""
+    """Results of the programs that split a sequence."""
 
     output: Float32Pointer
-    """(shares, B, H, L, DV); None: there is one share, which writes the output itself."""
+    """(shares, B, H, L, DV); None: a single share, which writes the output itself."""
     lse: Float32Pointer
-    """(shares, B, H, L): log2 of the sum of the exponentiated scores; None: there is one share, and nobody asks."""
+    """(shares, B, H, L): log2 of the sum of the exponentiated scores; None: a single share, not requested."""
     shares: Varying
     B: Varying
 
 
 @triton.jit
 def _load_scattered(x, offsets, inside, WIDTH: tl.constexpr):
-    """(len(offsets), block(WIDTH)): the rows of x that begin at the offsets, zero where not inside."""
+    """Load rows of x at the given offsets, (len(offsets), block(WIDTH)); zero where not inside."""
     column = tl.arange(0, steps.block(WIDTH))[None, :]
     known = inside[:, None]
     if steps.block(WIDTH) != WIDTH:
@@ -94,7 +94,7 @@ def _load_scattered(x, offsets, inside, WIDTH: tl.constexpr):
 
 @triton.jit
 def _store_scattered(x, values, offsets, inside, WIDTH: tl.constexpr):
-    """The inverse of _load_scattered(); casts to x's dtype."""
+    """Store rows where _load_scattered() reads them, cast to the dtype of x."""
     column = tl.arange(0, steps.block(WIDTH))[None, :]
     known = inside[:, None] & (column < WIDTH)
     tl.store(x + (offsets[:, None] + column), values.to(x.dtype.element_ty), mask=known)
@@ -102,7 +102,7 @@ def _store_scattered(x, values, offsets, inside, WIDTH: tl.constexpr):
 
 @triton.jit
 def _places(keys, pages, b, inside):
-    """Page and row of keys of sequence b, and which of those inside there are."""
+    """Return page and row of keys of sequence b, and `inside` without keys on invalid pages."""
     page = tl.zeros_like(keys).to(tl.int64) + b
     row = keys
     if pages.table is not None:
@@ -114,16 +114,16 @@ def _places(keys, pages, b, inside):
 
 @jit
 def _decode(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (P, H // GROUP, rows of a page, D)
-    v: Pointer,  # (P, H // GROUP, rows of a page, DV)
+    q: Pointer,  # (B, H, L, D), strided; unit stride in D
+    k: Pointer,  # (P, H // GROUP, rows per page, D)
+    v: Pointer,  # (P, H // GROUP, rows per page, DV)
     out: Pointer,  # (B, H, L, DV) out
     parts: Parts,
     scoring: Scoring,
-    bounds: Int64Pointers,  # (B,) the keys of each sequence, and where they begin or None
+    bounds: Int64Pointers,  # (B,) keys of each sequence, and (B,) its first visible key or None
     pages: Pages,
     scale: Real,
-    sizes: Sizes,  # S: the most keys that there is room for
+    sizes: Sizes,  # S: capacity of a sequence in keys
     strides: Strides,  # of q, k, v, out: batch or page, head, row
     D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -145,10 +145,10 @@ def _decode(
     exists = rows < L * GROUP
     query = rows // GROUP
     head = key_head * GROUP + rows % GROUP
-    own = query + (length - L)  # the key at which each query stands
+    own = query + (length - L)  # position of each query among the keys
     low = tl.maximum(own - scoring.left, start)
     high = tl.minimum(own + scoring.right + 1, length)
-    # Of queries that rise from row to row, the first one's window begins first and the last one's ends last.
+    # Queries ascend with the rows: the first one's window begins first, the last one's ends last.
     begin = tl.maximum(first // GROUP + length - L - scoring.left, start) // COLUMNS * COLUMNS
     end = tl.minimum((first + ROWS - 1) // GROUP + length - L + scoring.right + 1, length)
     reach = tl.maximum((end - begin + COLUMNS - 1) // COLUMNS + parts.shares - 1, 0) // parts.shares * COLUMNS
@@ -194,16 +194,16 @@ def _decode(
 
 @jit
 def _append(
-    x: Pointer,  # (B, H, L, DV) through its strides, unit stride in DV
-    cache: Pointer,  # (P, H, rows of a page, DV) out
-    lengths: Int64Pointer,  # (B,) the rows of each sequence before
+    x: Pointer,  # (B, H, L, DV), strided; unit stride in DV
+    cache: Pointer,  # (P, H, rows per page, DV) out
+    lengths: Int64Pointer,  # (B,) rows of each sequence before the append
     pages: Pages,
     B: Varying,
-    sizes: Sizes,  # H: heads of keys; L: rows to append; S: the most rows that there is room for
+    sizes: Sizes,  # H: key heads; L: rows to append; S: capacity of a sequence in rows
     strides: Strides,  # of x, cache
     DV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes x behind the rows of its sequences; what there is no room or page for is left out."""
+    """Write x after the rows of each sequence; rows past the capacity or on invalid pages are dropped."""
     H, L, S = sizes
     line = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
     b = line // L // H
@@ -220,14 +220,14 @@ def _append(
 
 @jit
 def _merge(
-    out: Pointer,  # (B, H, L, DV) through its strides, out
-    row_lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; None: not asked for
+    out: Pointer,  # (B, H, L, DV) out, strided
+    row_lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; None: not requested
     parts: Parts,
     sizes: Sizes,
     strides: Strides,  # of out
     DV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The sum over shares of 2^(LSE - max LSE) O, divided by the sum of the weights."""
+    """Combine the shares: sum of 2^(LSE - max LSE) * O, divided by the sum of the weights."""
     H, L, _ = sizes
     count = tl.cast(parts.B, tl.int64) * H * L
     line = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -256,12 +256,12 @@ def _merge(
 
 
 def rows_tile(width: int) -> Tile:
-    """The tile of _append and _merge, one row per warp; width: width_class(), at least 64."""
+    """Return the tile of _append and _merge, one row per warp; width: width_class(), at least 64."""
     return Tile(4, width, 4, 1)
 
 
 def shares_of(chip: Chip, programs: int, keys: int) -> int:
-    """Programs per sequence: enough to fill the chip twice, each with at least LEAST keys."""
+    """Return the programs per sequence: enough for two per processor, at most one per LEAST keys."""
     return max(1, min(2 * chip.processors // max(1, programs), ceil_div(keys, LEAST)))
 
 
@@ -309,9 +309,9 @@ class Decode:
         block_table: Tensor | None, slopes: Tensor | None = None, sinks: Tensor | None = None,
         lse: Tensor | None = None, *, output: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Returns output (B, H, L, DV), contiguous as (B, L, H, DV), allocated if None.
+        """Return output (B, H, L, DV), contiguous as (B, L, H, DV), allocated if None.
 
-        lengths and starts (B,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without a key.
+        lengths and starts (B,); lse: buffer (B, H, L) float32 for the natural log-sum-exp, -inf without a key.
         """
         if output is None:
             output = query.new_empty_strided(self._shape, self._layout)
@@ -351,13 +351,13 @@ class Append:
         self._pages, self._tail = tuple(pages)[1:], (batch, (heads, new, room), strides(x, cache))
 
     def __call__(self, cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
-        """Writes x to the rows of each sequence from lengths (B,) on."""
+        """Write x to the rows of each sequence from lengths (B,) on."""
         pages = None if block_table is None else unit(block_table), *self._pages
         self._launch(unit(x), cache, lengths.contiguous(), pages, *self._tail)
 
 
 def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:
-    """The Pages, and the capacity of a sequence in keys."""
+    """Return the Pages, and the capacity of a sequence in keys."""
     count, _, page = cache.shape[:3]
     if block_table is None:
         return Pages(None, 0, count, page), page

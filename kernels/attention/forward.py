@@ -2,15 +2,15 @@
 
     S = Q K^T * scale + mask           P = softmax(S)           O = dropout(P) V           LSE = log2 sum exp S
 
-A program owns ROWS queries of one head and walks over the keys in tiles of COLUMNS with an online softmax (Milakov and
-Gimelshein 2018; Dao et al. 2022): a running maximum m and sum l in float32, in base 2,
+A program owns ROWS queries of one head and loops over key tiles of COLUMNS with an online softmax (Milakov and
+Gimelshein 2018; Dao et al. 2022): a running maximum m and running sum l in float32, in base 2,
 
     m' = max(m, max S)       l' = l * 2^(m - m') + sum 2^(S - m')       acc' = acc * 2^(m - m') + dropout(2^(S - m')) V
 
-Tiles right of the diagonal or past the visible keys are skipped; only tiles that cross one of these borders compare
-indices. 4 * B * H * L * S * D FLOPs (half when causal); reads Q, K, V, writes O and 4 bytes of log-sum-exp per row.
-Dropout draws L * S / 16 Philox blocks per head. Query heads that share a key head (Ainslie et al. 2023) are neighbours
-in the grid and read the same K and V.
+Key tiles right of the diagonal or past the visible keys are skipped; only tiles that cross one of these borders compare
+indices. Cost: 4 * B * H * L * S * D FLOPs (half when causal); reads Q, K, V, writes O and 4 bytes of log-sum-exp per
+row. Dropout draws L * S / 16 Philox blocks per head. Query heads that share a key head (Ainslie et al. 2023) are
+adjacent in the grid and read the same K and V.
 Source: Vaswani et al. 2017, equation 1.
 """
 
@@ -35,9 +35,9 @@ from fasttfm.kernels.tiles.attention import FORWARD, HOPPER_FORWARD
 
 @triton.jit
 def _walk(acc, peak, total, q_tile, k, v, first, last, first_row, view, T, CHECKED: tl.constexpr):
-    """Takes the key tiles from first to last into acc (ROWS, DV) and the running maximum and sum (ROWS,).
+    """Accumulate keys first to last - 1 into acc (ROWS, DV), running maximum and running sum (ROWS,).
 
-    q_tile (ROWS, D); k and v are Rows, T the Tiling.
+    q_tile (ROWS, D); k and v are Rows, T is the Tiling. CHECKED: tiles may cross a border.
     """
     head, masking, dropout, scale = view
     rows = first_row + tl.arange(0, T.ROWS)
@@ -69,7 +69,7 @@ def _forward(
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes out and lse."""
+    """Write out and lse."""
     head, first_row = steps.locate_queries(problem, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
@@ -83,7 +83,7 @@ def _forward(
     values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
     masking = steps.masking_of(problem.masking, head, problem.sizes)
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
-    scale = tl.maximum(problem.scale * steps.LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    scale = tl.maximum(problem.scale * steps.LOG2E, 1e-37)  # scale 0: 0 * -inf would be NaN
     view = View(head, masking, dropout, scale)
     T: tl.constexpr = Tiling(D, DV, CAUSAL, PRECISION, ROWS, COLUMNS)
 
@@ -114,7 +114,7 @@ def _forward(
 
 
 def plan(call: Call, out: Tensor, lse: Tensor) -> Callable[..., None]:
-    """The forward pass for one signature: the Gluon kernel if HOPPER_FORWARD selects it, else Forward."""
+    """Return the forward pass for one signature: the Gluon kernel if HOPPER_FORWARD selects it, else Forward."""
     tile = rule.choose(HOPPER_FORWARD, call)
     if tile is None:
         return Forward(call, out, lse)
@@ -127,12 +127,12 @@ class Forward:
     """The forward pass for one signature."""
 
     def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
-        """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
+        """out (B, H, L, DV), lse (B, H, L): tensors with the layouts of the outputs."""
         tile = FORWARD(*call.size_class)
         constants = call.constants | tile.options(stages_for(call.chip, tile, *call.inputs[1:]))
         self._launch = Launch(_forward, (ceil_div(call.queries, tile.rows) * call.planes,), constants)
         self._strides = strides(*call.inputs, out), LineStrides(*lse.stride()[:2])
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
-        """Writes the output to out and the log-sum-exp in base 2 to lse."""
+        """Write the output to out and the log-sum-exp in base 2 to lse."""
         self._launch(query, key, value, out, lse, *self._strides, problem)

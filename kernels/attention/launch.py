@@ -1,4 +1,4 @@
-"""The host side shared by all attention kernels: route, size classes, kernel arguments."""
+"""Host side shared by all attention kernels: route, size classes, kernel arguments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fasttfm.kernels.philox import NOTHING_DROPPED, dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 
 MAX_WIDTH = 256
-"""Largest head size of queries, keys and values."""
+"""Largest head dim of queries, keys and values."""
 
 TILE_ROWS = 128
-"""Most queries, and most keys, of a tile."""
+"""Maximum queries, and maximum keys, of a tile."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of attention: inputs, sizes and the arguments that all of its kernels share."""
+    """One attention call: inputs, sizes and the arguments shared by its kernels."""
 
     inputs: tuple[Tensor, Tensor, Tensor]
     """Query, key and value, with unit stride in the last dimension."""
@@ -44,7 +44,7 @@ class Call:
 
     @property
     def size_class(self) -> tuple:
-        """The key of tile tables: chip, kind, width_class() of the larger head size from 64 on, and extras()."""
+        """Key of the tile tables: chip, kind, width_class() of the larger head dim (at least 64), and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
         masking, dropout = self.problem.masking, self.problem.dropout
         scored = any(x is not None for x in (masking.window, masking.softcap, masking.slopes))
@@ -54,8 +54,8 @@ class Call:
 
 
 def extras(kind: str, dropout: bool, mask: bool, *, shared: bool, scored: bool = False) -> int:
-    """Class of register use besides the scores: 0 none, 1 dropout, 2 a mask, 3 (the heaviest) a window, soft cap or
-    slopes, 4 shared keys. Shared keys with dropout count as a mask in float32, whose products take many registers."""
+    """Return the class of register use besides the scores: 0 none, 1 dropout, 2 a mask, 3 (the heaviest) a window, soft
+    cap or slopes, 4 shared keys. In float32, whose products take many registers, shared keys with dropout are 2."""
     if scored:
         return 3
     if mask or (dropout and shared and kind in ("fp32", "tf32")):
@@ -64,29 +64,29 @@ def extras(kind: str, dropout: bool, mask: bool, *, shared: bool, scored: bool =
 
 
 def key_class(keys: int) -> int:
-    """Size class of a row: the smallest power of two >= keys, from 16 to 2048, else 4096."""
+    """Return the size class of a row: the smallest power of two >= keys, from 16 to 2048, else 4096."""
     return _power_of_two(keys, 2048)
 
 
 def width_class(width: int) -> int:
-    """Padded head size: the smallest power of two >= width, from 16 to MAX_WIDTH, else twice MAX_WIDTH."""
+    """Return the padded head dim: the smallest power of two >= width, from 16 to MAX_WIDTH, else twice MAX_WIDTH."""
     return _power_of_two(width, MAX_WIDTH)
 
 
 def _power_of_two(size: int, most: int) -> int:
     power = 16
-    while power < size and power <= most:  # comparisons alone: size may be symbolic under torch.compile
+    while power < size and power <= most:  # comparisons only: size may be symbolic under torch.compile
         power *= 2
     return power
 
 
 def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
-    """True if the kernels for short rows take this width_class() and key_class() without spilling."""
+    """Return whether the kernels for short rows take this width_class() and key_class() without spilling."""
     return keys <= SHORT_KEYS(chip, kind, max(64, width))
 
 
 def takes_long(chip: Chip, kind: str, width: int) -> bool:
-    """True if the kernels for long rows take this width_class(); wider heads spill, or exceed the shared memory, with
+    """Return whether the kernels for long rows take this width_class(); wider heads spill or exceed shared memory with
     every tile."""
     return width <= LONG_WIDTH(chip, kind)
 
@@ -98,13 +98,13 @@ def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
 
 
 def _route(chip: Chip, kind: str, width: int, keys: int) -> str:
-    """The shipped route: short (short.py), flash (forward.py, backward.py) or softmax (masked_softmax.py between two
-    cuBLAS products).
+    """Return the shipped route: short (short.py), flash (forward.py, backward.py) or softmax (masked_softmax.py between
+    two cuBLAS products).
 
-    kind of launch.product_kind(), width of width_class(), keys of key_class(). Without matrix units for Triton, cuBLAS
-    wins once products outweigh memory traffic: a chip of 15 TFLOP/s and 900 GB/s does 17 operations per byte, and a row
-    of S keys needs about S / 2 per byte in half precision. Above 1,024 keys the scores would fill the memory, so flash
-    runs, except for wide float32 heads, which spill. These limits have not been measured.
+    kind: product_kind(); width: width_class(); keys: key_class(). Where Triton cannot use matrix units, cuBLAS wins
+    once products outweigh memory traffic: a chip with 15 TFLOP/s and 900 GB/s does 17 FLOPs per byte, and a row of S
+    keys needs about S / 2 per byte in half precision. Above 1,024 keys the scores would fill the memory, so flash runs,
+    except for wide float32 heads, which spill. These limits have not been measured.
     """
     if fits_short(chip, kind, width, keys):
         return "short"
@@ -119,19 +119,19 @@ route = Choice("attention.route", _route, _routes)
 
 
 def unit(x: Tensor) -> Tensor:
-    """x with unit stride in the last dimension, copied if necessary."""
+    """Return x with unit stride in the last dimension, copied if necessary."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def strides(*tensors: Tensor, rows: int = TILE_ROWS) -> tuple[tuple[int | None, ...], ...]:
-    """Strides of batch, head and row of each tensor. A trailing None selects 64-bit offsets in the kernel, where the
-    offset across `rows` rows exceeds 32 bits."""
+    """Return the batch, head and row strides of each tensor. A trailing None selects 64-bit offsets in the kernel, if
+    the offset across `rows` rows exceeds 32 bits."""
     reach = LARGEST // rows
     return tuple([x.stride()[:3] if x.stride(2) <= reach else (*x.stride()[:3], None) for x in tensors])
 
 
 def like_heads(x: Tensor, width: int | None = None) -> Tensor:
-    """An empty tensor (B, H, L, width), contiguous as (B, L, H, width); x (B, H, L, ...)."""
+    """Return an empty tensor (B, H, L, width) like x (B, H, L, ...), contiguous as (B, L, H, width)."""
     batch, heads, length = x.shape[:3]
     width = x.shape[3] if width is None else width
     shape, layout = (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
@@ -139,7 +139,7 @@ def like_heads(x: Tensor, width: int | None = None) -> Tensor:
 
 
 def clamped(causal_offset: int, queries: int, keys: int) -> int:
-    """The causal offset limited to a range in which it keeps its meaning and adds to a row index in 32 bits."""
+    """Return the causal offset, clamped with the same meaning so that adding a row index fits 32 bits."""
     return max(-queries, min(causal_offset, keys))
 
 
@@ -155,7 +155,7 @@ def masking_arguments(
     past: int = 0,
     sinks: Tensor | None = None,
 ) -> Masking:
-    """The Masking of scores of this shape (B, H, L, S); arguments as in fasttfm.functional.attention's Options."""
+    """Return the Masking of scores of shape (B, H, L, S); arguments as in Options (functional/attention/call.py)."""
     _, heads, queries, keys = shape
     if mask is not None:
         mask = mask.expand(shape)
@@ -176,8 +176,8 @@ def masking_arguments(
 
 
 def _mask_strides(mask: Tensor | None) -> tuple[int | None, ...]:
-    """The four strides of a mask, and a trailing None as in strides(); tiles of masked_softmax.py have up to 8,192
-    columns."""
+    """Return the four strides of a mask, and a trailing None as in strides(); tiles of masked_softmax.py have up to
+    8,192 columns."""
     if mask is None:
         return (0, 0, 0, 0)
     far = mask.stride(2) * TILE_ROWS + mask.stride(3) * 8192 > LARGEST
@@ -198,8 +198,8 @@ def prepare(
     packed: tuple[Tensor, Tensor, int, int] | None = None,
     **places: Any,
 ) -> Call:
-    """The Call for query (B, H, ., .) and key, value (B, Hk, ., .); other arguments as in Options of
-    fasttfm.functional.attention, places of masking_arguments(). packed: both cu_seqlens, then both max_seqlen."""
+    """Return the Call for query (B, H, L, D), key (B, Hk, S, D) and value (B, Hk, S, DV). Other arguments as in Options
+    (functional/attention/call.py); places: for masking_arguments(). packed: both cu_seqlens, then both max_seqlen."""
     query, key, value = unit(query), unit(key), unit(value)
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]
@@ -252,8 +252,8 @@ class Problems:
         self._copied = not kept or masking.offsets is not None
 
     def __call__(self, spans: tuple[Tensor | None, ...], tensors: tuple[Tensor | None, ...], site: int) -> tuple:
-        """The Problem as a plain tuple. spans: key lengths, cu_seqlens of queries and of keys; tensors: mask, offsets,
-        slopes, sinks and seed."""
+        """Return the Problem as a plain tuple. spans: key lengths, cu_seqlens of queries and keys; tensors: mask,
+        offsets, slopes, sinks and seed."""
         mask, offsets, slopes, sinks, seed = tensors
         if self._spans_copied:
             spans = tuple(None if x is None else x.contiguous() for x in spans)
@@ -271,11 +271,11 @@ class Problems:
 
 
 def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:
-    """Number of pipeline stages for a loop that loads the operands `walked`; 1 where a compiler fault makes more wrong.
+    """Return the pipeline stages of a loop that loads the operands `walked`; 1 where Triton miscompiles more.
 
     If only some operands are 16-byte aligned, only their copies are asynchronous. On sm_90 and sm_100, Triton 3.7.1
-    then places the single fence.proxy.async of a step after the stores of the others, before the copies have arrived,
-    so that matrix units read data that no fence made visible. In backward passes on sm_100, the compiler moves the
+    then places the single fence.proxy.async of an iteration after the stores of the others, before the copies have
+    arrived, so that matrix units read data that no fence made visible. In backward passes on sm_100, it hoists the
     fence of both products out of the loop.
     """
     if tile.stages == 1 or not 90 <= chip.capability < 120:

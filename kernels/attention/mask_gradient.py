@@ -2,9 +2,9 @@
 
     dmask = sum over broadcast batches, heads, queries and keys of P * (dropout'(dO V^T) - rowsum(dO * O))
 
-A program owns a tile of the mask and recomputes the scores of every batch row, head and tile that read it, so nothing
-of size L * S is stored except the gradient of the mask. For small masks several programs share a tile and write partial
-sums, which are added in a fixed order: deterministic, without atomics.
+A program owns a tile of the mask and recomputes the scores of every batch row, head and tile that read it: nothing of
+size L * S is stored but the gradient itself. For small masks, several programs split the readers of a tile and write
+partial sums, which are added in a fixed order: deterministic, without atomics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _gradient(
     planes: Varying,  # B * H
     shares: Varying, strides: Strides, lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
-    # whether the mask has batches, heads, queries, keys of its own
+    # whether the mask has its own batch, head, query, key dimension, not a broadcast one
     MB: tl.constexpr, MH: tl.constexpr, ML: tl.constexpr, MS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -40,7 +40,7 @@ def _gradient(
     q_strides, k_strides, v_strides, dout_strides = strides
     row_tiles = (L + ROWS - 1) // ROWS
     column_tiles = (S + COLUMNS - 1) // COLUMNS
-    # The tile of the mask, and which of its readers this program takes: every shares-th.
+    # Tile of the mask. The program takes every shares-th of its readers, from `share` on.
     index = tl.program_id(0)
     share = index % shares
     index = index // shares
@@ -59,7 +59,7 @@ def _gradient(
         index = index // H
     if MB:
         mask_batch = index
-    # What reads the tile, numbered from 0 to readers.
+    # Readers: the batch rows, heads, row tiles and column tiles to which the tile is broadcast.
     B = planes // H
     batches = 1 if MB else B
     heads = 1 if MH else H
@@ -84,11 +84,11 @@ def _gradient(
         dout_tile = steps.load_tile(dout, dout_strides, head, row_offset, L - row, ROWS, DV)
         v_tile = steps.load_tile(v, v_strides, steps.keys_of(head, GROUP), column_offset, count, COLUMNS, DV)
         line = steps.line_of(lse_strides, head, rows)
-        lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
+        lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # weight 0 past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
         s = steps.product(q_tile, tl.trans(k_tile), PRECISION) * (scale * steps.LOG2E)  # (ROWS, COLUMNS)
         s = steps.capped(s, masking)
-        # Keys as they lie: a mask's tile is read, and its gradient written, in rows of neighbours.
+        # Keys stay consecutive, so that the mask is read and its gradient written coalesced.
         of_head = steps.masking_of(masking, head, sizes)
         s = steps.hide(s, row, column, of_head, head.queries, head.visible, CAUSAL, True, ORDER="plain")
         p = tl.exp2(s - lse_tile[:, None])
@@ -118,7 +118,7 @@ class Gradient:
     """The gradient of a mask for one signature."""
 
     def __init__(self, call: Call, grad: Tensor, lse: Tensor, mask: Tensor) -> None:
-        """call: prepared with this mask; tensors with the layout of those to come."""
+        """call: prepared with this mask; grad, lse, mask: tensors with the layouts of those of the calls."""
         self._like = shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
         planes, _, keys, _ = call.inputs[1].shape
         full = (planes, call.planes // max(1, planes), call.queries, keys)
@@ -126,7 +126,7 @@ class Gradient:
         if 0 in full:
             return
         tile = MASK_GRADIENT(*call.size_class[:3])
-        whole = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as whole
+        whole = [m == f for m, f in zip(shape, full)]  # also if both sizes are 1
         tiles, scores = (B * H * ceil_div(L, tile.rows) * ceil_div(S, tile.columns) for B, H, L, S in (shape, full))
         self._shares = shares = min(scores // tiles, max(1, 4 * call.chip.processors // tiles))
         reduced = dict(zip(("MB", "MH", "ML", "MS"), whole))
@@ -137,7 +137,7 @@ class Gradient:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor,
         problem: tuple,
     ) -> Tensor:  # fmt: skip
-        """The gradient in mask's shape and dtype; grad and out (B, H, L, DV), lse (B, H, L) of the forward pass."""
+        """Return the gradient in mask's shape and dtype; out (B, H, L, DV), lse (B, H, L): from the forward pass."""
         if not self._shares:
             return torch.zeros_like(mask)
         parts = mask.new_empty((self._shares, *self._like), dtype=torch.float32)

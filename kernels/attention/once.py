@@ -1,4 +1,4 @@
-"""Attention by a given kernel, planned and launched in one call."""
+"""Attention with a given kernel, planned and launched in one call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fasttfm.kernels.attention.launch import Call, Problems, like_heads, prepare
 def forward(
     kernel: str, query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp by the short or flash kernel.
+    """Compute attention and its log-sum-exp with the short or flash kernel.
 
-    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options of launch.prepare().
-    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for both.
+    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options as for launch.prepare().
+    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: buffers for both.
     """
     if options.get("scale", 1.0) < 0.0:
         query = -query
@@ -36,9 +36,9 @@ def backward(
     kernel: str, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, *,
     out: Sequence[Tensor] | None = None, **options: Any,
 ) -> Sequence[Tensor]:  # fmt: skip
-    """Gradients of query, key and value.
+    """Compute the gradients of query, key and value.
 
-    grad and output (B, H, L, DV), lse (B, H, L) contiguous, from forward(); other arguments as there. out: memory for
+    grad and output (B, H, L, DV), lse (B, H, L) contiguous, from forward(); other arguments as there. out: buffers for
     the gradients.
     """
     call, problem = prepared(query, key, value, options)
@@ -56,7 +56,7 @@ def backward(
 def prepared(
     query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], *, positive: bool = False
 ) -> tuple[Call, tuple]:
-    """The Call and the Problem of one call; options of launch.prepare(), positive: see Problems."""
+    """Return the Call and the Problem of one call; options as for launch.prepare(), positive as for Problems."""
     call = prepare(query, key, value, **options)
     tensors = {name: options.get(name) for name in ("mask", "slopes", "sinks")}
     problems = Problems(call, call.problem.spans, **tensors, positive=positive)

@@ -1,4 +1,4 @@
-"""The parameters of an attention launch, and the view that a program has of them."""
+"""Parameters of the attention kernels, as launched and as a program sees them."""
 
 from __future__ import annotations
 
@@ -23,43 +23,44 @@ class Sizes(NamedTuple):
     H: Varying
     """Query heads."""
     L: Varying
-    """The most queries of a sequence."""
+    """Maximum queries of a sequence."""
     S: Varying
-    """The most keys."""
+    """Maximum keys of a sequence."""
 
 
 class Masking(NamedTuple):
-    """Keys that a query may attend, and what becomes of its scores.
+    """Keys that a query may attend, and modifications of its scores.
 
-    Query i sees keys up to i + causal_offset, where CAUSAL, and from i + causal_offset - window on.
+    Query i sees keys up to i + causal_offset if CAUSAL, and from i + causal_offset - window on. steps.masking_of()
+    reduces a Masking to one head, as noted below.
     """
 
     mask: MaskPointer
-    """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
+    """(B, H, L, S), strided, or None. Of one head: (L, S)."""
     causal_offset: Varying
     mask_strides: Strides = (0, 0, 0, 0)
-    """Its four, 0 where it is broadcast, as launch.masking_arguments() has them."""
+    """Strides of mask, 0 in broadcast dimensions; a trailing None selects 64-bit offsets."""
     offsets: Int64Pointer = None
-    """(B,) added to causal_offset, or None; added to it in that of a head."""
+    """(B,), added to causal_offset, or None. Of one head: None, causal_offset includes it."""
     window: VaryingOrNone = None
     softcap: RealOrNone = None
-    """Scores lie between this and its negative, before anything is added to them."""
+    """Soft cap c: scores become c * tanh(score / c) before anything is added to them."""
     slopes: Float32Pointer = None
-    """ALiBi's (B, H), or None; in that of a head its slope, in base 2."""
+    """ALiBi slopes (B, H), or None. Of one head: its slope, in base 2."""
     slope_stride: Stride = 0
-    """From one b to the next."""
+    """Batch stride of slopes."""
     past: Varying = 0
-    """Keys past the diagonal that causal_offset lets a query see."""
+    """Keys past the diagonal that causal_offset includes; ALiBi's distances start at the diagonal."""
     sinks: Float32Pointer = None
-    """(H,), or None: scores that take weight and have no value; in that of a head its sink, in base 2."""
+    """(H,), or None: additional scores that take weight but have no value. Of one head: its sink, in base 2."""
 
 
 class Problem(NamedTuple):
-    """All that a call asks for beside its tensors."""
+    """Arguments of an attention call besides query, key, value and outputs."""
 
     spans: Int64Pointers
-    """key_lengths, (B,) or None: how many keys of a sequence are visible; query_starts and key_starts, (B + 1,) or
-    None: the tensors are packed, and b's sequence begins there among queries and keys."""
+    """key_lengths (B,) or None: visible keys of each sequence; query_starts and key_starts (B + 1,), the cu_seqlens of
+    packed sequences, or None."""
     masking: Masking
     dropout: Dropout
     scale: Real
@@ -67,7 +68,7 @@ class Problem(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """Constants of a kernel, for the functions that it calls."""
+    """Compile-time constants that a kernel passes to its device functions."""
 
     D: Any
     DV: Any
@@ -83,23 +84,23 @@ class LineStrides(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A head of a sequence, as a program sees it: device values."""
+    """One head of one sequence, in device values."""
 
     plane: Any
     """b * H + h"""
     b: Any
     h: Any
     first_query: Any
-    """Where packed sequences begin in their tensors; else 0."""
+    """First row of a packed sequence in its tensor, else 0."""
     first_key: Any
     queries: Any
     keys: Any
     visible: Any
-    """Keys that lengths leave."""
+    """Keys within key_lengths."""
 
 
 class View(NamedTuple):
-    """A Problem as a program sees it: that of its head."""
+    """A Problem reduced to one head, its scale in base 2."""
 
     head: Any
     masking: Any
@@ -108,7 +109,7 @@ class View(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a head: the first one, with unit stride inside, and elements from one to the next."""
+    """Rows of a head: pointer to the first, and row stride; unit stride within a row."""
 
     first: Any
     stride: Any

@@ -4,11 +4,11 @@
     dP = dropout'(dO V^T)     dS = P * (dP - rowsum(P * dP))     dQ = dS K * scale     dK = dS^T Q * scale
     dV = dropout(P)^T dO
 
-At sentence lengths attention is bound by memory and launches, not by products: for 27 words a tile of 128 computes 16
-times the needed scores, a tile of 32 only 1.4 times. A row of up to 128 scores stays in registers with its sum of
-P * dP: backward reads neither the output nor delta, and needs no second launch. It walks over the queries with
-transposed scores, so that warps divide the keys, and accumulates dK and dV in float32 registers, deterministically.
-Query heads that share a key head are processed in turn, into the same dK and dV.
+At sentence lengths attention is bound by memory and launches, not by products: for 27 words, 128 x 128 tiles compute 22
+times the needed scores, 32 x 32 tiles only 1.4 times. A row of up to 128 scores stays in registers with its sum of
+P * dP: backward reads neither the output nor delta, and needs no second launch. It loops over the queries with
+transposed scores, so that warps split the keys, and accumulates dK and dV in float32 registers, deterministically.
+Query heads that share a key head are processed one after the other, into the same dK and dV.
 Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D per head.
 Source: Vaswani et al. 2017, equation 1.
 """
@@ -38,7 +38,7 @@ def _forward(
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes out and lse; S is at most COLUMNS."""
+    """Write out and lse; S is at most COLUMNS."""
     spans, masking, dropout, scale, sizes = problem
     tiles = (sizes.L + ROWS - 1) // ROWS
     head = steps.locate(tl.program_id(0) // tiles, sizes, spans)
@@ -50,7 +50,7 @@ def _forward(
     count = head.queries - first_row
     row = head.first_query + first_row
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
-    SPREAD: tl.constexpr = masking.mask is None  # else keys as they lie: a mask's tile is read in rows of neighbours
+    SPREAD: tl.constexpr = masking.mask is None  # with a mask, keys stay consecutive: its tile is read coalesced
     keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
     values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
     if SPREAD:
@@ -60,7 +60,7 @@ def _forward(
         k_tile = steps.load(keys, 0, head.visible, COLUMNS, D)
         v_tile = steps.load(values, 0, head.visible, COLUMNS, DV)
     masking = steps.masking_of(masking, head, sizes)
-    scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # scale 0: 0 * -inf would be NaN
     s, factor = steps.unscaled(steps.product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
     ORDER: tl.constexpr = "spread" if SPREAD else "plain"
     s = steps.hide(s, first_row, 0, masking, head.queries, head.visible, CAUSAL, True, ORDER)
@@ -90,16 +90,16 @@ def _forward(
 @jit
 def _backward(
     q: Pointer, k: Pointer, v: Pointer, dout: Pointer, dq: Pointer, dk: Pointer, dv: Pointer, lse: Float32Pointer,
-    dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, what a projection's bias gets of it; None: not wanted
+    dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, for the bias of a projection; None: not requested
     dk_sums: Float32Pointer,  # (B, H // GROUP, D) out: dk summed over S; None with dq_sums
-    dv_sums: Float32Pointer,  # (B, H // GROUP, DV) out, likewise
+    dv_sums: Float32Pointer,  # (B, H // GROUP, DV) out: dv summed over S; None with dq_sums
     problem: Problem, strides: Strides,
-    sum_strides: Strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
+    sum_strides: Strides,  # batch strides: of dq_sums, and of dk_sums and dv_sums
     lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Writes dq, dk and dv; S is at most COLUMNS."""
+    """Write dq, dk and dv; S is at most COLUMNS."""
     spans, masking, dropout, scale, sizes = problem
     sizes = steps.sizes_of_keys(sizes, GROUP)
     head = steps.locate(tl.program_id(0), sizes, spans)
@@ -123,7 +123,7 @@ def _backward(
             rows = row + tl.arange(0, ROWS)
             q_tile = steps.load(q_rows, row, head.queries, ROWS, D)
             dout_tile = steps.load(dout_rows, row, head.queries, ROWS, DV)
-            # no weight past the last row
+            # weight 0 past the end
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
             s = steps.product(k_tile, tl.trans(q_tile), PRECISION) * (scale * steps.LOG2E)  # (COLUMNS, ROWS)
             s = steps.capped(s, masking)
@@ -137,8 +137,8 @@ def _backward(
                 kept = tl.where(keep, p, 0.0)
                 dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
             dv_tile += steps.product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
-            # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS
-            # cancels only if delta is the mean of dP under these very weights; the row is at hand.
+            # lse is rounded: for large scores the recomputed weights sum to total, not to 1. dS cancels only if
+            # delta is the mean of dP under these same weights; the whole row is in registers anyway.
             total = tl.sum(p, 0)
             if masking.sinks is not None:
                 total += tl.exp2(reader_masking.sinks - lse_tile)
@@ -147,14 +147,14 @@ def _backward(
             ds = ds.to(k_tile.dtype)
             dk_tile += steps.product(ds, q_tile, PRECISION)
             if COLUMNS >= 8 * ROWS:
-                # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are
-                # more than its rows. Eight warps would then share 16 queries' scores, and compute each four times.
+                # Before sm_90 Triton splits all products of the loop over warps as it does this one: along columns if
+                # there are more of them than rows. Eight warps would split the scores of 16 queries, each four times.
                 dq_tile = tl.trans(steps.product(tl.trans(k_tile), ds, PRECISION)) * scale
             else:
                 dq_tile = steps.product(tl.trans(ds), k_tile, PRECISION) * scale
             steps.store(dq_rows, row, dq_tile, head.queries, ROWS, D)
             if dq_sums is not None:
-                dq_sum += tl.sum(dq_tile, 0)  # rows past the end have no weights, and so no gradient
+                dq_sum += tl.sum(dq_tile, 0)  # rows past the end have weight 0, so no gradient
         if dq_sums is not None:
             column = tl.arange(0, steps.block(D))
             tl.store(dq_sums + head.b * sum_strides[0] + reader.h * D + column, dq_sum, mask=column < D)
@@ -173,14 +173,14 @@ class Forward:
     """The forward pass for one signature that launch.fits_short() accepts."""
 
     def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
-        """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
+        """out (B, H, L, DV), lse (B, H, L): tensors with the layouts of the outputs."""
         tile = SHORT_FORWARD(*call.size_class, key_class(call.keys))
         constants = call.constants | tile.options()
         self._launch = Launch(_forward, (ceil_div(call.queries, tile.rows) * call.planes,), constants)
         self._strides = strides(*call.inputs, out), LineStrides(*lse.stride()[:2])
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
-        """Writes the output to out and the log-sum-exp in base 2 to lse."""
+        """Write the output to out and the log-sum-exp in base 2 to lse."""
         self._launch(query, key, value, out, lse, problem, *self._strides)
 
 
@@ -188,8 +188,8 @@ def backward(
     call: Call, grad: Tensor, out: Tensor, lse: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor] | None,
     *, packed: bool = False,
 ) -> Backward | LongBackward:  # fmt: skip
-    """The backward pass for one signature: Backward, or the kernels for long rows where SHORT_BY_LONG has measured them
-    faster (padded rows without sums). Arguments as for Backward; out: of the forward pass."""
+    """Return the backward pass for one signature: Backward, or the kernels for long rows where they were measured to be
+    faster (SHORT_BY_LONG; padded rows without sums). Arguments as for Backward; out: of the forward pass."""
     if sums is None and not packed:
         tile = SHORT_BY_LONG(*call.size_class, key_class(call.queries), key_class(call.keys))
         if isinstance(tile, Tile):
@@ -203,7 +203,7 @@ class Backward:
     def __init__(
         self, call: Call, grad: Tensor, lse: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor] | None
     ) -> None:
-        """Tensors with the layout of those to come; gradients: of query, key and value."""
+        """grad, lse, gradients (of query, key, value), sums: tensors with the layouts of those of the calls."""
         tile = SHORT_BACKWARD(*call.size_class, key_class(call.keys))
         self._launch = Launch(_backward, (call.key_planes,), call.constants | tile.options())
         of_sums = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
@@ -213,6 +213,6 @@ class Backward:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
         gradients: Sequence[Tensor], problem: tuple, sums: Sequence[Tensor | None] = (None, None, None),
     ) -> None:  # fmt: skip
-        """Writes the gradients of query, key and value, and their sums over queries or keys into sums: three (B, H, D)
-        float32 with contiguous heads, those of key and value with equal strides."""
+        """Write the gradients of query, key and value. sums: their sums over queries or keys, float32, three (B, heads,
+        width) with contiguous heads, those of key and value with equal strides. out is not read."""
         self._launch(query, key, value, grad, *gradients, lse, *sums, problem, *self._strides)

@@ -1,18 +1,18 @@
 """Building blocks of the attention kernels: locate the head, load and store rows, multiply, mask keys.
 
-Scores are in base 2: s = q k^T * scale * log2(e), where unscaled() may defer the scale to the exponent; weights are
-exp2(s - log-sum-exp). A hidden key has score -inf and weight 0. A row without a visible key has log-sum-exp 0, so that
-its weights are exp2(-inf) = 0 when a backward pass recomputes them.
+Scores are in base 2, s = q k^T * scale * log2(e); unscaled() may defer the scale to the exponent. Weights are
+exp2(s - lse). A hidden key has score -inf and weight 0. A row without a visible key has lse 0, so that backward
+recomputes its weights as exp2(-inf) = 0.
 
 Parameters shared by the kernels of this folder:
 
-    q, dq           (B, H, L, D), any strides except unit stride in the last dimension, as all tensors below
-    k, dk           (B, H // GROUP, S, D); GROUP query heads share one key head
+    q, dq           (B, H, L, D); this and the tensors below need unit stride in the last dimension only
+    k, dk           (B, H // GROUP, S, D); GROUP query heads share a key head
     v, dv           (B, H // GROUP, S, DV)
     out, dout       (B, H, L, DV)
-    lse             (B, H, L), log2 of the sum of the exponentiated scores of a row; 0 without a visible key
+    lse             (B, H, L), log2 of the sum of a row's exponentiated scores; 0 without a visible key
     delta           (B, H, L), rowsum(dout * out)
-    strides         launch.strides() of every parameter annotated Pointer, in order: batch, head, row
+    strides         launch.strides() of the parameters annotated Pointer, in order: batch, head, row
     lse_strides     (batch, head) of lse and delta, contiguous in L
     PRECISION       tf32, ieee or upcast, as in product()
 """
@@ -30,13 +30,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.constexpr_function
 def block(width):
-    """The power of two from 16 on that a head of this size is computed in."""
+    """Return the padded head dim: the smallest power of two >= width, at least 16."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 @triton.jit
 def head_of(batch, head, sizes, spans):
-    """The Head of a batch row and a head's number."""
+    """Return the Head of a batch row and a head index."""
     H, L, S = sizes
     key_lengths, query_starts, key_starts = spans
     b = tl.cast(batch, tl.int64)
@@ -58,13 +58,13 @@ def head_of(batch, head, sizes, spans):
 
 @triton.jit
 def locate(plane, sizes, spans):
-    """The Head of a plane."""
+    """Return the Head of plane b * H + h."""
     return head_of(plane // sizes.H, plane % sizes.H, sizes, spans)
 
 
 @triton.jit
 def keys_of(head, GROUP: tl.constexpr):
-    """The Head of the keys that a query's head reads."""
+    """Return the Head of the keys that a query head reads."""
     return Head(
         head.plane // GROUP, head.b, head.h // GROUP, head.first_query, head.first_key, head.queries, head.keys,
         head.visible,
@@ -73,13 +73,13 @@ def keys_of(head, GROUP: tl.constexpr):
 
 @triton.jit
 def sizes_of_keys(sizes, GROUP: tl.constexpr):
-    """The Sizes with heads of keys for those of queries."""
+    """Return Sizes that count key heads instead of query heads."""
     return Sizes(sizes.H // GROUP, sizes.L, sizes.S)
 
 
 @triton.jit
 def member_of(head, member, GROUP: tl.constexpr):
-    """The Head of one of the GROUP query heads that read a head of keys."""
+    """Return the Head of a member of the GROUP query heads that share a key head."""
     return Head(
         head.plane * GROUP + member, head.b, head.h * GROUP + member, head.first_query, head.first_key, head.queries,
         head.keys, head.visible,
@@ -88,17 +88,17 @@ def member_of(head, member, GROUP: tl.constexpr):
 
 @triton.jit
 def locate_queries(problem, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
-    """The Head of this program and the first of its ROWS queries, which may not exist."""
+    """Return the Head of this program and its first row, which may be past the queries of the sequence."""
     tiles = (problem.sizes.L + ROWS - 1) // ROWS
     tile = tl.program_id(0) % tiles
     if CAUSAL:
-        tile = tiles - 1 - tile  # the longest rows first, so that the last programs to run are short
+        tile = tiles - 1 - tile  # longest rows first: the last programs to run are short
     return locate(tl.program_id(0) // tiles, problem.sizes, problem.spans), tile * ROWS
 
 
 @triton.jit
 def row_stride(strides):
-    """The stride of rows in one of launch.strides(), in 64 bits where an offset within a tile needs them."""
+    """Return the row stride from one of launch.strides(), int64 if offsets within a tile exceed 32 bits."""
     stride = strides[2]
     if len(strides) == 4:
         stride = tl.cast(stride, tl.int64)
@@ -107,26 +107,26 @@ def row_stride(strides):
 
 @triton.jit
 def row_at(strides, batch, head, row):
-    """The offset at which a row of a head begins, in one of launch.strides()."""
+    """Return the offset of a row of a head; strides: one of launch.strides()."""
     return batch * strides[0] + head * strides[1] + row * row_stride(strides)
 
 
 @triton.jit
 def rows_of(x, strides, head, first):
-    """The head's Rows of x from its row `first` on, in the tensor's own count."""
-    # One offset at a time: of x + a + b the compiler keeps a pointer and an offset in registers.
+    """Return the head's Rows of x from row `first` on, counted from the start of the tensor, not of the sequence."""
+    # A single offset: for x + a + b the compiler keeps a pointer and an offset in registers.
     return Rows(x + row_at(strides, head.b, head.h, first), row_stride(strides))
 
 
 @triton.jit
 def line_of(strides, head, first):
-    """Return the place of the head's row `first` in a tensor (B, H, rows), whose rows are neighbours."""
+    """Return the offset of the head's row `first` in a tensor (B, H, rows), contiguous along the rows."""
     return head.b * strides[0] + head.h * strides[1] + first
 
 
 @triton.jit
 def offset_of(masking, head, sizes):
-    """The causal offset of the head's batch row."""
+    """Return the causal offset of the head's batch row."""
     offset = masking.causal_offset
     if masking.offsets is not None:
         rows = sizes.L + sizes.S
@@ -136,13 +136,13 @@ def offset_of(masking, head, sizes):
 
 @triton.jit
 def sink_scores(x):
-    """Sinks in base 2; inf, which must not be subtracted from itself, as a number that takes all weight as well."""
+    """Return sinks in base 2, clamped: 1e30 takes all weight as inf does, and inf - inf would be NaN."""
     return tl.where(x > 1e30, 1e30, x) * LOG2E
 
 
 @triton.jit
 def masking_of(masking, head, sizes):
-    """The head's Masking."""
+    """Return the Masking of a head."""
     mask = masking.mask
     if mask is not None:
         mask += head.b * masking.mask_strides[0] + head.h * masking.mask_strides[1]
@@ -160,7 +160,7 @@ def masking_of(masking, head, sizes):
 
 @triton.jit
 def load(x, first, end, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """(ROWS, block(WIDTH)) of the Rows x from row `first` on, zero where there is nothing, as from row `end` on."""
+    """Load a tile (ROWS, block(WIDTH)) of the Rows x from row `first` on; zero from row `end` and column WIDTH on."""
     offset = tl.cast(first, tl.int64)
     count = end - first
     return _load(x.first + offset * x.stride, x.stride, count, tl.arange(0, ROWS), WIDTH, False)
@@ -168,13 +168,13 @@ def load(x, first, end, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_keys(x, first, end, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr = False):
-    """load() in the order of spread(); WHOLE: no row of the tile is past `end`."""
+    """Load a tile like load(), rows in the order of spread(); WHOLE: all rows of the tile are below `end`."""
     return _load(x.first + tl.cast(first, tl.int64) * x.stride, x.stride, end - first, spread(COLUMNS), WIDTH, WHOLE)
 
 
 @triton.jit
 def load_tile(x, strides, head, row, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """load() of the head's rows from `row` on, in the tensor's own count."""
+    """Load a tile of `count` rows of the head, zero past them; row as for rows_of()."""
     return load(rows_of(x, strides, head, row), 0, count, ROWS, WIDTH)
 
 
@@ -196,7 +196,7 @@ def _load(start, stride, count, row, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def store(x, first, values, end, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The inverse of load(); casts to the dtype of x."""
+    """Store a tile where load() reads it, cast to the dtype of x."""
     start = x.first + tl.cast(first, tl.int64) * x.stride
     count = end - first
     row = tl.arange(0, ROWS)
@@ -207,7 +207,7 @@ def store(x, first, values, end, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def store_tile(x, values, strides, head, row, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The inverse of load_tile()."""
+    """Store a tile where load_tile() reads it."""
     store(rows_of(x, strides, head, row), 0, values, count, ROWS, WIDTH)
 
 
@@ -215,7 +215,7 @@ def store_tile(x, values, strides, head, row, count, ROWS: tl.constexpr, WIDTH: 
 def key_range(
     visible, first_row, causal_offset, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """For a tile of queries: where the keys that some row sees end, and where whole tiles that every row sees do."""
+    """Return the end of the keys that some row of a query tile sees, and of the full key tiles that every row sees."""
     end = visible
     free = visible
     if CAUSAL:
@@ -226,8 +226,8 @@ def key_range(
 
 @triton.jit
 def window_range(first_row, masking, free, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """For a tile of queries with a left border: where the tiles of keys begin that some row sees, and where those that
-    every row sees do, of which `free`, key_range()'s, is the end."""
+    """Return the start of the key tiles that some row of a query tile sees under a window, and of those that every row
+    sees. free: the end of the latter, from key_range()."""
     border = first_row + masking.causal_offset - masking.window
     start = tl.maximum(border, 0) // COLUMNS * COLUMNS
     whole = (tl.maximum(border + ROWS - 1, 0) + COLUMNS - 1) // COLUMNS * COLUMNS
@@ -236,7 +236,7 @@ def window_range(first_row, masking, free, ROWS: tl.constexpr, COLUMNS: tl.const
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """a @ b in float32. upcast: the interpreter multiplies bfloat16 wrongly, so there the operands become float32."""
+    """Return a @ b in float32. upcast: float32 operands, because the interpreter multiplies bfloat16 wrongly."""
     if PRECISION == "upcast":
         c = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -249,12 +249,12 @@ def hide(
     s, row, column, masking, queries, visible, CAUSAL: tl.constexpr, CHECKED: tl.constexpr,
     ORDER: tl.constexpr = "spread",
 ):  # fmt: skip
-    """Scores s in base 2 with what is added to them, and -inf where the query may not attend: what a mask adds hides a
-    key where it is -inf in base 2, from reference.LOWEST downwards.
+    """Add ALiBi and mask to scores s in base 2, and set -inf where the query may not attend.
 
-    s (ROWS, COLUMNS) from query `row` and key `column` on, of a head with this Masking; ORDER of the keys: spread, as
-    spread() has them, plain, or transposed, s being (COLUMNS, ROWS) and the keys plain. CHECKED: the tile reaches past
-    the visible keys or the diagonal.
+    s (ROWS, COLUMNS): scores of queries from `row` and keys from `column` on. masking: of one head; an additive mask
+    hides a key where it is -inf in base 2, that is below reference.LOWEST. ORDER of the keys: spread (that of
+    spread()), plain (consecutive), or transposed (consecutive, s (COLUMNS, ROWS)). CHECKED: the tile may reach past
+    the visible keys, the diagonal or the window.
     """
     if ORDER == "transposed":
         rows = tl.arange(0, s.shape[1])[None, :]
@@ -275,15 +275,15 @@ def hide(
         if mask.dtype.element_ty == tl.uint8:
             allowed = tl.load(pointers, mask=inside, other=1)
             if s.shape[0] == 16 or s.shape[1] == 16:
-                # Where a load of bytes and a tl.join (dropout's) lead to a product only 16 deep, Triton up to 3.7 gives
-                # it a layout for 32 and multiplies wrongly (triton#11691). It does not look behind a reduction.
+                # Triton up to 3.7 gives a product of depth 16 that depends on a byte load and a tl.join (dropout's) a
+                # layout for depth 32, and multiplies wrongly (triton#11691). A no-op reduction hides the byte load.
                 allowed = tl.max(tl.expand_dims(allowed, 2), 2)
             s = tl.where(allowed != 0, s, float("-inf"))
         else:
             s += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
     if CHECKED:
-        # One comparison an element: both borders meet in a number of each row, or each column of transposed scores.
-        offset = row - column + masking.causal_offset  # of the diagonal: query i sees the tile's keys up to i + offset
+        # One comparison per element: both borders become one bound per query, or per key if transposed.
+        offset = row - column + masking.causal_offset  # query i of the tile sees its keys up to i + offset
         if not CAUSAL:
             seen = columns < visible - column
         elif rows.shape[1] == 1:
@@ -298,8 +298,8 @@ def hide(
 
 @triton.jit
 def unscaled(s, masking, scale):
-    """Scores s of a product as hide() takes them, and the factor that they are then still to be multiplied by: that and
-    a subtraction are one instruction. What a mask is added to must be scaled before."""
+    """Return scores for hide(), and the factor to apply after it: scaling and subtracting the maximum are then one FMA.
+    If anything is to be added to the scores, they are scaled here, and the factor is 1."""
     factor = scale
     if masking.softcap is not None or masking.slopes is not None:
         s = capped(s * scale, masking)
@@ -313,7 +313,7 @@ def unscaled(s, masking, scale):
 
 @triton.jit
 def capped(s, masking):
-    """Scores in base 2 between the soft cap and its negative: c tanh(s / c)."""
+    """Return scores in base 2 after the soft cap: c * tanh(s / c)."""
     if masking.softcap is not None:
         cap = masking.softcap * LOG2E
         s = cap * _tanh(s / cap)
@@ -322,7 +322,7 @@ def capped(s, masking):
 
 @triton.jit
 def cap_slope(s, masking):
-    """The derivative of capped() where it gave s."""
+    """Return the derivative of capped() where its result is s."""
     slope = 1.0
     if masking.softcap is not None:
         ratio = s / (masking.softcap * LOG2E)
@@ -332,7 +332,7 @@ def cap_slope(s, masking):
 
 @triton.jit
 def _tanh(x):
-    """tanh(x), as exact near 0, where what the exponential leaves of 1 is rounded."""
+    """Return tanh(x); near 0, where 1 - exp2() cancels, by a polynomial."""
     size = tl.abs(x)
     fade = tl.exp2(size * -2.8853900817779268)
     far = (1.0 - fade) / (1.0 + fade)
