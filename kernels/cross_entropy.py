@@ -275,7 +275,7 @@ class Forward:
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), self.M, V
 
     def __call__(self, logits: Tensor, target: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Returns losses (2, M) float32, with and without smoothing, 0 for ignored rows; and statistics (2, M) float32
+        """Return losses (2, M) float32, with and without smoothing, 0 for ignored rows; and statistics (2, M) float32
         for Backward: the largest logit of every row and its probability, None with overwrite.
 
         target: contiguous; factor () or (M,) float32, None for 1.
@@ -295,7 +295,7 @@ class Backward:
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), *logits.shape
 
     def __call__(self, factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor) -> Tensor:
-        """Returns factor * d loss / d logits, (M, V) contiguous in logits' dtype; arguments as for Forward."""
+        """Return factor * d loss / d logits, (M, V) contiguous in logits' dtype; arguments as for Forward."""
         gradient = logits.new_empty(self.shape)
         self.launch(logits, target, statistics, gradient, factor, *self.numbers)
         return gradient

@@ -160,7 +160,7 @@ class Forward:
     def __call__(
         self, tokens: Tensor, weight: Tensor, positions: Tensor | None, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
-        """Returns y (B, L, N)."""
+        """Return y (B, L, N)."""
         y = weight.new_empty(self.shape)
         if self.first:
             positions = positions[self.first :]  # type: ignore[index]
@@ -186,7 +186,7 @@ class Gradient:
         self.launch = Launch(_sum_rows, (runs, ceil_div(N, block.columns)), block.options())
 
     def __call__(self, dy: Tensor, tokens: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
-        """Returns the gradient."""
+        """Return the gradient."""
         out = dy.new_empty(self.shape, dtype=self.dtype)
         order = starts = None
         if self.vocabulary is not None:

@@ -264,7 +264,7 @@ class Forward:
         self, x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
         seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Returns out (..., N'); the tensor (M, F) saved for backward, hidden for ReLU and `before` for GELU; and the
+        """Return out (..., N'); the tensor (M, F) saved for backward, hidden for ReLU and `before` for GELU; and the
         bits (M, ceil(F / 32)) int32 for ReLU by the fused route, else None."""
         x, dropout, bits = x.view(self.rows), (seed, site, *self.dropout), None
         if self.fused:
@@ -328,7 +328,7 @@ class Backward:
         self, dout: Tensor, x: Tensor, kept: Tensor, bits: Tensor | None, weight1: Tensor, weight2: Tensor,
         seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
-        """Returns dx, dweight1, dbias1, dweight2, dbias2; bias gradients are None unless requested."""
+        """Return dx, dweight1, dbias1, dweight2, dbias2; bias gradients are None unless requested."""
         dout, x, scale = dout.view(self.dout), x.view(self.rows), self.dropout[1]
         hidden = None if self.relu else torch.empty_like(kept)
         dropout = None if self.relu else seed, site, *self.dropout  # hidden or bits already hold ReLU's keep-mask

@@ -243,7 +243,7 @@ class Forward:
         self, x: Tensor, residual: Tensor | None, x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
         eps: float, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Returns y in x's dtype, s in residual's dtype (x itself without residual), mean (empty for RMSNorm) and rstd
+        """Return y in x's dtype, s in residual's dtype (x itself without residual), mean (empty for RMSNorm) and rstd
         (M,) float32."""
         M = self.M
         y = x.new_empty(self.shape)
@@ -290,7 +290,7 @@ class Backward:
         self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
         x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """Returns dx (None if it equals ds_total), ds_total, and the gradients of x_bias, weight and bias (or None).
+        """Return dx (None if it equals ds_total), ds_total, and the gradients of x_bias, weight and bias (or None).
 
         dy, dy2, ds: gradients of y, of a second use of y, and of s, contiguous; dy2 and ds may be None.
         """

@@ -65,6 +65,6 @@ class Add:
     def __call__(
         self, x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
-        """Writes out and returns it; out: any dtype, may be x itself. All contiguous; seed None: no dropout."""
+        """Write out and return it; out: any dtype, may be x itself. All contiguous; seed None: no dropout."""
         self.launch(x, residual, out, (seed, site, *self.dropout), self.shape)
         return out

@@ -126,7 +126,7 @@ class Rotation:
         self.out = x.shape, (length * token, width, token, 1) if x.dim() == 4 else (token, width, 1)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Tensor:
-        """Returns x rotated, in its shape, contiguous as (B, L, H, D)."""
+        """Return x rotated, in its shape, contiguous as (B, L, H, D)."""
         out = x.new_empty_strided(*self.out)
         self.launch(x, cos, sin, positions, out, *self.numbers)
         return out
