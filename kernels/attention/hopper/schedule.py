@@ -1,9 +1,9 @@
 """Tile scheduler of the persistent programs.
 
 Heads are processed in sections whose keys and values fit the L2 cache, within a section the longest rows first. The
-order of programs is reversed every other turn, and a section starts with the program after the one that took the last
-tile of the previous section. The busiest of 132 programs then has 1.03 times the mean number of tiles for 16 x 16 heads
-of 1,024 causal rows, and less than 1.01 times from 4,096 rows on; with a fixed order up to 1.16 times.
+order of programs is reversed every other turn and rotated from section to section, so that the tiles of a partial turn
+go to other programs each time. The busiest of 132 programs then has 1.03 times the mean number of key tiles for 16 x 16
+heads of 1,024 causal rows, and less than 1.01 times from 4,096 rows on; with a fixed order up to 1.16 times.
 """
 
 from __future__ import annotations
