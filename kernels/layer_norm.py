@@ -51,7 +51,7 @@ _SHARES = 32
 def _forward(
     x: Pointer,  # (M, N)
     x_bias: ParameterPointer,  # (N,) or None
-    residual: ResidualPointer,  # (M, N), or None: s = x, which is not written, without dropout
+    residual: ResidualPointer,  # (M, N), or None: s = x, not written; no dropout
     weight: ParameterPointer,  # (N,) or None
     bias: ParameterPointer,  # (N,) or None
     y: Pointer,  # (M, N) out

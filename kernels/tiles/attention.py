@@ -9,8 +9,8 @@ the busiest unit where possible. Extras are size classes because dropout takes r
 scores. Where cells of a row differ only by chip, the larger tile spills on the other chip.
 
 Timed on an H100, in half precision: the sm_90 forward tiles for heads of 64 and 128, and both passes for rows of 17 to
-32 keys, are the fastest whose results were checked; some spill up to 48 bytes. The latter with a mask, and backward
-tiles of long rows without mask and shared keys, were timed without checking results; executing their PTX checks them.
+32 keys, are the fastest whose results were checked; some spill up to 48 bytes. These short rows with a mask, and
+backward tiles of long rows without mask and shared keys, were timed without checking results; executing their PTX does.
 No other tile has been timed (docs/gpu-predictions.md).
 """
 

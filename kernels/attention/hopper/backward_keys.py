@@ -1,4 +1,4 @@
-"""Attention backward for long rows on sm_90, dK and dV, in Gluon; the math is that of attention/backward.py.
+"""Attention backward for long rows on sm_90, dK and dV, in Gluon; same math as attention/backward.py.
 
 Persistent programs, one per SM, loop over work items: 128 keys of a head, 64 per warp group, against the queries of all
 heads that read them, so that dK and dV accumulate in registers. A step, for ROWS queries, is

@@ -1,6 +1,6 @@
-"""Attention backward for long rows on sm_90, dQ and delta, in Gluon; the math is that of attention/backward.py.
+"""Attention backward for long rows on sm_90, dQ and delta, in Gluon; same math as attention/backward.py.
 
-Work items, producer warp and consumer warp groups are those of the forward pass. A step, for key tiles t, is
+Work items, producer warp and consumer warp groups are as in the forward pass. A step, for key tiles t, is
 
     start S(t + 1) = Q K(t + 1)^T      start dP(t + 1) = dO V(t + 1)^T      start dQ += dS(t) K(t)
     dS(t + 1) from S(t + 1) and dP(t + 1)      wait for dQ

@@ -1,4 +1,4 @@
-"""Attention forward for long rows on sm_90, warp-specialized, in Gluon; the math is that of attention/forward.py.
+"""Attention forward for long rows on sm_90, warp-specialized, in Gluon; same math as attention/forward.py.
 
 Persistent programs, one per SM, loop over work items: 128 queries of a head, 64 per consumer warp group. The producer
 warp runs a few tiles ahead. A step, over key tiles t from the last to the first, is
@@ -66,13 +66,13 @@ class Sums(NamedTuple):
     """Online softmax state of a warp group's 64 queries: device values."""
 
     acc: Any
-    """(64, D), sum of P V over the tiles before that of `weights`."""
+    """(64, D), sum of P V over earlier tiles, without `weights`."""
     weights: Any
     """(64, COLUMNS), P of the current tile, not yet multiplied by its values."""
     peak: Any
     """(64,), running max of the scores, scaled and in base 2."""
     total: Any
-    """(64,), running sum of P before dropout, that of `weights` included."""
+    """(64,), running sum of P before dropout, including `weights`."""
 
 
 class Rows(NamedTuple):
@@ -143,7 +143,7 @@ def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
 
 @device
 def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
-    """Return the Sums after the scores of a work item's first tile, that of the last keys."""
+    """Return the Sums after scoring a work item's first tile, which holds its last keys."""
     words = _words(rows, column, DROP, T)
     s = warpgroup_mma_wait(0, [_scores(rows.queries, rings.k, tile, T)])
     steps.release(rings.k, tile, T.STAGES)

@@ -70,7 +70,7 @@ def heads_of(x: Tensor) -> Heads | None:
 
 
 def takes(call: Call, *walked: Tensor) -> bool:
-    """Return whether the sm_90 kernels support a call; walked: tensors that they read besides the inputs."""
+    """Return whether the sm_90 kernels support a call; walked: other tensors that they read."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
