@@ -1,4 +1,4 @@
-"""The properties of a device that the choice of tiles depends on."""
+"""Device properties on which the choice of tiles depends."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Chip:
 
     @property
     def warp(self) -> int:
-        """Threads of a warp (AMD: a wave)."""
+        """Threads per warp (AMD: wave)."""
         return 64 if self.name.startswith("gfx9") else 32
 
 
 def named(name: str, shared_memory: int, processors: int) -> Chip:
-    """The Chip of this name, such as sm_90 or gfx942; its other properties follow from the name."""
+    """Return the Chip of this name, such as sm_90 or gfx942, from which the other properties follow."""
     capability = int(name.removeprefix("sm_")) if name.startswith("sm_") else 0
     return Chip(
         name=name,
@@ -45,7 +45,7 @@ CHIPS: dict[str, Chip] = {
     for chip in (
         named("sm_60", 48 << 10, 56),  # P100
         named("sm_70", 96 << 10, 80),  # V100: Triton does not use its tensor cores
-        named("sm_75", 64 << 10, 40),  # T4: the same
+        named("sm_75", 64 << 10, 40),  # T4: likewise
         named("sm_80", 163 << 10, 108),  # A100
         named("sm_86", 99 << 10, 82),  # RTX 3090
         named("sm_89", 99 << 10, 128),  # RTX 4090
@@ -57,4 +57,4 @@ CHIPS: dict[str, Chip] = {
         named("gfx950", 64 << 10, 256),  # MI355X
     )
 }
-"""The chips that every kernel must compile for, one product each, as launch.chip() describes it."""
+"""The chips that every kernel must compile for, with the numbers of one product each, as launch.chip() gives them."""

@@ -1,10 +1,10 @@
-"""Results of `fasttfm tune` in the user's cache directory: one JSON file per device, driver and set of versions.
+"""Cache of `fasttfm tune` in the user's cache directory: one JSON file per device, driver and set of versions.
 
     $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
         tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
 
-Without a usable file (damaged, or of another driver or version: one warning) the shipped choices apply: files that
-users of the same product contributed (kernels/tiles/tuned), then the tables.
+Without a usable file, the shipped choices apply: contributed files for the same product (kernels/tiles/tuned), then the
+tables. A file that is damaged, or for another driver or version, gives one warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fasttfm.kernels.choices import Decision
 _FORMAT = 2
 
 SHIPPED = Path(__file__).parent / "tiles" / "tuned"
-"""Contributed files; proof/tuned.py checks them."""
+"""Contributed files; checked by proof/tuned.py."""
 
 System = dict[str, Any]
 """Device, chip, driver and versions for which a measurement is valid: system_of()."""
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 def system_of(device: torch.device, chip: Chip) -> System:
-    """The System of a device."""
+    """Return the System of a device."""
     versions = {name: _version(name) for name in ("fasttfm", "torch", "triton")}
     return {"device": torch.cuda.get_device_name(device), "chip": chip.name, "driver": driver(), "versions": versions}
 
@@ -62,7 +62,7 @@ _DRIVERS = (
 
 
 def driver() -> str:
-    """Version of the GPU driver; of CUDA or ROCm if the driver's is not readable."""
+    """Return the version of the GPU driver, or of CUDA or ROCm if the driver's is not readable."""
     for file, pattern in _DRIVERS:
         if os.access(file, os.R_OK) and (match := re.search(pattern, Path(file).read_text())):
             return match[1]
@@ -70,20 +70,20 @@ def driver() -> str:
 
 
 def folder() -> Path:
-    """The user's cache folder; it need not exist."""
+    """Return the user's cache folder, which need not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttfm"
     return Path(os.environ.get("FASTTFM_CACHE") or cache)
 
 
 def file_of(system: System) -> Path:
-    """The file of a system; it need not exist."""
+    """Return the file of a system, which need not exist."""
     product = re.sub(r"[^A-Za-z0-9]+", "-", system["device"]).strip("-") or "device"
     digest = hashlib.sha256(json.dumps(system, sort_keys=True).encode()).hexdigest()[:12]
     return folder() / "tuned" / f"{product}-{digest}.json"
 
 
 def write(system: System, answers: dict[Decision, Measured]) -> Path:
-    """Replaces the answers of a system, atomically. Returns the file."""
+    """Replace the answers of a system atomically. Returns the file."""
     rows = sorted(answers.items(), key=str)
     entries = [{"choice": name, "size_class": size, **each._asdict()} for (name, size), each in rows]
     file = file_of(system)
@@ -94,7 +94,7 @@ def write(system: System, answers: dict[Decision, Measured]) -> Path:
 
 
 def parse(file: Path) -> tuple[System, dict[Decision, Measured]]:
-    """Reads a file. Raises ValueError if it is damaged."""
+    """Read a file. Raises ValueError if it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))  # noqa: TID251 (kernels know nothing of fasttfm)
         if (written := content.pop("format")) != _FORMAT:
@@ -109,7 +109,7 @@ def parse(file: Path) -> tuple[System, dict[Decision, Measured]]:
 
 
 def read(system: System) -> dict[Decision, Measured]:
-    """The answers tuned for a system, {} without a file. Raises ValueError for a damaged or another system's file."""
+    """Return the answers tuned for a system, {} without a file. Raises ValueError for a wrong or damaged file."""
     file = file_of(system)
     if not file.exists():
         return {}
@@ -120,14 +120,14 @@ def read(system: System) -> dict[Decision, Measured]:
 
 
 def shipped(system: System) -> dict[Decision, Measured]:
-    """Contributed answers for this product, of any driver and versions."""
+    """Return the contributed answers for this product, for any driver and versions."""
     product, files = (system["device"], system["chip"]), map(parse, sorted(SHIPPED.glob("*.json")))
     fitting = [answers for other, answers in files if (other["device"], other["chip"]) == product]
     return {decision: measured for answers in fitting for decision, measured in answers.items()}
 
 
 def load(device: torch.device, chip: Chip) -> None:
-    """Applies the tuned answers of a device. An unusable file gives one warning and is ignored."""
+    """Apply the tuned answers of a device. An unusable file gives one warning and is ignored."""
     system = system_of(device, chip)
     file, remedy = file_of(system), "the shipped choices apply; run `fasttfm tune` to measure again"
     answers = shipped(system)

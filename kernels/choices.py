@@ -4,8 +4,8 @@ A Choice is a pure function of chip and size class, usually a table (tiles/table
 
     LAYER_NORM = Choice("layer_norm.tile", Table(...), lambda chip, columns, direction: ...)
 
-The function's answer ships. `fasttfm tune` measures the alternatives on the user's device and stores the faster ones
-(choice_cache.py), which then override it. Nothing is measured unasked.
+The function returns the shipped answer. `fasttfm tune` measures the alternatives on the user's device and stores the
+faster ones (choice_cache.py), which then override it. Nothing else measures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fasttfm.kernels.chip import Chip
 
 Answer = TypeVar("Answer")
 Decision = tuple[str, tuple]
-"""Choice and size class."""
+"""Name of a choice, and size class."""
 
 CHOICES: dict[str, Choice] = {}
 """Every choice of the imported kernel files, by name."""
@@ -26,11 +26,11 @@ CHOICES: dict[str, Choice] = {}
 _kept: dict[Chip, dict[Decision, str]] = {}
 
 version = 0
-"""Number of keep() calls; plans made under another version are stale."""
+"""Number of keep() calls; plans made under an earlier version are stale."""
 
 
 class Choice(Generic[Answer]):
-    """A decision between tiles or names, which are stored and compared as str()."""
+    """A decision between tiles or names; answers are stored and compared as str()."""
 
     def __init__(
         self, name: str, shipped: Callable[..., Answer], alternatives: Callable[..., Sequence[Answer]]
@@ -51,7 +51,7 @@ class Choice(Generic[Answer]):
         return answer
 
     def answers(self, chip: Chip, *size_class: Any) -> dict[str, Answer]:
-        """The shipped answer and its alternatives, by str()."""
+        """Return the shipped answer and its alternatives, by str()."""
         return {str(each): each for each in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class))}
 
     def _kept_answer(self, chip: Chip, size_class: tuple) -> Answer | None:
@@ -68,7 +68,7 @@ class Choice(Generic[Answer]):
 
 
 def keep(chip: Chip, answers: Mapping[Decision, str]) -> None:
-    """Overrides the shipped answers on a chip, by their str(), and drops earlier overrides."""
+    """Override the shipped answers on a chip, given as str(), and drop earlier overrides."""
     global version
     version += 1
     _kept[chip] = dict(answers)
@@ -77,11 +77,11 @@ def keep(chip: Chip, answers: Mapping[Decision, str]) -> None:
 
 
 def kept(chip: Chip) -> dict[Decision, str]:
-    """The current overrides on a chip."""
+    """Return the current overrides on a chip."""
     return _kept.get(chip, {})
 
 
 def asked(chip: Chip) -> list[Decision]:
-    """The decisions made on a chip since the last keep()."""
+    """Return the decisions made on a chip since the last keep()."""
     device = (chip.name, chip.processors)
     return [(name, key[2:]) for name, choice in CHOICES.items() for key in choice._answers if key[:2] == device]

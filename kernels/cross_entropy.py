@@ -5,15 +5,15 @@
     loss = (1 - a) nll + a (log(total) + top - mean over v of x[v])
     dx[v] = factor * (exp(x[v] - top) / total - a / V - (1 - a) [v == target])
 
-top + log(total), the log-sum-exp, is never formed: for logits of 60,000 it would be off by 0.002, and with it every
-probability.
+The log-sum-exp, top + log(total), is never formed: for logits of 60,000 its rounding error is 0.002, which every
+probability would inherit.
 
-A program owns a row. It reads the row once for the maximum, the sum of exponentials (rescaled as the maximum grows,
-Milakov and Gimelshein 2018; every thread keeps its own maximum until the end) and the plain sum, and again, from the
-last tile back because the cache still holds it, to overwrite it with the gradient. A row that fills more than half of a
-tile stays in registers between the two. That moves 2 * M * V elements and takes 2 * M * V exponentials: an H200
-(4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000 in bfloat16; a gradient beside the logits would need another
-1.85 GB. Statistics are float32.
+A program owns a row. The first pass computes the maximum, the sum of exponentials (online: rescaled as the maximum
+grows, Milakov and Gimelshein 2018; per-thread maxima are merged at the end) and the plain sum. The second overwrites
+the logits with the gradient, from the last tile back because the cache still holds it. A row of one tile, more than
+half full, stays in registers between the passes. Traffic is 2 * M * V elements, with 2 * M * V exponentials: an H200
+(4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000 in bfloat16; a separate gradient would need another 1.85 GB.
+Statistics are float32.
 Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functional.cross_entropy's definition.
 """
 
@@ -33,19 +33,19 @@ from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 from fasttfm.kernels.wide import wide
 
 LOG2E = tl.constexpr(1.4426950408889634)
-HELD = tl.constexpr(16)  # elements of a tile per thread, for rows of several tiles
+HELD = tl.constexpr(16)  # elements per thread and tile, for rows of several tiles
 
 
 @triton.jit
 def _gradient(below, share, factor, smoothing, V):
-    """factor * d loss / d x, in float32, where the class is not the target; below: x - top; share: 1 / total, the
+    """Return factor * d loss / d x in float32 for classes other than the target; below: x - top; share: 1 / total, the
     largest logit's probability."""
     return tl.exp2(below * LOG2E) * (share * factor) - factor * (smoothing / V)
 
 
 @triton.jit
 def _store_target(row, t, exists, below, share, factor, smoothing, V):
-    """Writes the target's gradient over what a tile has stored there, so that no other element is compared with it."""
+    """Overwrite the target's gradient after its tile is stored, so that no element is compared with the target."""
     tl.debug_barrier()
     out = _gradient(below, share, factor, smoothing, V) - factor * (1.0 - smoothing)
     tl.store(row + t, out.to(row.dtype.element_ty), mask=exists)
@@ -53,8 +53,8 @@ def _store_target(row, t, exists, below, share, factor, smoothing, V):
 
 @triton.jit
 def _walk(row, whole, COLUMNS: tl.constexpr):
-    """Each thread's maximum, sum of exponentials and sum of distances from base over what it has of the whole tiles of
-    a row, and base, (COLUMNS / HELD,) each: no tile waits for what other threads have."""
+    """Return per-thread statistics of a row's whole tiles, (COLUMNS / HELD,) each: maximum, sum of exponentials, sum of
+    x - base, and base. Threads do not exchange anything, so no tile waits for a reduction."""
     columns = _columns(row, COLUMNS)
     top = tl.full((columns.shape[1],), float("-inf"), tl.float32)
     total = tl.zeros((columns.shape[1],), tl.float32)
@@ -64,7 +64,7 @@ def _walk(row, whole, COLUMNS: tl.constexpr):
         x = wide(tl.load(row + first + columns))
         higher = tl.maximum(top, tl.max(tl.max(x, axis=2), axis=0))
         before = base
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing but -inf so far
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # all -inf so far: -inf - -inf would be NaN
         below = x - base[None, :, None]
         total = total * tl.exp2((top - base) * LOG2E) + tl.sum(tl.sum(tl.exp2(below * LOG2E), axis=2), axis=0)
         distance += (before - base) * (first // COLUMNS * HELD) + tl.sum(tl.sum(below, axis=2), axis=0)
@@ -79,8 +79,8 @@ def _add_both(first, second, other, another):
 
 @triton.jit
 def _columns(row, COLUMNS: tl.constexpr):
-    """A tile's columns, (., COLUMNS / HELD, .): a thread has those along the first and the last axis, along the last 16
-    bytes together."""
+    """Return a tile's columns, (HELD / GROUP, COLUMNS / HELD, GROUP): the middle axis is the thread, the last one a
+    16-byte load."""
     GROUP: tl.constexpr = 128 // row.dtype.element_ty.primitive_bitwidth
     parts = tl.arange(0, HELD // GROUP)[:, None, None] * (COLUMNS // HELD * GROUP)
     return parts + tl.arange(0, COLUMNS // HELD)[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
@@ -88,7 +88,7 @@ def _columns(row, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _overwrite(row, first, top, share, factor, smoothing, V, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
-    """The gradient of a tile in the place of its logits."""
+    """Overwrite a tile's logits with their gradient."""
     columns = first + tl.arange(0, COLUMNS)
     if CHECKED:
         x = tl.load(row + columns, mask=columns < V, other=0.0).to(tl.float32)
@@ -102,11 +102,11 @@ def _overwrite(row, first, top, share, factor, smoothing, V, COLUMNS: tl.constex
 
 @jit
 def _forward(
-    logits: Pointer,  # (M, V), rows `stride` elements apart; with OVERWRITE the gradient comes in its place
+    logits: Pointer,  # (M, V), rows `stride` elements apart; OVERWRITE: replaced by the gradient
     target: Int64Pointer,  # (M,)
     losses: Float32Pointer,  # (2, M) out: loss, and loss without smoothing, of every row
-    statistics: Float32Pointer,  # (2, M) out: the largest logit of every row and its probability; or None
-    factor: Float32Pointer,  # () or (M,) that multiplies the gradient, or None for 1
+    statistics: Float32Pointer,  # (2, M) out: largest logit of every row, and its probability; or None
+    factor: Float32Pointer,  # () or (M,), multiplies the gradient; None: 1
     factor_step: Varying,  # 0 or 1
     smoothing: Real,
     ignore_index: Varying,
@@ -122,14 +122,13 @@ def _forward(
     t = tl.load(target + row)
     counted = t != ignore_index
     if counted:
-        # A class that does not exist gives a loss that is not a number, and reads nothing.
+        # A target outside [0, V) is not loaded and gives a NaN loss.
         exists = (t >= 0) & (t < V)
         whole = V // COLUMNS * COLUMNS
         picked = tl.load(logits + t, mask=exists, other=float("nan")).to(tl.float32)
         if ONE_TILE:
-            # Two halves without comparisons, 16 bytes at a time: the second begins where a group of 16 bytes does, so
-            # that it has some of the first again, in whole groups that are left out of the sums. Less than a group is
-            # left at the end.
+            # Two halves in unmasked 16-byte loads, and less than 16 bytes at the end. The second half begins at a
+            # multiple of 16 bytes, so it repeats whole groups of the first, which the sums leave out.
             HALF: tl.constexpr = COLUMNS // 2
             GROUP: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
             groups = tl.arange(0, HALF // GROUP)
@@ -162,7 +161,7 @@ def _forward(
         logarithm = tl.log(total)
         share = 1.0 / total
         nll = logarithm + (top - picked)
-        # A class switched off by -inf does not matter without smoothing, as in torch; with it the loss is infinite.
+        # A logit of -inf makes the loss infinite with smoothing, and is ignored without, as in torch.
         spread = tl.where(smoothing > 0.0, smoothing * (logarithm - distance / V), 0.0)
         tl.store(losses + row, (1.0 - smoothing) * nll + spread)
         tl.store(losses + M + row, nll)
@@ -174,7 +173,7 @@ def _forward(
             if factor is not None:
                 scale = tl.load(factor + row * factor_step)
             if ONE_TILE:
-                tl.debug_barrier()  # every thread of the program has read `picked` before one overwrites it
+                tl.debug_barrier()  # all threads must have read `picked` before it is overwritten
                 out = _gradient(below, share, scale, smoothing, V)
                 tl.store(lower, out.to(logits.dtype.element_ty))
                 out = _gradient(below2, share, scale, smoothing, V)
@@ -215,7 +214,7 @@ def _backward(
     V: Size,
     COLUMNS: tl.constexpr,
 ):
-    """The gradient out of place, when backward comes: logits that someone else still needs."""
+    """Compute the gradient out of place in the backward pass, for logits that are still needed."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.load(target + row)
@@ -244,7 +243,7 @@ def _scale(
     COLUMNS: tl.constexpr,
 ):
     scale = tl.load(factor).to(tl.float32)
-    if scale != 1.0:  # as it is under loss.backward(): then nothing is read
+    if scale != 1.0:  # loss.backward() gives 1: then nothing is read
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row = gradient + tl.program_id(0).to(tl.int64) * stride + columns
         x = wide(tl.load(row, mask=columns < V, other=0.0)) * scale
@@ -256,7 +255,7 @@ _WIDEST = 4096  # widest row that stays in registers
 
 
 def size_class(V: int) -> int:
-    """The smallest of _SIZES >= V; larger V take the last one."""
+    """Return the smallest of _SIZES >= V, else the largest."""
     return min(_SIZES[-1], max(_SIZES[0], power_of_two(V)))
 
 
@@ -276,7 +275,7 @@ class Forward:
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), self.M, V
 
     def __call__(self, logits: Tensor, target: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Returns losses (2, M) float32, with and without smoothing, 0 for ignored rows; and statistics (2, M) float32
+        """Return losses (2, M) float32, with and without smoothing, 0 for ignored rows; and statistics (2, M) float32
         for Backward: the largest logit of every row and its probability, None with overwrite.
 
         target: contiguous; factor () or (M,) float32, None for 1.
@@ -296,14 +295,14 @@ class Backward:
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), *logits.shape
 
     def __call__(self, factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor) -> Tensor:
-        """factor * d loss / d logits, (M, V) contiguous in logits' dtype; statistics of Forward, the rest as there."""
+        """Return factor * d loss / d logits, (M, V) contiguous in logits' dtype; arguments as for Forward."""
         gradient = logits.new_empty(self.shape)
         self.launch(logits, target, statistics, gradient, factor, *self.numbers)
         return gradient
 
 
 class Scale:
-    """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; accesses no gradient if it is 1."""
+    """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; does not access the gradient if it is 1."""
 
     def __init__(self, gradient: Tensor) -> None:
         self.launch, self.numbers = _tiled_launch(_scale, gradient), (gradient.stride(0), gradient.shape[1])
@@ -313,7 +312,7 @@ class Scale:
 
 
 def _tiled_launch(kernel: Any, rows: Tensor) -> Launch:
-    """Launch with one program per tile of each row (M, V), at most _WIDEST columns."""
+    """Return a launch with one program per tile, of at most _WIDEST columns, of each row (M, V)."""
     M, V = rows.shape
     block = CROSS_ENTROPY(chip(rows.device), min(_WIDEST, size_class(V)))
     return Launch(kernel, (M, ceil_div(V, block.columns)), block.options())

@@ -1,6 +1,6 @@
 """Token embedding * scale + position + dropout, and its gradient without atomics.
 
-    y[b, l] = dropout(weight[tokens[b, l]] * scale + positions[first + l]), zeros where the token is padding
+    y[b, l] = dropout(weight[tokens[b, l]] * scale + positions[first + l]), zero for padding tokens
     dweight[v] = scale * sum over the (b, l) whose token is v of dropout'(dy[b, l])
     dpositions[first + l] = sum over b of dropout'(dy[b, l]) where the token is not padding
 
@@ -29,14 +29,16 @@ from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import divided, wide
 
 _HALF = 1 << 15
-"""Half of the values of an int16."""
+"""Half the number of int16 values."""
+_LEAST_PAD = 1 << 10
+"""int16 keys of padding ids down to -1,024, such as -100, are those of no token: they wrap past the vocabulary."""
 _NONE = -(1 << 31)
-"""The pad_id for no padding: never a token, whereas -1 may be one by mistake."""
+"""The pad_id without padding: never a token, whereas -1 may occur by mistake."""
 
 
 @triton.jit
 def _line(pointer, row, N):
-    """Pointers to rows (R,) int32 of N elements: counted in bytes, an address is one multiply-add."""
+    """Return pointers (R, 1) to rows (R,) int32 of N elements; in bytes, an address is one multiply-add."""
     SIZE: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
     place = pointer.to(tl.pointer_type(tl.int8), bitcast=True) + row.to(tl.int64) * (N * SIZE)
     return place.to(pointer.dtype, bitcast=True)[:, None]
@@ -46,11 +48,11 @@ def _line(pointer, row, N):
 def _forward(
     tokens: Int64Pointer,  # (M,), M = B * L
     weight: Pointer,  # (V, N)
-    positions: Float32Pointer,  # (L, N) from the first position on, or None
+    positions: Float32Pointer,  # (L, N), from the first position on, or None
     y: Pointer,  # (M, N) out
     dropout: Dropout,
     scale: Real,
-    pad_id: Varying,  # _NONE: none
+    pad_id: Varying,  # _NONE: no padding
     M: Varying,
     L: Varying,
     N: Size,
@@ -63,10 +65,10 @@ def _forward(
     columns = first_column + tl.arange(0, COLUMNS)
     column_inside = (columns < N)[None, :]
     token = tl.load(tokens + rows, mask=rows < M, other=0)
-    exists = token.to(tl.uint64) < V.to(tl.uint64)  # nor is it below 0
+    exists = token.to(tl.uint64) < V.to(tl.uint64)  # unsigned: not below 0 either
     padding = token == pad_id
-    # A token that does not exist gives what is not a number, so that it is noticed. It reads another's line, as padding
-    # does, where dropout chooses what is written anyway: that takes fewer instructions than to read nothing.
+    # A token outside [0, V) gives NaN, so that the error shows. With dropout, which selects what is written anyway,
+    # such tokens and padding load some other row: fewer instructions than masking the load.
     read = column_inside & (V > 0)
     if dropout.seed is None:
         read &= (exists & (token != pad_id))[:, None]
@@ -89,8 +91,8 @@ def _forward(
 def _sum_rows(
     dy: Pointer,  # (M, N)
     tokens: Int64Pointer,  # (M,)
-    order: Int64Pointer,  # (M,): token places sorted by token; None: run r is the places r, r + L, r + 2 L, ...
-    starts: Int64Pointer,  # (V + 1,): where in order the run of each token begins; None with order
+    order: Int64Pointer,  # (M,): rows of dy sorted by token; None: run r is the rows r, r + L, r + 2 L, ...
+    starts: Int64Pointer,  # (V + 1,): start of each token's run in order; None if order is
     out: Pointer,  # (runs, N) out
     dropout: Dropout,
     scale: Real,
@@ -100,7 +102,7 @@ def _sum_rows(
     N: Size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out[r] = scale * sum of the rows of dropout'(dy) in run r that are not padding."""
+    """Compute out[r] = scale * sum of the rows of dropout'(dy) in run r that are not padding."""
     run = tl.program_id(0)
     first_column = tl.program_id(1) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
@@ -133,12 +135,12 @@ _WIDE = 512
 
 
 def tile(chip: Chip, N: int) -> Tile:
-    """The tile of forward, 1,024 or 2,048 elements: the widest if it divides N, with the fewest rows per thread."""
+    """Return the tile of forward, 1,024 or 2,048 elements; _WIDE columns if they divide N: fewest rows per thread."""
     return EMBEDDING(chip, _WIDE) if N % _WIDE == 0 else sums_tile(chip, N)
 
 
 def sums_tile(chip: Chip, N: int) -> Tile:
-    """The tile of backward, 2,048 elements; narrower, so that more threads share a run of rows."""
+    """Return the tile of backward, 2,048 elements; narrower, so that more threads share a run of rows."""
     return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
 
@@ -160,7 +162,7 @@ class Forward:
     def __call__(
         self, tokens: Tensor, weight: Tensor, positions: Tensor | None, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
-        """Returns y (B, L, N)."""
+        """Return y (B, L, N)."""
         y = weight.new_empty(self.shape)
         if self.first:
             positions = positions[self.first :]  # type: ignore[index]
@@ -169,8 +171,8 @@ class Forward:
 
 
 class Gradient:
-    """The gradient of a table for one signature: of weight, (vocabulary, N) in dy's dtype, or, with vocabulary None, of
-    the L positions that were read, (L, N) float32. dy (B, L, N) and tokens (B, L) contiguous."""
+    """The gradient of a table for one signature: weight's, (vocabulary, N) in dy's dtype, or, if vocabulary is None,
+    that of the L positions used, (L, N) float32. dy (B, L, N) and tokens (B, L) contiguous."""
 
     def __init__(
         self, dy: Tensor, tokens: Tensor, vocabulary: int | None = None, scale: float = 1.0, pad_id: int | None = None,
@@ -186,7 +188,7 @@ class Gradient:
         self.launch = Launch(_sum_rows, (runs, ceil_div(N, block.columns)), block.options())
 
     def __call__(self, dy: Tensor, tokens: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
-        """Returns the gradient."""
+        """Return the gradient."""
         out = dy.new_empty(self.shape, dtype=self.dtype)
         order = starts = None
         if self.vocabulary is not None:
@@ -196,9 +198,9 @@ class Gradient:
 
 
 def runs(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Indices of tokens in a stable sort, and the start of each token's run in it, (vocabulary + 1,).
+    """Return the indices that sort tokens stably, and the start of each token's run among them, (vocabulary + 1,).
 
-    Sorts int16 keys if the vocabulary allows, else int32: the radix sort takes one pass per byte.
+    Sort keys are int16 if the vocabulary allows, else int32: the radix sort takes one pass per byte.
     """
     dtype, first = (torch.int16, _HALF) if vocabulary < 2 * _HALF - _LEAST_PAD else (torch.int32, 0)
     flat, device = tokens.view(-1), tokens.device

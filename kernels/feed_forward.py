@@ -1,8 +1,8 @@
-"""The feed-forward network, with bias, activation and dropout fused into the epilogues of its products.
+"""The feed-forward network, with bias, activation and dropout fused into the epilogues of its matrix products.
 
     forward     before = x W1^T + b1        hidden = keep * f(before)               out = scale * hidden W2^T + b2
     backward    dbefore = keep * scale * f'(before) * (dout W2)     db1, db2 = sums over rows of dbefore and dout
-                dW2 = scale * dout^T hidden, dx = dbefore W1, dW1 = dbefore^T x: plain products, by cuBLAS
+                dW2 = scale * dout^T hidden, dx = dbefore W1, dW1 = dbefore^T x: plain cuBLAS products
 
 keep is the dropout mask (M, F), scale its 1 / (1 - p), applied as a factor of the products. f is one of
 
@@ -12,10 +12,10 @@ keep is the dropout mask (M, F), scale its 1 / (1 - p), applied as a factor of t
                                             to (1 + tanh w) / 2 without cancellation
     both GELUs  f'(u) = Phi(u) + u * Phi'(u)
 
-Backward of ReLU needs one bit per element, positive and kept by dropout: the forward kernel writes M * F bits, so that
-2.125 bytes per element are saved where torch.nn saves 5 in half precision. The derivative of GELU needs `before`, which
-is saved in place of hidden: the epilogue of dout W2 reads it anyway and recomputes hidden for dW2, at half the memory.
-Forward computes hidden from the rounded `before`, so that both passes have the same hidden, bit by bit.
+Backward of ReLU needs one bit per element, positive and kept by dropout: the forward kernel writes M * F bits, so it
+saves 2.125 bytes per element for backward where torch.nn saves 5 in half precision. GELU' needs `before`, which is
+saved in place of hidden: the epilogue of dout W2 reads it anyway and recomputes hidden for dW2, at half the memory.
+Forward computes hidden from the rounded `before`, so that hidden is bitwise the same in both passes.
 
 Cost: forward 2 * M * N * F FLOPs per product, backward twice that. The epilogues overlap with the products and save
 passes over hidden of 2 * M * F elements each, 48 us on an H200 (4.3 TB/s) at M = 25,000, F = 2048 in half precision:
@@ -49,7 +49,7 @@ from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
 @triton.jit
 def _gelu(u, ACTIVATION: tl.constexpr):
-    """gelu(u) and gelu'(u), float32."""
+    """Return gelu(u) and gelu'(u) in float32."""
     HALF: tl.constexpr = u.dtype.primitive_bitwidth == 16
     u = u.to(tl.float32)
     if ACTIVATION == "gelu_tanh":
@@ -57,10 +57,10 @@ def _gelu(u, ACTIVATION: tl.constexpr):
         phi = 1.0 / (1.0 + tl.exp(u * (-1.5957691216057308 - 0.07135481282553182 * square)))
         slope = u * phi * (1.0 - phi) * (1.5957691216057308 + 0.21406443847659546 * square)
     else:
-        # Phi(-a) = 2^p(a): erf() computes the polynomials of both its ranges and chooses each of their coefficients.
-        # p is minimax in Phi for a up to 5.6 and falls from there on: Phi is off by 5e-8 at most, as of erf(). For a u
-        # of 16 bits Phi is off by 6e-5 of itself for a up to 3.5, by 1e-4 up to 4 and beyond by 5e-9: less than what
-        # the rounding of erf() to float32 leaves of the tail.
+        # Phi(-a) = 2^p(a), because erf() is slower: it evaluates both of its ranges and selects every coefficient. p is
+        # the minimax fit to Phi for a <= 5.6 and decreases beyond. The error of Phi is at most 5e-8, as with erf(). For
+        # 16-bit u it is 6e-5 relative for a <= 3.5, 1e-4 relative up to 4 and 5e-9 absolute beyond: less than erf(),
+        # rounded to float32, loses in the tail.
         a = tl.abs(u)
         if HALF:
             p = 0.006251474376767874 + a * -0.0003638874914031476
@@ -77,7 +77,7 @@ def _gelu(u, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _dropped(first, second, dropout, rows, first_column, COLUMNS: tl.constexpr, LOADED: tl.constexpr):
-    """Both, zero where dropout drops them; not scaled. LOADED: the tile comes from memory, not from a product."""
+    """Zero what dropout drops in both, without scaling. LOADED: the tile was loaded, not computed by a product."""
     if dropout.seed is not None:
         if LOADED:
             lane = lanes_exchanged(tl.load(dropout.seed), dropout.site, 0, rows, first_column, COLUMNS)
@@ -89,7 +89,7 @@ def _dropped(first, second, dropout, rows, first_column, COLUMNS: tl.constexpr, 
 
 @triton.jit
 def _words(bits, rows, tile_n, M, N, COLUMNS: tl.constexpr):
-    """Pointers to the words of bits for a tile, and which of them are inside."""
+    """Return the pointers to a tile's words of bits, and their mask."""
     words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
     W = tl.cdiv(N, 32)
     return bits + rows.to(tl.int64)[:, None] * W + words[None, :], (rows < M)[:, None] & (words < W)[None, :]
@@ -102,7 +102,7 @@ def _forward(
     bias: Pointer,  # (N,) or None
     before: Pointer,  # (M, N) out; None with ReLU
     hidden: Pointer,  # (M, N) out
-    bits: Int32Pointer,  # (M, ceil(N / 32)) out: bit j of word w tells whether hidden[:, 32 w + j] is open; or None
+    bits: Int32Pointer,  # (M, ceil(N / 32)) out: bit j of word w is 1 if hidden[:, 32 w + j] is open; or None
     sizes: ProductSizes,
     dropout: Dropout,
     ACTIVATION: tl.constexpr, EVEN_K: tl.constexpr, NEIGHBOURS: tl.constexpr,
@@ -116,11 +116,11 @@ def _forward(
         value += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     rounded = value.to(hidden.dtype.element_ty)
     if ACTIVATION == "relu":
-        shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
+        shut = rounded.to(tl.float32) <= 0.0  # NaN is open, so that it propagates
         if dropout.seed is not None:
             lane = lanes(tl.load(dropout.seed), dropout.site, 0, rows, tile_n * COLUMNS, COLUMNS)
             shut = shut | (lane < dropout.threshold)
-        # A column past the last has sum and bias 0 and is shut; a row past the last stores no word.
+        # Columns past the last have value 0 and are shut; rows past the last store no word.
         bit = (1 << (tl.arange(0, COLUMNS) % 32))[None, :]
         opened = tl.reshape(tl.where(shut, 0, bit), (ROWS, COLUMNS // 32, 32))
         inside = (rows < M)[:, None] & (columns < N)[None, :]
@@ -140,7 +140,7 @@ def _forward(
 def _backward(
     dout: Pointer,  # (M, K)
     weight: Pointer,  # (K, N)
-    kept: Pointer,  # (M, N): before; with ReLU hidden, whose sign tells what is open, None: bits do
+    kept: Pointer,  # (M, N): before; with ReLU hidden, open unless <= 0, or None: use bits
     bits: Int32Pointer,  # (M, ceil(N / 32)), or None
     dbefore: Pointer,  # (M, N) out
     hidden: Pointer,  # (M, N) out; None with ReLU
@@ -170,9 +170,9 @@ def _backward(
         activated, value = _dropped(activated, value, dropout, rows, tile_n * COLUMNS, COLUMNS, False)
         tl.store(hidden + offsets, activated.to(hidden.dtype.element_ty), mask=inside)
     tl.store(dbefore + offsets, value.to(dbefore.dtype.element_ty), mask=inside)
-    if parts.first is not None:  # rows past the last one are of zeros, dout being
+    if parts.first is not None:  # rows past the last are zero, like dout's
         tl.store(parts.first + tile_m.to(tl.int64) * N + columns, tl.sum(value, axis=0), mask=columns < N)
-    if parts.second is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
+    if parts.second is not None:  # noqa: SIM102 (the outer condition is compile-time, the inner one is not)
         if tile_n == 0:  # dout's rows are in the cache now
             product.row_sums(dout, parts.second + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
 
@@ -191,7 +191,7 @@ def _activate(
     first_column = tl.program_id(1) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
     inside = (rows < M)[:, None] & (columns < N)[None, :]
-    begin = tl.program_id(0).to(tl.int64) * ROWS * N  # from there on 32 bits hold the offsets
+    begin = tl.program_id(0).to(tl.int64) * ROWS * N  # 64-bit start of the tile: offsets within it fit 32 bits
     before += begin
     hidden += begin
     offsets = tl.arange(0, ROWS)[:, None] * N + columns[None, :]
@@ -204,7 +204,7 @@ def _activate(
 @jit
 def _gate(
     dhidden: Pointer,  # (M, N) in and out: the product, then the gradient before the activation
-    kept: Pointer,  # (M, N): before; with ReLU hidden, whose sign tells what is open
+    kept: Pointer,  # (M, N): before; with ReLU hidden, open unless <= 0
     hidden: Pointer,  # (M, N) out; None with ReLU
     parts: Float32Pointer,  # (programs along rows, N) out, or None
     dropout: Dropout,
@@ -264,7 +264,7 @@ class Forward:
         self, x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
         seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Returns out (..., N'); the tensor (M, F) saved for backward, hidden for ReLU and `before` for GELU; and the
+        """Return out (..., N'); the tensor (M, F) saved for backward, hidden for ReLU and `before` for GELU; and the
         bits (M, ceil(F / 32)) int32 for ReLU by the fused route, else None."""
         x, dropout, bits = x.view(self.rows), (seed, site, *self.dropout), None
         if self.fused:
@@ -291,7 +291,7 @@ class Forward:
 
 
 def forward_route(x: Tensor, activation: str, dropped: bool, route: str) -> str:
-    """The route of the forward pass, fused or cublas; route: as for Forward."""
+    """Return the route of the forward pass, fused or cublas; route: as for Forward."""
     which = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
     return product.route_of(which, x.dtype, x.device, route)
 
@@ -328,10 +328,10 @@ class Backward:
         self, dout: Tensor, x: Tensor, kept: Tensor, bits: Tensor | None, weight1: Tensor, weight2: Tensor,
         seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
-        """Returns dx, dweight1, dbias1, dweight2, dbias2; bias gradients are None unless requested."""
+        """Return dx, dweight1, dbias1, dweight2, dbias2; bias gradients are None unless requested."""
         dout, x, scale = dout.view(self.dout), x.view(self.rows), self.dropout[1]
         hidden = None if self.relu else torch.empty_like(kept)
-        dropout = None if self.relu else seed, site, *self.dropout  # the output of ReLU shows what was dropped
+        dropout = None if self.relu else seed, site, *self.dropout  # hidden or bits already hold ReLU's keep-mask
         parts = tuple([shape and kept.new_empty(shape, dtype=torch.float32) for shape in self.parts])
         if self.fused:
             dbefore, sign = torch.empty_like(kept), kept if bits is None else None

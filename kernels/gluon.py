@@ -1,4 +1,4 @@
-"""jit.jit() for Gluon, in which kernels state their own layouts, copies and barriers. Needs tensor_map.usable()."""
+"""jit.jit() for Gluon kernels, which specify layouts, copies and barriers themselves. Needs tensor_map.usable()."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fasttfm.kernels.jit import Kernel
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """jit.jit() for a kernel in Gluon, which has no interpreter. Tensor maps are passed as tensor_map.Mapped, not in
-    tuples."""
+    """Decorator for Gluon kernels that the host launches; Gluon has no interpreter. Tensor maps are passed as
+    tensor_map.Mapped, not inside tuples."""
     return _GluonKernel(function)
 
 

@@ -2,8 +2,8 @@
 
 At every launch Triton binds all arguments, computes the specialization of each and formats the constants as a string to
 look up the compiled kernel. A Launch does so at its first call only, by a short key: the dtypes of the pointers, the
-integers that Triton specializes on, and the constants. On a miss Triton compiles the kernel, with the same number in
-place of every Varying, also inside of tuples, where it would otherwise specialize on the value.
+integers that Triton specializes on, and the constants. On a miss Triton compiles the kernel with one fixed number in
+place of every Varying, also inside tuples, where it would otherwise specialize on the value.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LARGEST = (1 << 31) - 1
 """Largest integer argument of a kernel, except strides."""
 
 _CACHED = 4096
-"""Most cached kernels per function: every new sequence length brings new strides."""
+"""Most cached kernels per function: each new sequence length has new strides."""
 
 _BOUNDED = ("Varying", "VaryingOrNone", "Size")
 _OR_NONE = ("VaryingOrNone", "RealOrNone")
 _NEUTRAL = 7
-"""A number that Triton does not specialize on: neither 1 nor a multiple of 16."""
+"""An integer that Triton does not specialize on: neither 1 nor a multiple of 16."""
 
 _runtime = triton.knobs.runtime
 
@@ -40,22 +40,22 @@ _runtime = triton.knobs.runtime
 def jit(function: Callable[..., Any]) -> Any:
     """Decorator for kernels that the host launches; functions that only kernels call take @triton.jit.
 
-    Launched as function[grid](*arguments, **constants): pointers, numbers and NamedTuples of them by position, the
-    tl.constexpr parameters, which come last, by name. Triton does not specialize on an integer annotated Varying
-    (parameter.py). Integers must fit 32 bits, except a Stride.
+    Launch as function[grid](*arguments, **constants): pointers, numbers and NamedTuples of them by position, then the
+    tl.constexpr parameters by name. Triton does not specialize on an integer annotated Varying (parameter.py). Integers
+    must fit 32 bits, except a Stride.
     """
     return InterpretedKernel(function) if triton.knobs.runtime.interpret else Kernel(function)
 
 
 def _kinds(kernel: Any) -> dict[str, Any]:
-    """kinds_of() without the constants."""
+    """Return kinds_of() without the constants."""
     return {name: kind for name, kind in kinds_of(kernel).items() if kind not in CONSTANT}
 
 
 def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
-    """Cache key: everything that Triton specializes on, and the device of the first pointer.
+    """Return the cache key: everything that Triton specializes on, and the device of the first pointer.
 
-    None for addresses that are not multiples of 16. Raises ValueError for an integer that does not fit 32 bits.
+    None if an address is not a multiple of 16. Raises ValueError for an integer that does not fit 32 bits.
     """
     key: list[Any] = []
     addresses, device = 0, None
@@ -82,7 +82,7 @@ def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | No
 
 
 def _leaves(kinds: Iterable[tuple[str, Any]], values: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yields name, kind and value of each argument; NamedTuples are flattened."""
+    """Yield name, kind and value of each argument, with NamedTuples flattened."""
     for (name, kind), value in zip(kinds, values):
         if isinstance(kind, str):
             yield name, kind, value
@@ -91,12 +91,12 @@ def _leaves(kinds: Iterable[tuple[str, Any]], values: Iterable[Any]) -> Iterator
 
 
 def _typed(kind: Any, argument: Any) -> Any:
-    """Converts plain tuples to the NamedTuples that the kernel declares."""
+    """Convert plain tuples to the NamedTuples that the kernel declares."""
     return type(kind)(*map(_typed, kind, argument)) if isinstance(kind, tuple) else argument
 
 
 def _neutral(kind: Any, argument: Any) -> Any:
-    """Replaces every Varying by the same number, for compilation."""
+    """Replace every Varying by _NEUTRAL, and tensor maps by descriptors, for compilation."""
     if isinstance(kind, tuple):
         return type(kind)(*map(_neutral, kind, argument))
     if kind == "Varyings":
@@ -107,14 +107,14 @@ def _neutral(kind: Any, argument: Any) -> Any:
 
 
 def starter(run: Any, grid: tuple[int, ...], compiled: Any) -> tuple[Callable[..., Any], tuple, tuple]:
-    """The C function behind a Triton launcher, with its arguments before and after the stream, except the last: the
-    tuple of kernel arguments. Hooks are left out.
+    """Return the C function behind a Triton launcher, and its arguments before and after the stream, without hooks and
+    without the last one, the tuple of kernel arguments.
 
-    A launcher allocates scratch memory if the kernel needs any, then calls that C function; the order of arguments
-    depends on the vendor and is recorded from a copy of the launcher. Launchers that allocate are returned themselves.
+    A launcher allocates scratch memory if the kernel needs any, then calls that C function. The order of arguments
+    depends on the vendor and is recorded from a copy of the launcher. A launcher that allocates is returned itself.
     """
     fixed = compiled.function, compiled.packed_metadata, None, None, None
-    # scratch memory, and that of Triton's sanitizer, is allocated anew at each launch
+    # scratch memory, also of Triton's sanitizer, is allocated at each launch
     allocates = any(getattr(run, name, 0) for name in ("global_scratch_size", "profile_scratch_size", "gsan_enabled"))
     if allocates or not hasattr(run, "launch"):
         return (lambda *all: run(*all[:-1], *all[-1])), grid, fixed
@@ -131,7 +131,7 @@ class Launch:
     """A kernel with its grid and constants; calling it with arguments launches it.
 
     The first call looks up or compiles the kernel; later calls only launch it. So every call must pass the same dtypes,
-    sizes and 16-byte alignment, None in the same places, and integers that fit. Plain tuples may stand for NamedTuples,
+    sizes and 16-byte alignment, None in the same places, and integers in range. Plain tuples may replace NamedTuples,
     which are slower to construct. Triton's hooks are read at each call. An empty grid launches nothing.
     """
 
@@ -181,7 +181,7 @@ class Launch:
 
 
 class InterpretedKernel(InterpretedFunction):
-    """A kernel of `jit` in Triton's interpreter."""
+    """A kernel decorated with `jit`, run by Triton's interpreter."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -191,13 +191,13 @@ class InterpretedKernel(InterpretedFunction):
         return lambda *arguments, **constants: self.start(grid, arguments, constants)
 
     def start(self, grid: tuple[int, ...], arguments: tuple, constants: dict[str, Any]) -> None:
-        """Interprets the kernel. Raises ValueError for an integer that does not fit 32 bits."""
+        """Interpret the kernel. Raises ValueError for an integer that does not fit 32 bits."""
         _key(self, arguments, constants)
         super().__getitem__(grid)(*arguments, **constants)
 
 
 class Kernel(JITFunction):
-    """A kernel of `jit`."""
+    """A kernel decorated with `jit`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -209,7 +209,7 @@ class Kernel(JITFunction):
         return lambda *arguments, **constants: Launch(self, grid, constants)(*arguments)
 
     def compiled(self, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple[CompiledKernel, tuple] | None:
-        """The compiled kernel, from the cache or by Triton, and the values of its constants; None if a hook prevents
+        """Return the compiled kernel, cached or compiled now, and the values of its constants; None if a hook prevents
         compilation. Raises ValueError for an integer that does not fit 32 bits."""
         key = _key(self, arguments, constants)
         if (cached := self._launched.get(key)) is not None:

@@ -1,4 +1,4 @@
-"""The chip of a device, the precision of its matrix products, and the interpreter switch."""
+"""Host helpers of a launch: the chip of a device, the precision of matrix products, the interpreter switch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fasttfm.kernels.chip import INTERPRETER, Chip, named
 
 @functools.cache
 def interpreted() -> bool:
-    """True if kernels run on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1, read by Triton at import)."""
+    """Return whether kernels run on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1 at its import)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def ceil_div(n: int, d: int) -> int:
-    """n / d rounded up. triton.cdiv takes 4 us on the host, as long as the rest of a launch's preparation."""
+    """Return n / d rounded up. triton.cdiv takes 4 us on the host, as long as the rest of a launch's preparation."""
     return -(-n // d)
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two >= n."""
+    """Return the smallest power of two >= n."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -41,7 +41,7 @@ def _chip_of_device(index: int) -> Chip:
 
 
 def chip(device: torch.device) -> Chip:
-    """The Chip of a device. The first call per device queries the driver and loads its tuned choices."""
+    """Return the Chip of a device. The first call per device queries the driver and loads its tuned choices."""
     if device.type != "cuda":
         return INTERPRETER
     return _chip_of_device(device.index if device.index is not None else torch.cuda.current_device())
@@ -51,7 +51,7 @@ _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def product_kind(dtype: torch.dtype, chip: Chip) -> str:
-    """The kind of matrix products of this dtype on a chip: fp32, tf32, fp16 or bf16.
+    """Return the kind of matrix products of this dtype on a chip: fp32, tf32, fp16 or bf16.
 
     float32 becomes tf32 where the chip supports it and torch.backends.cuda.matmul.fp32_precision (or
     torch.set_float32_matmul_precision) allows it.
@@ -63,8 +63,8 @@ def product_kind(dtype: torch.dtype, chip: Chip) -> str:
 
 
 def precision(kind: str) -> str:
-    """The PRECISION constant for products of this kind: tf32, ieee, or upcast (operands to float32: the interpreter
-    multiplies bfloat16 wrongly)."""
+    """Return the PRECISION constant for products of this kind: tf32, ieee, or upcast (to float32, because the
+    interpreter multiplies bfloat16 wrongly)."""
     if kind == "tf32":
         return "tf32"
     return "upcast" if kind == "bf16" and interpreted() else "ieee"

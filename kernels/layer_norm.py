@@ -10,7 +10,8 @@
 RMSNorm (Zhang and Sennrich 2019) has no mean and no bias, y = s * rstd(s) * weight with rstd = (mean(s^2) + eps)^-1/2,
 and its derivative lacks the term mean(g). The kernels select it by mean = None.
 
-x_bias is the bias of the product that made x: adding it here saves a pass over x, and its gradient a pass over dx.
+x_bias is the bias of the product that computed x: adding it here saves a pass over x, and summing its gradient here a
+pass over dx.
 
 Forward reads x and residual, writes y and s: 4 * M * N elements, so an H200 (4.3 TB/s) needs at least 24 us at
 M = 25,000, N = 512 in bfloat16. Backward reads dy, ds and s, writes dresidual and dx: 5 * M * N elements with dropout
@@ -40,17 +41,17 @@ from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM, MAX_COLUMNS, NAR
 from fasttfm.kernels.tiles.table import Tile
 
 WIDEST = 4096
-"""Most columns for which backward holds a row and its sums of dweight and dbias in registers."""
+"""Most columns for which backward keeps a row and its partial sums of dweight and dbias in registers."""
 
 _SHARES = 32
-"""Programs that split the rows of a block of columns, in the column sums of wider rows."""
+"""Most programs that share the rows of a block of columns in _column_sums."""
 
 
 @jit
 def _forward(
     x: Pointer,  # (M, N)
     x_bias: ParameterPointer,  # (N,) or None
-    residual: ResidualPointer,  # (M, N), or None: s = x and neither dropout nor s
+    residual: ResidualPointer,  # (M, N), or None: s = x, not written; no dropout
     weight: ParameterPointer,  # (N,) or None
     bias: ParameterPointer,  # (N,) or None
     y: Pointer,  # (M, N) out
@@ -77,7 +78,7 @@ def _forward(
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(s.dtype.element_ty)
         tl.store(s + offsets, rounded, mask=inside)
-        value = rounded.to(tl.float32)  # backward will see s as it was stored
+        value = rounded.to(tl.float32)  # backward reads the rounded s
 
     centered = value
     if mean is not None:
@@ -99,17 +100,17 @@ def _forward(
 @jit
 def _backward(
     dy: Pointer,  # (M, N)
-    dy2: Pointer,  # (M, N): y was used twice, and this is to be added to dy; or None
-    ds: ResidualPointer,  # (M, N), or None: nothing but the LayerNorm used s
+    dy2: Pointer,  # (M, N): gradient of a second use of y, or None
+    ds: ResidualPointer,  # (M, N), or None: s has no other use
     s: ResidualPointer,  # (M, N)
     mean: Float32Pointer,  # (M,), or None: RMSNorm
     rstd: Float32Pointer,  # (M,)
     weight: ParameterPointer,  # (N,) or None
     dresidual: ResidualPointer,  # (M, N) out
     dx: Pointer,  # (M, N) out, or None: the same as dresidual
-    parts: Float32Pointer,  # (2, programs, N) out: what each program adds to dweight and dbias, (1, programs, N) for
-    # RMSNorm, which has no bias; None: nobody wants them
-    x_parts: Float32Pointer,  # (programs, N) out: what it adds to dx_bias; or None
+    parts: Float32Pointer,  # (2, programs, N) out: partial sums of dweight and dbias; (1, programs, N) for RMSNorm
+    # (no bias); None: not needed
+    x_parts: Float32Pointer,  # (programs, N) out: partial sums of dx_bias; or None
     dropout: Dropout,
     shape: Shape,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -142,7 +143,7 @@ def _backward(
         row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
         if mean is not None:
             value -= row_mean
-        normal = value * row_rstd  # past the last column it may be noise, but gradient is zero there
+        normal = value * row_rstd  # garbage past the last column, where gradient is zero
         if parts is not None:
             dweight += gradient * normal
             if mean is not None:
@@ -183,7 +184,7 @@ def _column_sums(
     shape: Shape,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add the rows of program (., p) to dweight and dbias, for a block of columns."""
+    """Compute the partial sums of dweight and dbias of program (., p), for a block of columns."""
     M, N = shape
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     program = tl.program_id(1)
@@ -214,14 +215,14 @@ def _column_sums(
 
 
 def tile(chip: Chip, N: int, *, backward: bool) -> Tile:
-    """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
+    """Return the tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
     if N > MAX_COLUMNS:
         raise ValueError(f"LayerNorm over {N} columns: a row must fit in registers, at most {MAX_COLUMNS} columns")
     return LAYER_NORM(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
 
 
 def _programs(chip: Chip, tile: Tile, M: int) -> int:
-    """Programs that share the row tiles in backward: as many as the registers of each processor allow, 24 warps."""
+    """Return how many programs share the row tiles in backward: 24 warps per processor, as many as registers allow."""
     return min(ceil_div(M, tile.rows), max(1, 24 // tile.warps) * chip.processors)
 
 
@@ -242,7 +243,7 @@ class Forward:
         self, x: Tensor, residual: Tensor | None, x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
         eps: float, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Returns y in x's dtype, s in residual's dtype (x itself without residual), mean (empty for RMSNorm) and rstd
+        """Return y in x's dtype, s in residual's dtype (x itself without residual), mean (empty for RMSNorm) and rstd
         (M,) float32."""
         M = self.M
         y = x.new_empty(self.shape)
@@ -289,7 +290,7 @@ class Backward:
         self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
         x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None = None, site: int = 0,
     ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """Returns dx (None if it equals ds_total), ds_total, and the gradients of x_bias, weight and bias (or None).
+        """Return dx (None if it equals ds_total), ds_total, and the gradients of x_bias, weight and bias (or None).
 
         dy, dy2, ds: gradients of y, of a second use of y, and of s, contiguous; dy2 and ds may be None.
         """

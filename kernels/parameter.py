@@ -1,4 +1,4 @@
-"""Types of kernel parameters, given by their annotations:
+"""Types of kernel parameters, declared by annotations:
 
     class Shape(NamedTuple):
         M: Varying
@@ -13,8 +13,8 @@
         ROWS: tl.constexpr,
     ):
 
-Related arguments are one parameter: a NamedTuple with annotated fields, which may be NamedTuples too. From the
-annotations jit.py decides which integers Triton must not specialize on and which must fit 32 bits, and
+Related arguments form one parameter: a NamedTuple with annotated fields, which may be NamedTuples too. From the
+annotations, jit.py decides which integers Triton must not specialize on and which must fit 32 bits, and
 proof/compile_case.py which arguments the compile matrix uses. Triton and type checkers ignore them. They are read by
 name, so kernel files need `from __future__ import annotations`.
 """
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 
 class _Kind:
-    """Type that an annotation names while a kernel compiles."""
+    """Placeholder value of an annotation's name."""
 
-    __triton_builtin__ = True  # kernels may name no other globals
+    __triton_builtin__ = True  # lets Triton accept it as a global of a kernel
 
 
 Pointer: Any = _Kind()  # to elements of the dtype of the call
@@ -42,13 +42,13 @@ Int32Pointer: Any = _Kind()
 Int8Pointer: Any = _Kind()
 BoolPointer: Any = _Kind()
 Pointers: Any = _Kind()  # a tuple of Pointer
-TensorMap: Any = _Kind()  # of elements of the dtype of the call: a tensor_map.Mapped
+TensorMap: Any = _Kind()  # a tensor_map.Mapped of the dtype of the call
 Int64Pointers: Any = _Kind()  # a tuple of Int64Pointer or None
-Size: Any = _Kind()  # an integer of the model, usually a multiple of 16: Triton specializes on it
+Size: Any = _Kind()  # a dimension of the model, usually a multiple of 16: Triton specializes on it
 Stride: Any = _Kind()  # a stride in elements, specialized like Size; may need 64 bits
 Strides: Any = _Kind()  # a tuple of Stride, or of such tuples
-# An integer that changes between batches or layers. Triton would recompile the kernel whenever it becomes 1 or a
-# multiple of 16, without making it faster.
+# An integer that changes between batches or layers. Specialized, the kernel would be recompiled when it becomes 1 or a
+# multiple of 16, and be no faster.
 Varying: Any = _Kind()
 Varyings: Any = _Kind()  # a tuple of Varying, of any length
 Real: Any = _Kind()  # a Python float
@@ -67,7 +67,7 @@ class Shape(NamedTuple):
 
 
 def kinds_of(kernel: Any) -> dict[str, Any]:
-    """Annotated parameter -> name of its annotation, or for a NamedTuple an instance of it with the names as fields.
+    """Return annotated parameter -> name of its annotation; for a NamedTuple, an instance with the names as fields.
 
     Raises TypeError if the annotations have been evaluated.
     """
@@ -86,7 +86,7 @@ def _kind(name: str, scope: dict[str, Any]) -> Any:
 
 
 def each_of(kinds: Iterable[tuple[str, Any]], within: str = "") -> list[tuple[str, str, str]]:
-    """(path, name, kind) of parameters, with NamedTuples flattened: shape_M, M, Varying."""
+    """Return (path, name, kind) of parameters, with NamedTuples flattened: shape_M, M, Varying."""
     leaves = []
     for name, kind in kinds:
         path = f"{within}{name}"

@@ -1,7 +1,7 @@
-"""Adds the partial sums of programs in a fixed order: deterministic parameter gradients without atomics.
+"""Add the partial sums of programs in a fixed order: deterministic parameter gradients without atomics.
 
-One launch takes many sums: a training step has about a hundred, of a few kilobytes each, so their cost is launches.
-Reads 4 * P * N bytes for P programs: a few percent of what the programs themselves read.
+One launch computes many sums: a training step has about a hundred, of a few kilobytes each, so launches dominate their
+cost. Reads 4 * P * N bytes for P programs: a few percent of what the programs themselves read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fasttfm.kernels.parameter import Pointers, Varyings
 from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
 
 _LARGEST = 120
-"""Most sums per launch: their pointers and sizes take 24 bytes each of the 4 KB of kernel arguments."""
+"""Most sums per launch: each takes 24 of the 4,096 bytes of kernel arguments."""
 
 
 @jit
 def _add_parts(
-    parts: Pointers,  # (P, N) float32, P and N each their own
-    outs: Pointers,  # (N,) out, of one dtype
+    parts: Pointers,  # (P, N) float32, each with its own P and N
+    outs: Pointers,  # (N,) out, all of one dtype
     programs: Varyings,  # P
     columns: Varyings,  # N
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -57,7 +57,7 @@ class Sums:
     def __init__(
         self, places: Sequence[int], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], chip: Chip
     ) -> None:
-        """places: indices of the partial sums among the parts of a call; shapes: (P, N) and dtypes: of each sum."""
+        """places: indices of the partial sums among the parts of a call; shapes (P, N) and dtypes: one per sum."""
         tile = PARTIAL_SUMS(chip)
         self.summed, self.chip = (places, shapes, dtypes), chip
         self._launches = []
@@ -73,8 +73,8 @@ class Sums:
     def __call__(self, parts: Sequence[Tensor | None], outs: Any = None) -> Any:
         """out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype; in a fixed order.
 
-        Returns outs. If None: a list of the parts with new tensors in place of the summed ones; inside of one_launch()
-        these are written when it exits.
+        Returns outs; if None, a list of the parts with new tensors in place of those summed. Inside one_launch() these
+        are written when it exits.
         """
         if outs is None:
             outs, waiting = list(parts), _here.waiting
@@ -95,8 +95,8 @@ def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
 class one_launch:
     """Context manager that defers the Sums of this thread and launches them together on exit, unless it raises.
 
-    Their results must not be read before. All are on one device. cache: a dict for the plans of recurring sequences of
-    Sums; dtype: overrides the dtype of all sums.
+    Results must not be read before the exit; all must be on one device. cache: a dict for the plans of recurring
+    sequences of Sums; dtype: overrides the dtype of all sums.
     """
 
     def __init__(self, cache: dict[tuple, Sums], dtype: torch.dtype | None = None) -> None:
@@ -130,7 +130,7 @@ _here = _Here()
 
 
 def _merged(noted: Sequence[tuple[Sums, int]], dtype: torch.dtype | None) -> Sums:
-    """One Sums in place of several, each with the index of its first part."""
+    """Return one Sums in place of several, each given with the index of its first part."""
     places = [first + place for sums, first in noted for place in sums.summed[0]]
     shapes, dtypes = ([each for sums, _ in noted for each in sums.summed[i]] for i in (1, 2))
     return Sums(places, shapes, [dtype or each for each in dtypes], noted[0][0].chip)  # type: ignore[arg-type, misc]

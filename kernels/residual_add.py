@@ -32,7 +32,7 @@ def _add_dropped(
     shape: Shape,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = residual + dropout(x)."""
+    """Compute out = residual + dropout(x)."""
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
@@ -46,7 +46,7 @@ def _add_dropped(
 
 
 def tile(chip: Chip, N: int) -> Tile:
-    """A tile of 2,048 elements."""
+    """Return a tile of 2,048 elements."""
     return PASS(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
@@ -65,6 +65,6 @@ class Add:
     def __call__(
         self, x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
-        """Writes to out and returns it: any dtype, may be x itself. All contiguous; seed None drops nothing."""
+        """Write out and return it; out: any dtype, may be x itself. All contiguous; seed None: no dropout."""
         self.launch(x, residual, out, (seed, site, *self.dropout), self.shape)
         return out

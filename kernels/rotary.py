@@ -1,12 +1,12 @@
-"""Rotary position embedding: rotates pairs of elements of each head by an angle proportional to the position.
+"""Rotary position embedding: rotate pairs of elements of each head by an angle proportional to the position.
 
     (y1, y2) = (x1 cos - x2 sin, x2 cos + x1 sin),      cos, sin of position * base^(-2i / R) for pair i of R / 2
 
 Scores of rotated queries and keys depend only on the difference of their positions. Pairs are (i, i + R / 2), as in
 LLaMA and GPT-NeoX, or, interleaved, (2i, 2i + 1), as in the paper and GPT-J; elements from R on are copied. The inverse
 is the rotation by -sin, so backward is the same kernel and needs no saved tensors.
-Reads x and writes y, 2 * B * H * L * D elements; the rows of a program are the heads of a few tokens of one sequence,
-which read the same rows of the tables from cache. Source: Su et al. 2021, equation 34.
+Reads x and writes y, 2 * B * H * L * D elements; a program's rows are the heads of a few tokens of one sequence, which
+read the same table rows from cache. Source: Su et al. 2021, equation 34.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FEWEST = 16
 
 
 class Sizes(NamedTuple):
-    """The sizes of what is turned."""
+    """Sizes of x and of the tables."""
 
     H: Varying
     L: Varying
@@ -44,16 +44,16 @@ def _rotate(
     sin: ParameterPointer,  # (P, PAIRS)
     positions: Int64Pointer,  # (B, L) through its strides, each below P; None: 0, 1, ... in every sequence
     out: Pointer,  # (B, L, H, D) out
-    sign: Real,  # of the angle
+    sign: Real,  # 1, or -1 for the inverse
     sizes: Sizes,
     strides: Strides,  # of x: batch, head, row
     position_strides: Varyings,  # sequence, row; 0 where sequences share positions
     INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     H, L, P, D, PAIRS = sizes
-    # A program's rows are of one sequence, so that a row takes one division. They are counted without a sign, as 32
-    # bits hold those of a last tile past 2^31: 64-bit divisions took half of all instructions. What they give is small,
-    # and as signed numbers multiplied in one instruction.
+    # A program's rows belong to one sequence, so that a row takes one division. Row numbers are uint32, which holds
+    # those of a last tile past 2^31, too: 64-bit divisions took half of all instructions. The quotients are small; as
+    # int32 they are multiplied to 64 bits in one instruction.
     tiles = (L.to(tl.uint32) * H.to(tl.uint32) + (ROWS - 1)) // ROWS
     b = tl.program_id(0).to(tl.uint32) // tiles
     first_row = (tl.program_id(0).to(tl.uint32) - b * tiles) * ROWS
@@ -69,18 +69,18 @@ def _rotate(
     else:
         position = line
     x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
-    # From the tile's first row on 32 bits hold the offsets.
+    # 64-bit start of the tile: offsets within it fit 32 bits.
     out += (b * L * H + first_row.to(tl.int64)) * D + tl.arange(0, ROWS)[:, None] * D
     if tl.program_id(1) > 0:
-        # What is not turned. Interleaved, in a tile as wide as the pairs, the compiler would give a thread as many of
-        # the tables' elements as of x's, other pairs than it turns.
+        # Copy the elements from R on. Interleaved, a copy tile as wide as the tables' would make the compiler load as
+        # many elements of the tables as of x per thread: other pairs than the thread rotates.
         WIDTH: tl.constexpr = 2 * COLUMNS if INTERLEAVED else COLUMNS
         columns = 2 * PAIRS + (tl.program_id(1) - 1) * WIDTH + tl.arange(0, WIDTH)
         rest = inside[:, None] & (columns < D)[None, :]
         tl.store(out + columns[None, :], tl.load(x + columns[None, :], mask=rest, other=0.0), mask=rest)
         return
-    known = inside & (position.to(tl.uint64) < P.to(tl.uint64))  # whatever the positions are, tables alone are read
-    angle = tl.minimum(position.to(tl.uint32), (P - 1).to(tl.uint32)).to(tl.int32)  # a product of 32 bits, too
+    known = inside & (position.to(tl.uint64) < P.to(tl.uint64))  # no position reads outside the tables
+    angle = tl.minimum(position.to(tl.uint32), (P - 1).to(tl.uint32)).to(tl.int32)  # int32: 32-bit multiply, too
     angle = angle.to(tl.int64)[:, None] * PAIRS + pairs[None, :]
     turned = known[:, None] & (pairs < PAIRS)[None, :]
     c = tl.load(cos + angle, mask=turned, other=0.0).to(tl.float32)
@@ -101,7 +101,7 @@ def _rotate(
 
 
 def tile(chip: Chip, pairs: int) -> Tile:
-    """A tile of 1,024 pairs: the heads of a few tokens."""
+    """Return a tile of 1,024 pairs: the heads of a few tokens."""
     return ROTARY(chip, max(_FEWEST, power_of_two(pairs)))
 
 
@@ -126,7 +126,7 @@ class Rotation:
         self.out = x.shape, (length * token, width, token, 1) if x.dim() == 4 else (token, width, 1)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Tensor:
-        """Returns x rotated, in its shape, contiguous as (B, L, H, D)."""
+        """Return x rotated, in its shape, contiguous as (B, L, H, D)."""
         out = x.new_empty_strided(*self.out)
         self.launch(x, cos, sin, positions, out, *self.numbers)
         return out

@@ -1,6 +1,6 @@
-"""Tensor maps, by which sm_90 copies tiles of a tensor to shared memory, for kernels in Gluon.
+"""Tensor maps for Gluon kernels: the descriptors with which TMA on sm_90 copies tiles to shared memory.
 
-A copy names the first element of its tile; elements outside of the tensor are filled with zeros.
+A copy gives the coordinates of the tile's first element; elements outside the tensor are filled with zeros.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fasttfm.kernels.tiles.table import compiler
 
 
 class Mapped(NamedTuple):
-    """Memory with the map by which a kernel copies it; Triton's launcher reads it as a TensorDescriptor, whose checks
-    take longer than a launch."""
+    """Memory and its tensor map; stands in for Triton's TensorDescriptor at a launch, because the latter's checks take
+    longer than a launch."""
 
     base: Tensor
-    """Where it begins; a multiple of 16 bytes."""
+    """Tensor at whose address the map begins; aligned to 16 bytes."""
     shape: tuple[int, ...]
-    """Of the map, at most five numbers."""
+    """Shape of the map, at most five dimensions."""
     strides: tuple[int, ...]
-    """In elements; multiples of 16 bytes but for the last, which is 1."""
+    """In elements; multiples of 16 bytes, except the last, which is 1."""
     block: tuple[int, ...]
-    """Shape of the tile that a copy brings."""
+    """Shape of the tile of a copy."""
     padding: str = "zero"
     round_f32_to_tf32: bool = False
 
     def described(self) -> Any:
-        """Triton's TensorDescriptor, with which it compiles a kernel."""
+        """Return the TensorDescriptor for which Triton compiles a kernel."""
         from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -39,5 +39,5 @@ class Mapped(NamedTuple):
 
 
 def usable() -> bool:
-    """True if the installed Triton compiles this project's kernels in Gluon: from 3.7 on."""
+    """Return whether the installed Triton compiles this project's Gluon kernels: from 3.7 on."""
     return compiler() >= (3, 7)

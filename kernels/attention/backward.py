@@ -178,7 +178,7 @@ def _gradients_of_keys(
 
     first = 0  # query tiles from it on see some key of the tile
     free = 0  # query tiles from it on see all of them, in every row
-    offset = steps.offset_of(masking, head, sizes)
+    offset = steps.offset_of(masking, head)
     if T.CAUSAL:
         first = tl.maximum(first_column - offset, 0) // T.ROWS * T.ROWS
         free = (tl.maximum(first_column + T.COLUMNS - 1 - offset, 0) + T.ROWS - 1) // T.ROWS * T.ROWS
@@ -279,7 +279,7 @@ def _backward_heads(
     tl.debug_barrier()
     first = 0  # query tiles from it on see some key, if there is one; sums is not written for the others
     if CAUSAL:
-        first = tl.maximum(-steps.offset_of(problem.masking, head, sizes), 0) // ROWS * ROWS
+        first = tl.maximum(-steps.offset_of(problem.masking, head), 0) // ROWS * ROWS
     for member in range(GROUP):
         reader = steps.member_of(head, member, GROUP)
         dqs = steps.rows_of(dq, dq_strides, reader, head.first_query)

@@ -159,7 +159,7 @@ def masking_arguments(
     _, heads, queries, keys = shape
     if mask is not None:
         mask = mask.expand(shape)
-    rows, columns = (queries, keys) if offsets is None else (2 * (queries + keys),) * 2
+    rows, columns = (queries, keys) if offsets is None else (FAR.value,) * 2
     last = clamped(causal_offset, rows, columns)
     return Masking(
         mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,

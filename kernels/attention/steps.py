@@ -26,6 +26,8 @@ from fasttfm.kernels.attention.problem import Head, Masking, Rows, Sizes
 from fasttfm.kernels.philox import spread
 
 LOG2E = tl.constexpr(1.4426950408889634)
+FAR = tl.constexpr(1 << 29)
+"""Bound on the parts of a causal offset, so that their sum and a row fit 32 bits."""
 
 
 @triton.constexpr_function
@@ -125,12 +127,11 @@ def line_of(strides, head, first):
 
 
 @triton.jit
-def offset_of(masking, head, sizes):
+def offset_of(masking, head):
     """Return the causal offset of the head's batch row."""
     offset = masking.causal_offset
     if masking.offsets is not None:
-        rows = sizes.L + sizes.S
-        offset += tl.minimum(tl.maximum(tl.load(masking.offsets + head.b), -rows), rows).to(tl.int32)
+        offset += tl.minimum(tl.maximum(tl.load(masking.offsets + head.b), -FAR), FAR).to(tl.int32)
     return offset
 
 
@@ -153,7 +154,7 @@ def masking_of(masking, head, sizes):
     if sinks is not None:
         sinks = sink_scores(tl.load(sinks + head.h))
     return Masking(
-        mask, offset_of(masking, head, sizes), masking.mask_strides, None, masking.window, masking.softcap, slopes,
+        mask, offset_of(masking, head), masking.mask_strides, None, masking.window, masking.softcap, slopes,
         masking.slope_stride, masking.past, sinks,
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Tables of the tiles of each kernel on each chip, for review next to proof/budgets.csv."""
+"""Tables of the tiles of each kernel on each chip, to be reviewed next to proof/budgets.csv."""

@@ -1,16 +1,17 @@
-"""Tiles of the attention kernels and of masked_softmax.py: rows are queries, columns keys.
+"""Tiles of the attention kernels and of masked_softmax.py: rows are queries, columns are keys.
 
 kind: launch.product_kind(); width: the larger head size, in classes 64, 128 and 256; extras: 1 dropout, 2 a mask,
 3 a window, soft cap or slopes, 4 shared keys (extras() in attention/launch.py); keys: key_class() of a row.
 
-Chosen so that nothing spills from sm_80 on with Triton 3.7.1, and with 3.9 in rows of its own (docs/compile-matrix.md
-has other versions), that programs on older chips fit 48 KiB of shared memory, and in half precision on sm_80 and sm_90
-that the tensor cores are the busiest unit where possible. Dropout takes registers, and a mask tile as many as the
-scores: hence the extras. Where cells of a row differ only by chip, the larger tile spills on the other chip. Timed on
-an H100: on sm_90 in half precision, forward tiles for heads of 64 and 128, and both passes of rows of 17 to 32 keys,
-are the fastest with checked numbers; some spill up to 48 bytes. The latter with a mask, and backward tiles of long rows
-without mask and shared keys, were timed there without checking numbers, which executing their PTX does. No other tile
-has been timed (docs/gpu-predictions.md).
+Selection: no spills from sm_80 on with Triton 3.7.1, and with 3.9 in rows of its own (other versions:
+docs/compile-matrix.md); 48 KiB of shared memory on older chips; in half precision on sm_80 and sm_90, tensor cores as
+the busiest unit where possible. Extras are size classes because dropout takes registers, and a mask tile as many as the
+scores. Where cells of a row differ only by chip, the larger tile spills on the other chip.
+
+Timed on an H100, in half precision: the sm_90 forward tiles for heads of 64 and 128, and both passes for rows of 17 to
+32 keys, are the fastest whose results were checked; some spill up to 48 bytes. These short rows with a mask, and
+backward tiles of long rows without mask and shared keys, were timed without checking results; executing their PTX does.
+No other tile has been timed (docs/gpu-predictions.md).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
 
 
 def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
-    """The choice between a tile of a kernel in attention/hopper, for calls that hopper/rule.py accepts, and triton: the
-    kernel of every chip. Not run on a GPU."""
+    """Return a choice, for calls that hopper/rule.py accepts: a tile of a kernel in attention/hopper, or triton, the
+    kernel for every chip. Not run on a GPU."""
     table = Table(
         """
         kind  width  extras  keys | sm_90  *
@@ -58,12 +59,12 @@ def _launches_alternatives(chip: Chip, kind: str, width: int, extras: int, *size
 
 def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
     tiles = [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
-    # above 64 scores per thread most would spill
+    # most spill above 64 scores per thread
     return [tile for tile in tiles if tile.rows * tile.columns <= 64 * 32 * tile.warps]
 
 
 def _short_backward_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    """No 16 rows of 128 keys on few warps: ptxas 12.8.93 miscompiles them on sm_90 with four (docs/assemblers.md)."""
+    """Exclude 16 x 128 tiles below 8 warps: ptxas 12.8.93 miscompiles them on sm_90 with four (docs/assemblers.md)."""
     tiles = _short_alternatives(chip, kind, width, extras, keys)
     return [tile for tile in tiles if not (tile.rows == 16 and keys == 128 and tile.warps < 8)]
 
@@ -73,8 +74,8 @@ def _softmax_alternatives(chip: Chip, keys: int) -> list[Tile]:
     return [Tile(r, keys, warps) for r in rows for warps in (1, 2, 4, 8)]
 
 
-# Most keys of a row for the kernels for short rows: a program holds all keys and values of a head, their gradients and
-# its scores.
+# Most keys of a row in attention/short.py, where a program holds all keys and values of a head, their gradients and its
+# scores.
 SHORT_KEYS = Table(
     """
     kind  width | sm_60,sm_70,sm_75  simt,amd  sm_120  sm_80+
@@ -87,8 +88,8 @@ SHORT_KEYS = Table(
     int,
 )
 
-# Widest heads for the kernels for long rows. IEEE float32 has no matrix units on NVIDIA chips, and Triton then keeps
-# whole rows of both operands in registers: wider heads spill, or exceed the shared memory, with every tile.
+# Largest head size of the kernels for long rows. IEEE float32 has no matrix units on NVIDIA chips, so Triton keeps
+# whole rows of both operands in registers: wider heads spill or exceed shared memory with every tile.
 LONG_WIDTH = Table(
     """
     kind | sm_60,sm_70,sm_75  sm_80+  *
@@ -98,8 +99,8 @@ LONG_WIDTH = Table(
     int,
 )
 
-# attention/forward.py. Warp group matrix instructions (sm_90, sm_100) read operands from shared memory, of which sm_80,
-# sm_90 and sm_100 have enough for three stages. fp32: for 32x32 on eight warps the compiler spills a little to raise
+# attention/forward.py. Warp group matrix instructions (sm_90, sm_100) read operands from shared memory; sm_80, sm_90
+# and sm_100 have enough of it for three stages. fp32: with 32x32 on eight warps the compiler spills a little to raise
 # occupancy.
 FORWARD = Choice(
     "attention.forward",
@@ -130,9 +131,9 @@ FORWARD = Choice(
 )
 
 # cudnn or kernels, forward and backward, for calls that both support (functional/attention/library.py). On an H100,
-# cuDNN took 506 us for both passes of 1,024 causal rows of 16 x 16 heads of 64, 418 us for 16 x 8 heads of 128, and
-# 1,275 and 1,036 us for 4,096 rows; our kernels were recorded at 800, 739, 2,190 and 1,820 us and are predicted at 563,
-# 606, 1,474 and 1,386 us. 2,048 rows are interpolated. Not run on a GPU as shipped.
+# both passes of 1,024 causal rows took cuDNN 506 us with 16 x 16 heads of 64 and 418 us with 16 x 8 heads of 128, and
+# those of 4,096 rows 1,275 and 1,036 us; our kernels were recorded at 800, 739, 2,190 and 1,820 us and are predicted at
+# 563, 606, 1,474 and 1,386 us. 2,048 rows are interpolated. Not run on a GPU as shipped.
 LIBRARY = Choice(
     "attention.library",
     Table(
@@ -146,7 +147,7 @@ LIBRARY = Choice(
     lambda *size: ("cudnn", "kernels"),
 )
 
-# attention/hopper/forward.py. Each of the two warp groups has half of the rows.
+# attention/hopper/forward.py. Each of the two consumer warp groups has half of the rows.
 HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
 
 # attention/backward.py, dQ.
@@ -179,8 +180,8 @@ BACKWARD_QUERIES = Choice(
     _backward_alternatives,
 )
 
-# attention/backward.py, dK and dV. The rows of their products are the keys of a tile: 16 per warp, 64 per warp group.
-# Eight warps share 128 keys, or 32 keys and 128 queries; with 64 keys they would compute every score twice.
+# attention/backward.py, dK and dV. The rows of their products are a tile's keys: 16 per warp, 64 per warp group. Eight
+# warps share 128 keys, or 32 keys and 128 queries; with 64 keys they would compute every score twice.
 BACKWARD_KEYS = Choice(
     "attention.backward_keys",
     tiles("""
@@ -214,8 +215,9 @@ BACKWARD_KEYS = Choice(
     _backward_alternatives,
 )
 
-# attention/hopper/backward_queries.py and backward_keys.py, with 64 queries or 64 keys per warp group. The first holds
-# three tiles of keys. The second spills in its loop for heads of 128 with dropout, which extras 4 may include.
+# attention/hopper/backward_queries.py and backward_keys.py, with 64 queries or 64 keys per warp group. The first needs
+# three stages: a step waits for key tile t + 2 before it releases t. The second spills in its loop for heads of 128
+# with dropout, which extras 4 may include.
 HOPPER_BACKWARD_QUERIES = _hopper("backward_queries", lambda *size: _each("128x64w4", (3,)))
 HOPPER_BACKWARD_KEYS = _hopper(
     "backward_keys",
@@ -223,10 +225,10 @@ HOPPER_BACKWARD_KEYS = _hopper(
 )
 
 # attention/backward.py: 1 launch with a program per key head, five products and dQ accumulated in memory, or 2 launches
-# with seven products. rows: key_class() of the keys, or of all queries of a key head, which bounds the accumulator, 4 D
-# bytes per query of each running program; rounds: whole or broken (whole_rounds()). On sm_80 and sm_89 the tensor cores
-# bound both variants, and the single launch moves half of what the L2 cache can in that time (docs/ledger.md). Not
-# timed on any device; `fasttfm tune` tries it on sm_90 and sm_120.
+# with seven products. rows: key_class() of the keys, or of all queries of a key head, which bounds the accumulator: 4 D
+# bytes per query of each running program; rounds: whole or broken (whole_rounds()). On sm_80 and sm_89 both variants
+# are bound by the tensor cores, and the single launch uses half of the L2 bandwidth (docs/ledger.md). Not timed on any
+# device; `fasttfm tune` tries it on sm_90 and sm_120.
 LAUNCHES = Choice(
     "attention.backward.launches",
     Table(
@@ -240,7 +242,7 @@ LAUNCHES = Choice(
     _launches_alternatives,
 )
 
-# sm_90 has 64 keys per warp group. Spills are outside of the loops over queries, once per tile of keys.
+# sm_90: 64 keys per warp group. Spills are outside the loops over queries, once per key tile.
 BACKWARD_HEADS = Choice(
     "attention.backward.heads",
     tiles("""
@@ -277,7 +279,7 @@ fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89:
 *     256    *    | 16x16w8   16x32w4s2    16x32w4s2  16x32w4s2  # 32x32w8 spills 8 bytes
 """)
 
-# attention/ancestors.py; columns: keys per iteration, most of a sentence. A thread holds 32 elements of the sum, with
+# attention/ancestors.py; columns: keys per iteration, most of a sentence. A thread holds 32 elements of the sum and has
 # as many of keys and of values in flight: 16 KiB per program in half precision. Not run on a GPU.
 ANCESTORS = tiles("""
 kind  width | *
@@ -289,8 +291,8 @@ fp32  256   | 16w8  # sm_80: 4 warps spill 8 bytes
 """)
 
 # attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do if mask and
-# dropout would spill; without, threads share the work evenly. For 32 keys one warp is best: two split them and reduce
-# each row in shared memory, 2,126 instructions per head with dropout on sm_80 instead of 1,346.
+# dropout would spill; without, threads share the work evenly. For 32 keys one warp is best: two split the keys and
+# reduce each row in shared memory, 2,126 instructions per head with dropout on sm_80 instead of 1,346.
 SHORT_FORWARD = Choice(
     "attention.short.forward",
     tiles("""
@@ -316,7 +318,7 @@ SHORT_FORWARD = Choice(
     _short_alternatives,
 )
 
-# attention/short.py, backward. Warps divide keys and head size, and with them dK and dV.
+# attention/short.py, backward. Warps split the keys and the head size, and with them dK and dV.
 SHORT_BACKWARD = Choice(
     "attention.short.backward",
     tiles("""
@@ -347,7 +349,7 @@ SHORT_BACKWARD = Choice(
     _short_backward_alternatives,
 )
 
-# attention/short.py, backward, for padded rows without sums: short, or a tile of the two kernels of backward.py.
+# attention/short.py, backward, for padded rows without bias sums: short, or a tile for the two kernels of backward.py.
 # queries, keys: key_class() of both. On an H100 with 100 queries and keys: 186 us instead of 230 us.
 SHORT_BY_LONG: Choice[Tile | str] = Choice(
     "attention.short.backward.long",

@@ -10,11 +10,11 @@ from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 # fused: a Triton product with an epilogue; cublas: cuBLAS and a separate pass for the rest.
-# Estimate: with matrix units a Triton product takes about a fifth more time than cuBLAS, less than the passes that it
+# Estimate: with matrix units a Triton product takes about a fifth longer than cuBLAS, less than the passes that it
 # saves; bias and ReLU alone are free in the epilogue of cuBLASLt. Without matrix units for Triton (sm_60 to sm_75, IEEE
-# float32) cuBLAS wins. An H100 confirmed this forward, and backward with bits (1.14x to 1.33x of PyTorch); without bits
-# (0.90x to 1.00x) and with GELU (0.75x to 0.87x) fused was slower than PyTorch. cublas, with fewer passes than PyTorch,
-# has not been timed there.
+# float32) cuBLAS wins. An H100 confirmed this in forward, and in backward with bits (1.14x to 1.33x of PyTorch);
+# without bits (0.90x to 1.00x) and with GELU (0.75x to 0.87x) fused was slower than PyTorch. cublas, with fewer passes
+# than PyTorch, has not been timed there.
 # product: forward, forward+dropout, forward+gelu, backward, backward+bits or backward+gelu.
 ROUTE = Choice(
     "feed_forward.route",
@@ -33,7 +33,7 @@ ROUTE = Choice(
 
 
 def _tile_alternatives(chip: Chip, kind: str, size: str) -> list[Tile]:
-    """Other shapes with as many elements per thread, and the tile of the other size."""
+    """Return other shapes with as many elements per thread, and the tile of the other size."""
     if not chip.matrix_units or kind == "fp32":
         return []
     stages = 4 if chip.capability else 2
@@ -43,8 +43,8 @@ def _tile_alternatives(chip: Chip, kind: str, size: str) -> list[Tile]:
     return [PRODUCT.shipped(chip, kind, "small"), *wide]
 
 
-# Rows x columns x depth; columns are a multiple of 32, the bits of a mask word. At most 64 sums per thread, to leave
-# registers for dropout and the packing of the mask. sm_100: backward spills with two stages or four warps. size: of
+# Rows x columns x depth; columns are a multiple of 32, the bits of a mask word. At most 64 accumulators per thread
+# leave registers for dropout and for packing the mask. sm_100: backward spills with two stages or four warps. size:
 # size_class().
 PRODUCT: Choice[Tile] = Choice(
     "feed_forward.tile",
@@ -60,15 +60,15 @@ PRODUCT: Choice[Tile] = Choice(
 
 
 def size_class(chip: Chip, M: int, N: int, K: int) -> str:
-    """large if there are 128 x 128 tiles for every processor and K is a multiple of 64, else small."""
+    """Return large if there is a 128 x 128 tile for every processor and K is a multiple of 64, else small."""
     tiles = ceil_div(M, 128) * ceil_div(N, 128)
     return "large" if tiles >= chip.processors and K % 64 == 0 else "small"
 
 
 def of_two_results(tile: Tile) -> Tile:
-    """The tile for an epilogue with an additional input and output: 32 sums per thread, as 64 would spill.
+    """Return the tile for an epilogue with one more input and output: 32 accumulators per thread, as 64 would spill.
 
-    The number of rows stays, because partial sums of bias gradients are per tile of rows.
+    Rows are kept, because partial sums of bias gradients are per tile of rows.
     """
     columns = tile.columns
     while columns > 32 and tile.rows * columns > 32 * 32 * tile.warps:

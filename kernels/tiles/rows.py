@@ -1,6 +1,6 @@
 """Tiles of the row kernels: as many elements per thread as registers allow, with 16-byte loads.
 
-An AMD warp has 64 threads, so half as many warps do there.
+An AMD warp has 64 threads, so tiles have half as many warps there.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.tiles.table import Tile, tiles
 
 MAX_COLUMNS = 8192
-"""Widest row of the LayerNorm kernels; with twice as many columns, float32 spills backward."""
+"""Widest row of the LayerNorm kernels; with twice as many columns, backward spills in float32."""
 
 NARROWEST = 128
-"""Fewest columns of a tile of whole rows, to limit the number of compiled tiles."""
+"""Fewest columns of a tile of whole rows, to limit the number of compiled kernels."""
 
 
 def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[Tile]:
-    """Half and twice the rows, half and twice the elements per thread."""
+    """Return tiles with half and twice the rows, and half and twice the elements per thread."""
     shipped = LAYER_NORM.shipped(chip, columns, direction)
     tiles = [Tile(shipped.rows, columns, shipped.warps * 2), Tile(shipped.rows, columns, shipped.warps // 2)]
     if shipped.rows > 1:
@@ -27,9 +27,9 @@ def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[T
     return [tile for tile in tiles if 1 <= tile.warps <= 16]
 
 
-# Whole rows: 2,048 elements or one row per program. Forward: 32 elements per thread, 16 on AMD; with 16 everywhere, the
-# row sums and the per-thread overhead took a fifth more instructions per element. Backward: 8 elements per thread,
-# because the sums of parameter gradients stay in registers too.
+# Whole rows: 2,048 elements or one row per program. Forward: 32 elements per thread, 16 on AMD; elsewhere 16 took a
+# fifth more instructions per element, for row sums and per-thread overhead. Backward: 8 elements per thread, because
+# the partial sums of parameter gradients stay in registers too.
 LAYER_NORM: Choice[Tile] = Choice(
     "layer_norm.tile",
     tiles("""
@@ -63,8 +63,7 @@ columns | *
 512     | 4x512w2
 """)
 
-# Embedding: 2,048 elements, 32 per thread to halve the per-row overhead of 16. 512 columns: half as many rows per
-# thread.
+# Embedding: 2,048 elements, 32 per thread: half the per-row overhead of 16. 512 columns: half as many rows per thread.
 EMBEDDING = tiles("""
 columns | amd       *
 64      | 32x64w1   32x64w2
@@ -82,18 +81,19 @@ pairs | amd      *
 128   | 8x128w1  8x128w2
 """)
 
-# With fewer elements than threads, two warps would sum the same column in different orders and both store it.
+# At least one element per thread: with fewer, two warps would sum the same column in different orders and both store
+# it.
 PARTIAL_SUMS = tiles("| amd *\n | 32x32w1 32x32w2")
 
 
 def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
-    """Alternatives for rows of thousands of classes, where time is spent."""
+    """Return alternatives for rows of thousands of classes, which take the time."""
     tiles = [Tile.parse(text) for text in ("2048w4", "4096w4", "4096w8", "8192w16")]
     return [tile for tile in tiles if tile.columns <= classes] if classes > 2048 else []
 
 
 # A whole row of logits up to 4,096 classes, else 4,096 at a time: several small programs per multiprocessor overlap
-# loads and computation.
+# loads with computation.
 CROSS_ENTROPY = Choice(
     "cross_entropy.row",
     tiles("""
@@ -107,9 +107,9 @@ CROSS_ENTROPY = Choice(
     _row_alternatives,
 )
 
-# A beam search step, bound by latency of memory and barriers; not run on a GPU. Slots: all in one program. Shares of a
-# vocabulary: 32 or 8 logits per thread; rounds over 32 take only twice as long, as they wait as often. Candidates of a
-# slot, rows x candidates per row: 8 to 64 per thread; 64 of 16 rows spill.
+# A beam search step, bound by memory and barrier latency; not run on a GPU. Slots: all in one program. Shares of a
+# vocabulary: 32 or 8 logits per thread; a round over 32 takes only twice as long, as it waits equally often. Candidates
+# of a slot, rows x candidates per row: 8 to 64 per thread; 64 spill with 16 rows.
 SEARCH_SLOTS = tiles("""
 slots | amd     *
 128   | 128w1   128w2

@@ -1,4 +1,4 @@
-"""Tables of tiles: the tile of a kernel for each chip and size.
+"""Tables of tiles: which tile a kernel takes for each chip and size.
 
     FORWARD = tiles('''
         kind  width | simt     sm_80,sm_86  sm_90       sm_80+
@@ -8,10 +8,10 @@
     ''')
     FORWARD(chip, "bf16", 64)
 
-Left of the bar, cells list comma-separated values; half is fp16,bf16, and * any. Right of it, columns are headed by
-chips: a name, sm_80+ (sm_80 and newer) or one of GROUPS; a chip outside of the compile matrix counts as its nearest
-relative (the newest NVIDIA chip that is not newer). The first matching cell, row by row and from left to right, is the
-answer; - matches nothing. Comments follow a #.
+Left of the bar, cells list comma-separated values: half means fp16,bf16, and * any value. Right of it, column headers
+are chips: a name, sm_80+ (sm_80 and newer) or one of GROUPS. A chip outside the compile matrix counts as its nearest
+relative, the newest NVIDIA chip in it that is not newer. The answer is the first matching cell, row by row and from
+left to right; - matches nothing. Comments follow a #.
 
 A row that ends with @ 3.5,3.9+ applies only to these versions of Triton (3.5, and 3.9 and newer): another compiler or
 assembler may spill where the pinned one does not.
@@ -43,7 +43,7 @@ _WRITTEN = re.compile(r"(?:(\d+)x)?(\d+)(?:x(\d+))?w(\d+)(?:s(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block of a matrix with its warps and stages; in attention, rows are queries and columns keys."""
+    """A block of a matrix with its warps and stages; in attention, rows are queries and columns are keys."""
 
     rows: int
     """0: a part of one row."""
@@ -51,9 +51,9 @@ class Tile:
     warps: int
     stages: int = 1
     depth: int = 0
-    """Depth of an iteration of a matrix product; else 0."""
+    """Depth of an iteration (BLOCK_K) of a matrix product; else 0."""
     sizes: dict[str, int] = field(init=False, repr=False, compare=False)
-    """The tile's constants of a kernel."""
+    """Kernel constants of the tile: its nonzero sizes by name."""
 
     def __post_init__(self) -> None:
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
@@ -61,7 +61,7 @@ class Tile:
 
     @classmethod
     def parse(cls, text: str) -> Tile:
-        """Parses text such as 128x64w4s3: rows x columns [x depth], warps, and stages if not 1."""
+        """Parse text such as 128x64w4s3: rows x columns [x depth], warps, and stages if not 1."""
         match = _WRITTEN.fullmatch(text)
         if match is None:
             raise ValueError(f"invalid tile {text}: write it as 128x64w4s3")
@@ -72,12 +72,12 @@ class Tile:
         return f"{'x'.join(str(size) for size in self.sizes.values())}w{self.warps}s{self.stages}"
 
     def options(self, stages: int | None = None) -> dict[str, int]:
-        """Constants and options of a launch; stages: overrides the tile's."""
+        """Return constants and options of a launch; stages: overrides the tile's."""
         return {**self.sizes, "num_warps": self.warps, "num_stages": stages or self.stages}
 
 
 class Table(Generic[Answer]):
-    """(chip, *size) -> the answer of the first matching cell."""
+    """Table from (chip, *size) to the answer of the first matching cell."""
 
     def __init__(self, text: str, answer: Callable[[str], Answer]) -> None:
         """answer: parses a cell."""
@@ -89,7 +89,7 @@ class Table(Generic[Answer]):
         self.sizes: list[tuple[list[str], ...]] = []
         """For each row, the matching values of each part of the size."""
         self.compilers: list[str] = []
-        """For each row, its versions of Triton; empty: all."""
+        """For each row, its versions of Triton as text; empty: all."""
         self.answers: dict[tuple[int, int], Answer] = {}
         """(row, column) -> the answer of the cell."""
         self._cache: dict[tuple, Answer] = {}
@@ -105,7 +105,7 @@ class Table(Generic[Answer]):
             self.answers |= {(row, column): answer(cell) for column, cell in enumerate(cells) if cell != "-"}
 
     def __call__(self, chip: Chip, *size: Any) -> Answer:
-        """The answer for a chip and size. Raises ValueError if no cell matches."""
+        """Return the answer for a chip and size. Raises ValueError if no cell matches."""
         key = (chip.name, *size)
         answer = self._cache.get(key)
         if answer is None:
@@ -113,7 +113,7 @@ class Table(Generic[Answer]):
         return answer
 
     def cell(self, chip: Chip, *size: Any) -> tuple[int, int]:
-        """Row and column of the matching cell. Raises ValueError if there is none."""
+        """Return row and column of the first matching cell. Raises ValueError if there is none."""
         columns = [i for i, names in enumerate(self.chips) if any(_is_one(chip, name) for name in names.split(","))]
         for row, cells in enumerate(self.sizes):
             matches = all(str(value) in cell or cell == ["*"] for value, cell in zip(size, cells, strict=True))
@@ -126,7 +126,7 @@ class Table(Generic[Answer]):
 
 
 def tiles(text: str) -> Table[Tile]:
-    """A table whose cells are tiles."""
+    """Return a table whose cells are tiles."""
     return Table(text, Tile.parse)
 
 
@@ -144,7 +144,7 @@ def _is_one(chip: Chip, name: str) -> bool:
 
 
 def _is_for(versions: str) -> bool:
-    """True if a row with these versions applies to the installed Triton."""
+    """Return whether a row with these versions applies to the installed Triton."""
     for version in versions.split(",") if versions else ():
         number = tuple(map(int, version.removesuffix("+").split(".")))
         if compiler() == number or (version.endswith("+") and compiler() > number):
@@ -154,7 +154,7 @@ def _is_for(versions: str) -> bool:
 
 @functools.cache
 def compiler() -> tuple[int, ...]:
-    """The version of Triton, such as (3, 7)."""
+    """Return the version of Triton, such as (3, 7)."""
     import triton  # lazily: most rows do not depend on it
 
     return tuple(map(int, triton.__version__.split(".")[:2]))
@@ -162,8 +162,8 @@ def compiler() -> tuple[int, ...]:
 
 @functools.cache
 def relative(chip: Chip) -> str:
-    """The chip of the compile matrix that represents this one: itself, or the newest NVIDIA chip that is not newer;
-    other AMD chips have none."""
+    """Return the chip of the compile matrix that represents this one: itself, or the newest NVIDIA chip in it that is
+    not newer. Other AMD chips, and the interpreter, have none: their own name."""
     if chip.name in CHIPS or not chip.capability:
         return chip.name
     older = [other for other in CHIPS.values() if 0 < other.capability <= chip.capability]

@@ -1,15 +1,15 @@
-"""Attention for long rows on sm_90, dK and dV, in Gluon; the math is that of attention/backward.py.
+"""Attention backward for long rows on sm_90, dK and dV, in Gluon; same math as attention/backward.py.
 
-Persistent programs, one per processor, loop over work items: 128 keys of a head, 64 per warp group, against the queries
-of all heads that read them, so that sums stay in registers. A step, for ROWS queries, is
+Persistent programs, one per SM, loop over work items: 128 keys of a head, 64 per warp group, against the queries of all
+heads that read them, so that dK and dV accumulate in registers. A step, for ROWS queries, is
 
     start S^T = K Q^T      start dP^T = V dO^T      P^T from S^T      start dV += P^T dO      dS^T from dP^T
     start dK += dS^T Q     wait for all
 
-P^T and dS^T are left operands straight from registers. Every product is issued before the one ahead of it is waited
-for, except S^T, whose exponentials overlap with dP^T; the products of the other group fill the gaps. A group computes
-four products of 64 x ROWS x D: for D = 64, 16 cycles per score of a thread. FlashAttention-3 (Shah et al. 2024) has the
-same order, and a fifth product for dQ, accumulated by atomics. Not run on a GPU.
+P^T and dS^T are left operands straight from registers. Every product but S^T is issued before the wait for the previous
+one. The exponentials overlap dP^T; the products of the other group fill the gaps. A group computes four products of
+64 x ROWS x D: for D = 64, 16 cycles per score of a thread. FlashAttention-3 (Shah et al. 2024) uses the same order and
+a fifth product for dQ, accumulated by atomics. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Origins(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """q and dout share their barriers, as do k and v."""
+    """q and dout share barriers, as do k and v."""
 
     q: Any
     dout: Any
     lines: Any
-    """(2 STAGES, ROWS): log-sum-exp and delta of each tile of queries."""
+    """(2 * STAGES, ROWS) float32: log-sum-exp and delta of each query tile, alternating."""
     k: Any
     v: Any
 
@@ -63,17 +63,17 @@ class Work(NamedTuple):
     """A tile of keys and the queries that see some of them: device values."""
 
     head: Any
-    """Of keys."""
+    """The key head."""
     first_key: Any
-    """Negative in a turn without work."""
+    """Negative if the number has no work."""
     first_row: Any
     end: Any
-    """Queries from first_row to it see some of the keys, if any."""
+    """Queries [first_row, end) see some of the keys; none if end <= first_row."""
 
 
 @gluon.jit
 def _works(problem, planes, section, COLUMNS: gl.constexpr):
-    """Return how many numbers there are."""
+    """Return how many numbers _work_of() takes."""
     return schedule.turns((problem.sizes.S + COLUMNS - 1) // COLUMNS, planes, section, gl.num_programs(0))
 
 
@@ -82,7 +82,7 @@ def _work_of(
     number, planes, problem, section, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """The Work of this number."""
+    """Return the Work of this number."""
     tiles = (problem.sizes.S + COLUMNS - 1) // COLUMNS
     row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), COLUMNS)
     first_key = (tiles - 1) * COLUMNS - row  # the first keys have the most queries
@@ -97,10 +97,10 @@ def _work_of(
 def _copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fills the rings: of each work keys and values, then the queries of every head that reads them."""
+    """Producer: copy the keys and values of each work item, then the queries of every head that reads them."""
     maps, rings, lines, origins, lse_strides, problem, planes, section = given
     q, k, v, dout = maps
-    # Kept weights are scaled when all is summed: until then delta is to be as much smaller.
+    # keep_scale multiplies the finished sums dK and dV, so delta is divided by it here.
     kept = 1.0 - problem.dropout.threshold * (1.0 / _LEVELS)
     L: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
     turn = 0
@@ -116,7 +116,7 @@ def _copy(
                 line = plain.line_of(lse_strides, reader, 0)
                 for first in range(work.first_row, work.end, ROWS):
                     rows = first + gl.arange(0, ROWS, L)
-                    inside = rows < reader.queries  # of others queries and gradients arrive as zero: they add nothing
+                    inside = rows < reader.queries  # past the end q and dout arrive as zeros and add nothing
                     lse = gl.load(lines[0] + line + rows, mask=inside, other=0.0)
                     delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0) * kept
                     steps.await_place(rings.q, tile, q.nbytes_per_cta + dout.nbytes_per_cta, STAGES)
@@ -131,14 +131,14 @@ def _copy(
 
 
 class Keys(NamedTuple):
-    """64 keys as a warp group sees them: device values."""
+    """The 64 keys of a warp group: device values."""
 
     k: Any
-    """Their tile in shared memory."""
+    """(64, D) in shared memory."""
     v: Any
     first: Any
     border: Any
-    """The query that the first one is the last key of, and the next one of the second."""
+    """The first query that sees the first key; each further key is first seen one query later."""
     dropout: Any
     scale: Any
 
@@ -148,8 +148,7 @@ def _step(
     rings, own, dk, dv, tile, first, plane, more, CAUSAL: gl.constexpr, DROP: gl.constexpr, ROWS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The sums dk and dv (64, D) with what the queries from `first` on add, those of this turn; more: another turn
-    follows."""
+    """Return dk and dv (64, D) after adding this turn's queries, those from `first` on; more: another turn follows."""
     D: gl.constexpr = dk.shape[1]
     S_L: gl.constexpr = scores_layout(ROWS)
     A_L: gl.constexpr = gl.DotOperandLayout(0, scores_layout(D), 2)
@@ -166,7 +165,7 @@ def _step(
         word = transposed_dropout.draw(own.dropout, plane, first, own.first)
     s = warpgroup_mma_wait(1, [s])
     p = gl.exp2(s * own.scale - lse[None, :])
-    if CAUSAL:  # noqa: SIM102 Triton reads both sides of `and`
+    if CAUSAL:  # noqa: SIM102 Triton does not short-circuit `and`
         if first < own.border + 63:
             rows = first + gl.arange(0, ROWS, LINE)
             last = own.border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
@@ -176,7 +175,7 @@ def _step(
         p = transposed_dropout.mark(p, word)
         kept = transposed_dropout.kept(p, element)
     weights = gl.convert_layout(kept, A_L)
-    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for dP.
+    # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for dP.
     steps.await_tile(rings.q, tile + 1, STAGES, more)
     dv = warpgroup_mma(weights, douts, dv, is_async=True)
     delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
@@ -196,7 +195,7 @@ def _gather(
     given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Computes and stores the gradients of 64 keys of each work."""
+    """Consumer: compute and store dK and dV for 64 keys of each work item."""
     rings, dk_out, dv_out, out_strides, problem, planes, section = given
     O_L: gl.constexpr = scores_layout(D)
     element: gl.constexpr = dk_out.dtype.element_ty
@@ -243,7 +242,7 @@ def _keys(
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Writes dk and dv."""
+    """Write dk and dv."""
     lines = gl.allocate_shared_memory(gl.float32, [2 * STAGES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_ring, k_ring = steps.ring(q, STAGES, 2), steps.ring(k, 1)
     rings = Rings(q_ring, steps.beside(q_ring, dout, STAGES), lines, k_ring, steps.beside(k_ring, v, 1))
@@ -257,18 +256,18 @@ def _keys(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
+        [240, 24],  # registers per thread: second consumer group, producer warp; the first group has the rest
     )
 
 
 class BackwardKeys(Persistent):
     """dK and dV for one signature that rule.takes() accepts.
 
-    Called with query, key, value and grad, d_key and d_value to write, lse, delta of BackwardQueries and the Problem.
+    Called with query, key, value, grad, outputs d_key and d_value, lse, delta from BackwardQueries, and the Problem.
     """
 
     def __init__(self, call: Call, tile: Tile, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]) -> None:
-        """Tensors with the layout of those to come; gradients: of key and value."""
+        """All tensors only give the layouts of those in later calls; gradients: d_key and d_value."""
         blocks = tile.rows, tile.columns, tile.columns, tile.rows
         read = [(x, count, Heads.mapped) for x, count in zip((*call.inputs, grad), blocks)]
         super().__init__(_keys, call, tile, read, gradients, lse, of_keys=True)

@@ -1,6 +1,6 @@
-"""Attention for long rows on sm_90, dQ and delta, in Gluon; the math is that of attention/backward.py.
+"""Attention backward for long rows on sm_90, dQ and delta, in Gluon; same math as attention/backward.py.
 
-Work items, copying warp and warp groups are as in the forward pass. A step, for key tiles t, is
+Work items, producer warp and consumer warp groups are as in the forward pass. A step, for key tiles t, is
 
     start S(t + 1) = Q K(t + 1)^T      start dP(t + 1) = dO V(t + 1)^T      start dQ += dS(t) K(t)
     dS(t + 1) from S(t + 1) and dP(t + 1)      wait for dQ
@@ -45,7 +45,7 @@ class Origins(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """out and dout share the barriers of q, v those of k."""
+    """q, out and dout share barriers, as do k and v."""
 
     q: Any
     out: Any
@@ -58,7 +58,7 @@ class Rings(NamedTuple):
 def _copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fills the rings: of each work the queries, and its tiles of keys and values from the last to the first."""
+    """Producer: copy q, out and dout of each work item, and its key and value tiles from the last to the first."""
     maps, rings, origins, problem, planes, section = given
     q, k, v, out, dout = maps
     turn = 0
@@ -81,8 +81,8 @@ def _copy(
 
 @gluon.constexpr_function
 def _row_layout(D):
-    """Layout of a tile (64, D) that is summed by rows: a thread has those of a warp group's product, and of a row
-    eight neighbours at a time."""
+    """Layout of a tile (64, D) for row sums: a thread has the same rows as in the accumulator, and of each row runs of
+    eight columns."""
     parts = [[0, 1 << i] for i in range(5, (D - 1).bit_length())]
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [8, 0], *parts], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [],
@@ -92,33 +92,33 @@ def _row_layout(D):
 
 @gluon.jit
 def _delta(out, dout, S_L: gl.constexpr):
-    """The sums of out * dout by rows, of tiles (64, D) in shared memory."""
+    """Return the row sums of out * dout, tiles (64, D) in shared memory."""
     L: gl.constexpr = _row_layout(out.shape[1])
     products = out.load(L).to(gl.float32) * dout.load(L).to(gl.float32)
     return gl.convert_layout(gl.sum(products, 1), gl.SliceLayout(1, S_L))
 
 
 class Rows(NamedTuple):
-    """64 queries as a warp group sees them: device values."""
+    """The 64 queries of a warp group: device values."""
 
     queries: Any
-    """Their tile in shared memory."""
+    """(64, D) in shared memory."""
     douts: Any
     plane: Any
     first: Any
     lse: Any
     delta: Any
     free: Any
-    """Keys from 0 on that every row sees, in whole tiles."""
+    """Every row sees the keys [0, free), whole tiles."""
     limit: Any
-    """Keys that a row sees, (64, 1), or one number for all."""
+    """Number of keys that each row sees: (64, 1), or one number for all rows."""
     scale: Any
     dropout: Any
 
 
 @gluon.jit
 def _products(rings, rows, tile, T: gl.constexpr):
-    """Begins S and dP of the keys of this turn."""
+    """Start S = Q K^T and dP = dO V^T for the key tile of this turn."""
     zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
     keys = steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
@@ -128,8 +128,7 @@ def _products(rings, rows, tile, T: gl.constexpr):
 
 @gluon.jit
 def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
-    """dS of the scores s and the gradients dp of their weights (64, COLUMNS), of keys from `column` on, as the left
-    operand of a product."""
+    """Return dS from S and dP (64, COLUMNS) for the keys from `column` on, as the left operand of dS K."""
     S_L: gl.constexpr = scores_layout(T.COLUMNS)
     p = gl.exp2(s * rows.scale - rows.lse[:, None])
     if DROP:
@@ -144,7 +143,7 @@ def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
 
 @gluon.jit
 def _first(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
-    """dS of the keys of this turn, from `column` on."""
+    """Return dS of this turn, for the keys from `column` on."""
     s, dp = _products(rings, rows, tile, T)
     words = None
     if DROP:
@@ -155,7 +154,7 @@ def _first(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
 
 @gluon.jit
 def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexpr):
-    """dQ (64, D) with what dS of this turn adds, and dS of the next one, of keys from `column` on."""
+    """Return dQ (64, D) after dS K of this turn, and dS of the next turn, for the keys from `column` on."""
     s, dp = _products(rings, rows, tile + 1, T)
     acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
     words = None
@@ -163,7 +162,7 @@ def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexp
         words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
     s, dp = warpgroup_mma_wait(1, [s, dp])
     following = _slopes(s, dp, words, rows, column, DROP, T)
-    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for dQ.
+    # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for dQ.
     steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
     acc, ds, following = warpgroup_mma_wait(0, [acc, ds, following])
     steps.release(rings.k, tile, T.STAGES)
@@ -172,7 +171,7 @@ def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexp
 
 @gluon.jit
 def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
-    """Computes and stores the gradient, and delta, of 64 queries of each work."""
+    """Consumer: compute and store dQ and delta for 64 queries of each work item."""
     rings, cleared, dq, lse, delta, out_strides, lse_strides, problem, planes, section = given
     S_L: gl.constexpr = scores_layout(T.COLUMNS)
     O_L: gl.constexpr = scores_layout(T.D)
@@ -206,8 +205,8 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
             rows = Rows(queries, douts, head.plane, first_row, lse_of_rows, sums, work.free, limit, scale, dropout)
             column = (work.tiles - 1) * T.COLUMNS
             steps.await_tile(rings.k, tile, T.STAGES)
-            # Where a head's keys end before its tensor's, others follow them.
-            if problem.spans[0] is not None:  # noqa: SIM102 Triton reads both sides of `and`
+            # With key lengths, a head's last tile may hold rows past its visible keys.
+            if problem.spans[0] is not None:  # noqa: SIM102 Triton does not short-circuit `and`
                 if column + T.COLUMNS > head.visible:
                     keys = steps.tile_of(rings.k, tile, T.STAGES, KEYS)
                     steps.clear(keys, column, head.visible, KEYS, WORKER, DROP)
@@ -238,7 +237,7 @@ def _queries(
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Writes dq and delta."""
+    """Write dq and delta."""
     q_ring, k_ring = steps.ring(q, 1), steps.ring(k, STAGES)
     rings = Rings(
         q_ring, steps.beside(q_ring, out, 1), steps.beside(q_ring, dout, 1), k_ring, steps.beside(k_ring, v, STAGES)
@@ -255,18 +254,18 @@ def _queries(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
+        [240, 24],  # registers per thread: second consumer group, producer warp; the first group has the rest
     )
 
 
 class BackwardQueries(Persistent):
     """dQ and delta for one signature that rule.takes() accepts.
 
-    Called with query, key, value, out and grad, d_query to write, lse, delta to write and the Problem.
+    Called with query, key, value, out, grad, output d_query, lse, output delta, and the Problem.
     """
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor) -> None:
-        """Tensors with the layout of those to come."""
+        """All tensors only give the layouts of those in later calls."""
         query, *walked = call.inputs
         map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
         keys = [(x, tile.columns, map_keys) for x in walked]

@@ -1,13 +1,13 @@
-"""Attention for long rows on sm_90, forward, in Gluon; the math is that of attention/forward.py.
+"""Attention forward for long rows on sm_90, warp-specialized, in Gluon; same math as attention/forward.py.
 
-Persistent programs, one per processor, loop over work items: 128 queries of a head, 64 per warp group. The copying warp
-runs a few tiles ahead. A step, for key tiles t from the last to the first, is
+Persistent programs, one per SM, loop over work items: 128 queries of a head, 64 per consumer warp group. The producer
+warp runs a few tiles ahead. A step, over key tiles t from the last to the first, is
 
     start S(t - 1) = Q K(t - 1)^T      start O += P(t) V(t)      P(t - 1) from S(t - 1)      wait for both
 
-so that the tensor cores compute O during the exponentials, and the groups drift apart until the exponentials of one
-overlap with the products of the other. A group multiplies 64 x COLUMNS x 2 D per step: for D = 64, 8 cycles per score
-of a thread, as long as its exponential. FlashAttention-3 (Shah et al. 2024) has this order. Not run on a GPU.
+so that the tensor cores accumulate O during the exponentials, and the groups drift apart until the exponentials of one
+overlap the products of the other. A group multiplies 64 x COLUMNS x 2 D per step: for D = 64, 8 cycles per score of a
+thread, as long as its exponential. FlashAttention-3 (Shah et al. 2024) uses this order. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fasttfm.kernels.philox import with_seed
 from fasttfm.kernels.tiles.table import Tile
 
 LOWEST = gl.constexpr(-3e38)
-"""Below every score: the maximum of a row that has seen no key, which is no infinity, so that it can be subtracted."""
+"""Initial running max of a row: below every score, but finite, so that it can be subtracted."""
 
 
 @device
 def _copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fills the rings: of each work the queries, and its tiles of keys and values from the last to the first."""
+    """Producer: copy the queries of each work item, and its key and value tiles from the last to the first."""
     q, k, v, rings, origins, problem, planes, section = given
     turn = 0
     tile = 0
@@ -63,32 +63,33 @@ def _copy(
 
 
 class Sums(NamedTuple):
-    """Running state of a warp group's 64 queries: device values."""
+    """Online softmax state of a warp group's 64 queries: device values."""
 
     acc: Any
-    """(64, D), of what lies behind `weights`."""
+    """(64, D), sum of P V over earlier tiles, without `weights`."""
     weights: Any
-    """(64, COLUMNS) of the tile whose values are still to be multiplied by them."""
+    """(64, COLUMNS), P of the current tile, not yet multiplied by its values."""
     peak: Any
-    """(64,), as `total`."""
+    """(64,), running max of the scores, scaled and in base 2."""
     total: Any
+    """(64,), running sum of P before dropout, including `weights`."""
 
 
 class Rows(NamedTuple):
-    """64 queries as a warp group sees them: device values."""
+    """The 64 queries of a warp group: device values."""
 
     queries: Any
-    """Their tile in shared memory."""
+    """(64, D) in shared memory."""
     first: Any
     plane: Any
     limit: Any
-    """Keys that a row sees, (64, 1), or one number for all."""
+    """Number of keys that each row sees: (64, 1), or one number for all rows."""
     dropout: Any
     scale: Any
 
 
 class Sizes(NamedTuple):
-    """Constants."""
+    """Compile-time constants."""
 
     D: Any
     COLUMNS: Any
@@ -97,13 +98,13 @@ class Sizes(NamedTuple):
 
 @gluon.constexpr_function
 def scores_layout(COLUMNS):
-    """Layout of a warp group's product (64, COLUMNS)."""
+    """Layout of a warp group's accumulator (64, COLUMNS)."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
 
 
 @device
 def _scores(queries, ring, tile, T: gl.constexpr):
-    """Begins the product of the queries with the keys of this turn."""
+    """Start S = Q K^T for the key tile of this turn."""
     keys = steps.tile_of(ring, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
     zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
     return warpgroup_mma(queries, keys, zeros, use_acc=False, is_async=True)
@@ -111,7 +112,7 @@ def _scores(queries, ring, tile, T: gl.constexpr):
 
 @device
 def _words(rows, column, DROP: gl.constexpr, T: gl.constexpr):
-    """Random words for keys from `column` on, where some are dropped."""
+    """Return the Philox words for the keys from `column` on; None without dropout."""
     words = None
     if DROP:
         words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
@@ -120,8 +121,8 @@ def _words(rows, column, DROP: gl.constexpr, T: gl.constexpr):
 
 @device
 def _weights(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
-    """Weights of the scores s of keys from `column` on, in float32; what the sums before fade by, the sum of these, and
-    the maximum so far. CHECKED: some are hidden from some row."""
+    """Return P in float32 for the scores s of the keys from `column` on, the factor that rescales earlier sums, the row
+    sums of P, and the new running max. CHECKED: some row does not see all of the keys."""
     if CHECKED:
         at = gl.arange(0, T.COLUMNS, gl.SliceLayout(0, scores_layout(T.COLUMNS)))
         keys = column + steps.key_order(at, T.COLUMNS, DROP)
@@ -133,7 +134,7 @@ def _weights(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T
 
 @device
 def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
-    """Weights p after dropout, as the left operand of a product."""
+    """Return p after dropout as the left operand of P V, in registers."""
     kept = p.to(rows.queries.dtype)
     if DROP:
         kept = steps.drop(kept, words, rows.dropout.threshold, T.COLUMNS)
@@ -142,7 +143,7 @@ def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
 
 @device
 def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
-    """The Sums with the weights of a work's first tile, the one that ends the keys."""
+    """Return the Sums after scoring a work item's first tile, which holds its last keys."""
     words = _words(rows, column, DROP, T)
     s = warpgroup_mma_wait(0, [_scores(rows.queries, rings.k, tile, T)])
     steps.release(rings.k, tile, T.STAGES)
@@ -154,7 +155,7 @@ def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
 
 @device
 def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
-    """The Sums with the values of this turn, and the weights of the next one, of keys from `column` on."""
+    """Return the Sums after P V of this turn and the weights of the next turn, for the keys from `column` on."""
     acc, weights, peak, total = sums
     s = _scores(rows.queries, rings.k, tile + 1, T)
     steps.await_tile(rings.v, tile, T.STAGES)
@@ -165,20 +166,20 @@ def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.const
     total = total * fade + added
     if not DROP:
         p = _operand(p, rows, words, DROP, T)
-    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for P V.
+    # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for P V.
     steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
     acc, weights, p, fade = warpgroup_mma_wait(0, [acc, weights, p, fade])
     steps.release(rings.k, tile + 1, T.STAGES)
     steps.release(rings.v, tile, T.STAGES)
     acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, scores_layout(T.D)))[:, None]
-    if DROP:  # here, so that what is kept goes to the registers which the product has just read: 5% fewer instructions
+    if DROP:  # here, to reuse the registers of the operand that the product has just read: 5% fewer instructions
         p = _operand(p, rows, words, DROP, T)
     return Sums(acc, p, peak, total)
 
 
 @device
 def _end(rings, sums, tile, T: gl.constexpr):
-    """acc with the values of a work's last tile, and the sums of weights."""
+    """Return acc after P V of a work item's last tile."""
     steps.await_tile(rings.v, tile, T.STAGES)
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
     acc = warpgroup_mma(sums.weights, values, sums.acc, is_async=True)
@@ -189,7 +190,7 @@ def _end(rings, sums, tile, T: gl.constexpr):
 
 @device
 def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
-    """Clears this turn's values past the visible keys, each worker a half, and waits until both have."""
+    """Zero this turn's values past the visible keys, half per worker, and wait until both halves are done."""
     steps.await_tile(rings.v, tile, T.STAGES)
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
     steps.clear(values, column, visible, [T.COLUMNS, T.D], WORKER, DROP)
@@ -199,7 +200,7 @@ def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexp
 
 @device
 def _store(outputs, acc, sums, head, first_row, keep_scale, T: gl.constexpr):
-    """Writes the output and the log-sum-exp of 64 queries."""
+    """Normalize and store the output, and store the log-sum-exp, of 64 queries."""
     out, lse, out_strides, lse_strides = outputs
     S_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.COLUMNS))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.D))
@@ -216,15 +217,15 @@ def _store(outputs, acc, sums, head, first_row, keep_scale, T: gl.constexpr):
 
 @device
 def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
-    """Computes and stores 64 queries of each work."""
+    """Consumer: compute and store 64 queries of each work item."""
     rings, cleared, outputs, problem, planes, section = given
     DROP: gl.constexpr = problem.dropout.seed is not None
-    # Where a head's keys end before its tensor's, others follow them.
+    # With key lengths or packed sequences, a head's last tile may hold rows past its visible keys.
     FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
     dropout = problem.dropout
     if DROP:
         dropout = with_seed(dropout)
-    scale = gl.maximum(problem.scale * plain.LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    scale = gl.maximum(problem.scale * plain.LOG2E, 1e-37)  # 0 * -inf would be NaN
     turn = 0
     tile = 0
     clearings = 0
@@ -244,7 +245,7 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
             steps.await_tile(rings.q, turn, 1)
             steps.await_tile(rings.k, tile, T.STAGES)
             sums = _begin(rings, rows, tile, column, DROP, T)
-            if FOLLOWED:  # noqa: SIM102 Triton reads both sides of `and`
+            if FOLLOWED:  # noqa: SIM102 Triton does not short-circuit `and`
                 if column + T.COLUMNS > head.visible:
                     _clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
                     clearings += 1
@@ -272,7 +273,7 @@ def _forward(
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Writes out and lse."""
+    """Write out and lse."""
     rings = steps.Rings(steps.ring(q, 1), steps.ring(k, STAGES), steps.ring(v, STAGES))
     cleared = steps.barriers(1, steps.WORKERS).index(0)
     fence_async_shared()
@@ -286,12 +287,12 @@ def _forward(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
+        [240, 24],  # registers per thread: second consumer group, producer warp; the first group has the rest
     )
 
 
 class Forward(Persistent):
-    """The forward pass for one signature that rule.takes() accepts; called as forward.Forward."""
+    """The forward pass for one signature that rule.takes() accepts; called like attention.forward.Forward."""
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
         """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""

@@ -1,4 +1,4 @@
-"""The calls that the sm_90 kernels accept, the tensor maps of their heads, and their persistent launch."""
+"""Host side of the sm_90 kernels: which calls they accept, tensor maps of heads, the persistent launch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CACHED_BYTES = 32 << 20
 
 
 class Heads(NamedTuple):
-    """The rows of every head of a tensor (B, H, L, D), as dimensions of a tensor map."""
+    """The rows of all heads of a tensor (B, H, L, D) as dimensions of a tensor map."""
 
     planes: int
     plane_stride: int
@@ -35,22 +35,22 @@ class Heads(NamedTuple):
     row_stride: int
     width: int
     origin: tuple[int, int, int]
-    """An Origin of steps.py."""
+    """The fields of a steps.Origin."""
 
     def mapped(self, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
-        """Shape, strides and block of a Mapped that copies `rows` consecutive rows of a head."""
+        """Return shape, strides and block of a Mapped that copies `rows` consecutive rows of a head."""
         return (self.planes, self.rows, self.width), (self.plane_stride, self.row_stride, 1), (1, rows, width)
 
     def spread(self, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
-        """The same as mapped(), with rows copied in the order of steps.key_order()."""
+        """Return the same as mapped(), with rows copied in the order of steps.key_order()."""
         shape = (self.planes, BLOCK // 2, self.rows // BLOCK, 2, self.width)
         strides = (self.plane_stride, 2 * self.row_stride, BLOCK * self.row_stride, self.row_stride, 1)
         return shape, strides, (1, BLOCK // 2, rows // BLOCK, 2, width)
 
 
 def heads_of(x: Tensor) -> Heads | None:
-    """The Heads of x (B, H, L, D), with heads either side by side within a row or as separate planes; None if no
-    three-dimensional tensor map covers them, or their strides are not multiples of 16 bytes."""
+    """Return the Heads of x (B, H, L, D), with heads either side by side within a row or as separate planes; None if no
+    three-dimensional tensor map covers them, or an address or stride is not a multiple of 16 bytes."""
     (batch, heads, rows, width), (b, h, row, last) = x.shape, x.stride()
     if rows == 1:
         row = heads * width  # the stride of a single row is arbitrary
@@ -70,7 +70,7 @@ def heads_of(x: Tensor) -> Heads | None:
 
 
 def takes(call: Call, *walked: Tensor) -> bool:
-    """True if the sm_90 kernels support a call; walked: tensors that they read besides the inputs."""
+    """Return whether the sm_90 kernels support a call; walked: other tensors that they read."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
@@ -90,7 +90,7 @@ def takes(call: Call, *walked: Tensor) -> bool:
 
 
 def section_of(call: Call) -> int:
-    """Query heads per section: their keys and values fit CACHED_BYTES; all sections have the same size."""
+    """Return the query heads per section, as evenly as possible, so that its keys and values fit CACHED_BYTES."""
     group = call.constants["GROUP"]
     shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
     sections = ceil_div(call.planes, shared * group)
@@ -98,7 +98,7 @@ def section_of(call: Call) -> int:
 
 
 def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | None:
-    """The tile of an sm_90 kernel, None if it does not support the call or the table says triton; walked: see
+    """Return the tile of an sm_90 kernel; None if it does not support the call or the table says triton. walked: see
     takes()."""
     answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked) else None
     return answer if isinstance(answer, Tile) else None
@@ -111,8 +111,8 @@ class Persistent:
         self, kernel: Any, call: Call, tile: Tile, read: Sequence[tuple[Tensor, int, Callable[..., Any]]],
         written: Sequence[Tensor], lse: Tensor, *, of_keys: bool = False,
     ) -> None:  # fmt: skip
-        """Tensors with the layout of those to come. read: copied by tensor maps, each with its rows per copy and a
-        method of Heads; written: addressed by strides; of_keys: a work item is a tile of keys, not of queries."""
+        """All tensors only give the layouts of those in later calls. read: copied by tensor maps, each with rows per
+        copy and a method of Heads; written: addressed by strides; of_keys: work items are tiles of keys."""
         width, rows, length = call.constants["D"], tile.rows, call.queries
         self._numbers = call.planes, section_of(call)
         if of_keys:
@@ -128,7 +128,7 @@ class Persistent:
         self._maps = [make_map(x, count, width) for x, (_, count, make_map) in zip(heads, read)]
 
     def __call__(self, *arguments: Any) -> None:
-        """Launches the programs. arguments: tensors read, tensors written, lse and in backward delta, the Problem."""
+        """Launch the kernel. arguments: tensors read, tensors written, lse, in backward delta, and the Problem."""
         *tensors, problem = arguments
         maps = (tensor_map.Mapped(x, *described) for x, described in zip(tensors, self._maps))
         written = tensors[len(self._maps) :]
@@ -136,7 +136,7 @@ class Persistent:
 
 
 class Attempt:
-    """A launch with tensor maps and a fallback with the same arguments, for maps that the driver rejects."""
+    """A launch with tensor maps, and a fallback with the same arguments if the driver rejects a map."""
 
     def __init__(self, launch: Callable[..., None], fallback: Callable[..., None]) -> None:
         self._launch, self._fallback = launch, fallback

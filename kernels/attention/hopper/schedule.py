@@ -1,9 +1,9 @@
-"""The order in which persistent programs process tiles of heads.
+"""Tile scheduler of the persistent programs.
 
-Heads are processed in sections whose keys and values fit the L2 cache, and within a section the longest rows first. The
-order of programs is reversed every other turn, and a section starts with the program after the one that took the last
-tile of the previous section. The busiest of 132 programs then has 1.03 times the mean number of tiles for 16 x 16 heads
-of 1,024 causal rows, and less than 1.01 times from 4,096 rows on; with a fixed order up to 1.16 times.
+Heads are processed in sections whose keys and values fit the L2 cache, within a section the longest rows first. The
+order of programs is reversed every other turn and rotated from section to section, so that the tiles of a partial turn
+go to other programs each time. The busiest of 132 programs then has 1.03 times the mean number of key tiles for 16 x 16
+heads of 1,024 causal rows, and less than 1.01 times from 4,096 rows on; with a fixed order up to 1.16 times.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 NOWHERE = tl.constexpr(1 << 30)
-"""Past every row: the first one of a turn without work."""
+"""First row of a number without work: past every row."""
 
 
 @triton.jit
 def turns(tiles, planes, section, programs):
-    """The count of numbers, of which a program takes every one that is its own modulo `programs`."""
+    """Return how many numbers there are; program p takes p, p + programs, p + 2 * programs, ..."""
     whole = planes // section
     rounds = whole * tl.cdiv(section * tiles, programs) + tl.cdiv((planes - whole * section) * tiles, programs)
     return rounds * programs
@@ -25,7 +25,7 @@ def turns(tiles, planes, section, programs):
 
 @triton.jit
 def place(number, tiles, planes, section, programs, ROWS: tl.constexpr):
-    """(first row, plane) of a number: of `tiles` tiles of ROWS rows a plane; NOWHERE where the turn has no work."""
+    """Return (first row, plane) of a number, with `tiles` tiles of ROWS rows per plane; NOWHERE if it has no work."""
     rounds = tl.cdiv(section * tiles, programs)
     turn = number // programs
     before = turn // rounds

@@ -1,7 +1,7 @@
-"""Dropout of transposed attention weights, (64 keys, 64 queries) per warp group: the bits of philox.py, in registers.
+"""Dropout of transposed attention weights, (64 keys, 64 queries) per warp group: the mask of philox.py, in registers.
 
-A thread holds two of the sixteen keys of a Philox block. So eight threads cooperate: each draws the blocks of two
-queries, one bit per lane, and three exchanges bring each thread the bits of its own keys. Shared memory is not used.
+A thread holds two of the sixteen keys of a Philox block, so eight threads cooperate: each draws the blocks of two
+queries, one bit per lane, and three shuffles bring each thread the bits of its own keys. Shared memory is not used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fasttfm.kernels.philox import ROUNDS, byte_bits
 
 @gluon.constexpr_function
 def _layout():
-    """A warp group's sums (64 keys, 64 queries) as (block, half of the block, key of the half, eight queries, pair,
-    half of the pair): a thread's registers in the order of the product's."""
+    """Layout of a warp group's accumulator (64 keys, 64 queries) as (block, half of the block, key of the half, set of
+    eight queries, pair, half of the pair), with the accumulator's register order."""
     return gl.DistributedLinearLayout(
         [[0, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 2, 0, 0], [0, 0, 0, 4, 0, 0]],
         [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 2, 0], [0, 0, 1, 0, 0, 0], [0, 0, 2, 0, 0, 0], [0, 0, 4, 0, 0, 0]],
@@ -27,7 +27,7 @@ def _layout():
 
 @gluon.constexpr_function
 def _slice(layout, *dims):
-    """The layout without these dimensions, the last one first."""
+    """Return the layout without these dimensions, which are given from last to first."""
     for dim in dims:
         layout = gl.SliceLayout(dim, layout)
     return layout
@@ -35,22 +35,22 @@ def _slice(layout, *dims):
 
 @gluon.jit
 def _kept_of(seed, dropout, plane, row, block):
-    """Sixteen bits, of lane l of the block bit 8 (l % 4) + 7 - l // 4: whether it is kept."""
+    """Return the keep-bits of a block: bit 8 (l % 4) + 7 - l // 4 is set if lane l is kept."""
     w0, w1, w2, w3 = tl.philox(seed, block, row, plane, dropout.site, ROUNDS)
     return byte_bits(w0, w1, w2, w3, dropout.threshold)
 
 
 @gluon.jit
 def draw(dropout, plane, first_row, first_key):
-    """The bits that say which weights from first_row and first_key on are kept: 32 of each thread, (block, key of the
-    half, pair), as mark() reads them."""
+    """Return the keep-bits of the weights from first_row and first_key on for mark(): 32 per thread, int32 (block, key
+    of the half, pair)."""
     L: gl.constexpr = _slice(_layout(), 5, 3, 1)
-    seed = steps.anew(dropout.seed)  # else the keys of all rounds would be kept from one tile to the next
+    seed = steps.anew(dropout.seed)  # else the compiler keeps the keys of all rounds in registers from tile to tile
     blocks = first_key // 16 + gl.arange(0, 4, _slice(L, 2, 1))[:, None, None]
     key = gl.arange(0, 8, _slice(L, 2, 0))[None, :, None]
     row = first_row + 8 * key + 2 * gl.arange(0, 4, _slice(L, 1, 0))[None, None, :]
     word = _kept_of(seed, dropout, plane, row, blocks) | (_kept_of(seed, dropout, plane, row + 1, blocks) >> 4)
-    # Threads whose keys differ in one bit exchange what the other needs: odd bits and even ones, halves, bytes.
+    # Butterfly: threads whose keys differ in one bit exchange odd and even bits, then halfwords, then bytes.
     odd = key < 4
     return gl.inline_asm_elementwise(
         "{ .reg .b32 own, other; shfl.sync.bfly.b32 other, $1, 16, 0x1f, -1; shf.l.wrap.b32 other, other, other, $2; "
@@ -66,8 +66,7 @@ def draw(dropout, plane, first_row, first_key):
 
 @gluon.jit
 def mark(weights, word):
-    """weights (64 keys, 64 queries), none of which is negative, with a minus sign where they are dropped; word from
-    draw()."""
+    """Set the sign bit of the nonnegative weights (64 keys, 64 queries) that are dropped; word from draw()."""
     L: gl.constexpr = _layout()
     half = gl.arange(0, 2, _slice(L, 5, 4, 3, 2, 0))[None, :, None, None, None, None]
     eight = gl.arange(0, 8, _slice(L, 5, 4, 2, 1, 0))[None, None, None, :, None, None]
@@ -83,8 +82,8 @@ def mark(weights, word):
 
 @gluon.jit
 def kept(marked, element: gl.constexpr):
-    """mark()'s weights in the element's dtype, zero where they are dropped."""
-    # In one instruction a pair. gl.maximum() would be computed once for all that ask, and take a register each.
+    """Return mark()'s weights in dtype `element`, zero where they are dropped."""
+    # One instruction per pair. gl.maximum() would be shared with its other uses, at a register per weight.
     if element == gl.bfloat16:
         kept = gl.inline_asm_elementwise(
             "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [marked], dtype=gl.bfloat16, is_pure=True, pack=2
