@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.problem import Head, Masking, Sizes
+from fasttfm.kernels.attention.problem import Head, Masking
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
@@ -99,7 +99,7 @@ def _forward(
     p += begin
     if kept is not None:
         kept += begin
-    masking = steps.masking_of(masking, Head(plane, b, (plane % H).to(tl.int64), 0, 0, L, S, S), Sizes(H, L, S))
+    masking = steps.masking_of(masking, Head(plane, b, (plane % H).to(tl.int64), 0, 0, L, S, S))
     visible = S
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)

@@ -92,7 +92,7 @@ def _backward_queries(
     count = head.queries - first_row
     keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
     values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
-    masking = steps.masking_of(problem.masking, head, problem.sizes)
+    masking = steps.masking_of(problem.masking, head)
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
     out_tile = steps.load_tile(out, out_strides, head, row, count, ROWS, DV)
     dout_tile = steps.load_tile(dout, dout_strides, head, row, count, ROWS, DV)
@@ -165,7 +165,6 @@ def _gradients_of_keys(
 ):
     """Write dk and dv of the COLUMNS keys of a head from first_column on; dq: workspace of dQ / scale with D elements
     per element of lse, or None."""
-    sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
     masking = problem.masking
     dropout = problem.dropout
@@ -201,7 +200,7 @@ def _gradients_of_keys(
         dqs = None
         if dq is not None:
             dqs = Rows(dq + line * T.D, T.D)
-        reader_masking = steps.masking_of(masking, reader, sizes)
+        reader_masking = steps.masking_of(masking, reader)
         lses = lse + line
         deltas = delta + line
         part = tl.minimum(free, end)

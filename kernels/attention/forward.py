@@ -81,7 +81,7 @@ def _forward(
     count = head.queries - first_row
     keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
     values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
-    masking = steps.masking_of(problem.masking, head, problem.sizes)
+    masking = steps.masking_of(problem.masking, head)
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
     scale = tl.maximum(problem.scale * steps.LOG2E, 1e-37)  # scale 0: 0 * -inf would be NaN
     view = View(head, masking, dropout, scale)

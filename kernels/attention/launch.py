@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.kernels.attention.problem import Masking, Problem, Sizes
+from fasttfm.kernels.attention.steps import FAR
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import LARGEST

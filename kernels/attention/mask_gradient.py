@@ -89,7 +89,7 @@ def _gradient(
         s = steps.product(q_tile, tl.trans(k_tile), PRECISION) * (scale * steps.LOG2E)  # (ROWS, COLUMNS)
         s = steps.capped(s, masking)
         # Keys stay consecutive, so that the mask is read and its gradient written coalesced.
-        of_head = steps.masking_of(masking, head, sizes)
+        of_head = steps.masking_of(masking, head)
         s = steps.hide(s, row, column, of_head, head.queries, head.visible, CAUSAL, True, ORDER="plain")
         p = tl.exp2(s - lse_tile[:, None])
         dp = steps.product(dout_tile, tl.trans(v_tile), PRECISION)

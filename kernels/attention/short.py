@@ -59,7 +59,7 @@ def _forward(
     else:
         k_tile = steps.load(keys, 0, head.visible, COLUMNS, D)
         v_tile = steps.load(values, 0, head.visible, COLUMNS, DV)
-    masking = steps.masking_of(masking, head, sizes)
+    masking = steps.masking_of(masking, head)
     scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # scale 0: 0 * -inf would be NaN
     s, factor = steps.unscaled(steps.product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
     ORDER: tl.constexpr = "spread" if SPREAD else "plain"
@@ -116,7 +116,7 @@ def _backward(
         dout_rows = steps.rows_of(dout, dout_strides, reader, head.first_query)
         dq_rows = steps.rows_of(dq, dq_strides, reader, head.first_query)
         lse_rows = lse + steps.line_of(lse_strides, reader, head.first_query)
-        reader_masking = steps.masking_of(masking, reader, sizes)
+        reader_masking = steps.masking_of(masking, reader)
         if dq_sums is not None:
             dq_sum = tl.zeros((steps.block(D),), tl.float32)
         for row in range(0, head.queries, ROWS):

@@ -142,7 +142,7 @@ def sink_scores(x):
 
 
 @triton.jit
-def masking_of(masking, head, sizes):
+def masking_of(masking, head):
     """Return the Masking of a head."""
     mask = masking.mask
     if mask is not None:

@@ -44,6 +44,8 @@ SCORING = {
     "bottom right window": lambda: {"causal": "bottom_right", "window": (20, None)},
     "offsets of rows": lambda: {"causal": True, "causal_offset": torch.tensor([2, -3])},
     "offsets of a window": lambda: {"window": (1, 1000), "causal_offset": torch.tensor([-30, 2])},
+    "far offsets of a right side": lambda: {"window": (None, 1000), "causal_offset": torch.tensor([-1000, -990])},
+    "far offsets of a left side": lambda: {"window": (1000, None), "causal_offset": torch.tensor([1003, 990])},
     "soft cap": lambda: {"softcap": 1.5},
     "slopes": lambda: {"alibi_slopes": torch.rand(H)},
     "slopes of rows": lambda: {"alibi_slopes": torch.rand(B, H), "window": (19, 3), "causal_offset": 2},
