@@ -41,7 +41,7 @@ def _kernels_for_the_cpu() -> Callable[[], None]:
 
 
 def take_for_device(product: Chip) -> Callable[[], None]:
-    """Makes every imported kernel file choose tiles for a chip, with empty launch caches. Returns an undo function."""
+    """Makes all imported kernel files choose tiles for a chip, with empty launch caches. Returns an undo function."""
     undo_chip = replace_everywhere("chip", launch.chip, lambda device: product)
     modules = [module for name, module in sys.modules.items() if name.startswith("fasttfm.")]
     launched = [(k, k._launched) for module in modules for k in vars(module).values() if isinstance(k, Kernel)]

@@ -1,8 +1,8 @@
-"""Control and data flow of a kernel: registers read and written, possibly uninitialized registers, and reconvergence of
-diverged threads at the immediate post-dominator of a branch.
+"""Control and data flow of a kernel: registers read and written, possibly uninitialized registers, reconvergence.
 
-A block post-dominates another if every path from there to the kernel's end passes through it; the immediate one is the
-first of them. Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
+Diverged threads reconverge at the immediate post-dominator of the branch. A block post-dominates another if every path
+from there to the kernel's end passes through it; the immediate post-dominator is the first such block.
+Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
 """
 
 from collections.abc import Iterable, Iterator
@@ -159,7 +159,7 @@ def names(operands: Iterable) -> tuple[str, ...]:
 
 
 def uses_of(block: Block) -> tuple[set[str], set[str]]:
-    """Names that a block reads before writing, and names that it writes."""
+    """Names of the registers that a block reads before writing, and of those that it writes."""
     before: set[str] = set()
     defined: set[str] = set()
     for instruction in block.instructions:

@@ -224,7 +224,7 @@ def _put_everywhere(replaced: list[tuple[Any, Any]]) -> None:
 
 
 class Answers(OnCpu):
-    """Inside the block, torch.cuda also answers as on a chip, whatever names modules bound its functions to."""
+    """Inside the block, torch.cuda also answers as on a chip, including functions that modules imported by name."""
 
     def __init__(self, chip: Chip) -> None:
         super().__init__()

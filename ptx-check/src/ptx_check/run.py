@@ -1,6 +1,6 @@
 """Executes a translated kernel block by block (teams.py), all threads of many programs at once.
 
-Warp-specialized kernels, and kernels whose programs may wait for each other, run one program at a time.
+Warp-specialized kernels run one program at a time. Kernels whose programs may wait for each other run them in turns.
 """
 
 import time

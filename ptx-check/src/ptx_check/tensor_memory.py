@@ -87,7 +87,7 @@ class TensorMemory:
         return first + lane * self.columns + column, np.broadcast_to(touched, self.storing.shape)
 
     def load(self, index, address, shape: str, split: int, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
-        """Load registers. narrow: each holds the lower halves of two columns."""
+        """Load registers. narrow: each register has the lower halves of two columns."""
         run = self.run
         positions, touched = self.places(index, address, run.active, shape, split, count << narrow)
         if run.checks:
