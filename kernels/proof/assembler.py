@@ -67,7 +67,7 @@ def by_chips() -> dict[str, Assembler]:
 
 
 def left(used: Assembler) -> dict[str, str]:
-    """Newer versions that Triton ships beside it for other chips -> why they are not used."""
+    """Newer versions that the same Triton ships for other chips -> why they are not used."""
     shipped = {_version(file) for file in Path(used.path).parent.glob("ptxas*")}
     order = lambda version: [int(part) for part in version.split(".")]  # noqa: E731
     newer = [version for version in shipped - {"unknown"} if order(version) > order(used.version)]

@@ -12,7 +12,7 @@ from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.attention import Tile
 
 WIDTHS = (64, 128, 256)
-"""Head sizes with tiles of their own. Narrower heads take the tile of 64 and fewer resources."""
+"""Head dims with tiles of their own. Narrower heads use the tile of 64 and fewer resources."""
 
 MASKS = ("none", "bool", "add")
 """No mask, a boolean mask, a mask added to the scores."""
@@ -36,13 +36,13 @@ class Variant:
     """One of MASKS."""
     packed: bool = False
     sums: bool = False
-    """With sums of the gradients, for the bias of a projection."""
+    """With column sums of the gradients, for the bias of a projection."""
     shared: bool = False
     """Query heads share key heads."""
     scoring: bool = False
     """With a window, a soft cap, ALiBi and sinks."""
     far: bool = False
-    """With 64-bit offsets of rows."""
+    """With 64-bit row offsets."""
 
     def __str__(self) -> str:
         words = ["causal", "packed" if self.packed else "lengths", "dropout" * self.dropout]
@@ -56,9 +56,10 @@ class Variant:
 
 
 def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Variant, **constants: Any) -> CompileCase:
-    """The case of an attention kernel as a model calls it, with strides that are multiples of 16 bytes.
+    """The case of an attention kernel as a model calls it, with strides that are multiples of 16 elements.
 
-    name: family, kernel and variant; the tile is appended. constants: of the kernel, or overrides of arguments.
+    name: family, kernel and variant; the tile is appended. constants: the kernel's constants, or overrides of
+    arguments.
     """
     far = (None,) * variant.far
     kinds = kinds_of(kernel)
@@ -81,7 +82,7 @@ def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Varia
 def head_case(
     kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Variant, **constants: Any
 ) -> CompileCase:
-    """attention_case() of a causal kernel with heads of this size, a power of two; name: without the variant."""
+    """attention_case() of a causal kernel with head dim `width`, a power of two; name: family and kernel."""
     constants |= {"D": width, "DV": width, "CAUSAL": True}
     return attention_case(kernel, f"{name}/{variant}/D{width}", kind, tile, variant, **constants)
 
@@ -94,7 +95,7 @@ def product_kinds(chip: Chip) -> tuple[str, ...]:
 
 
 def every_kind(chip: Chip) -> tuple[str, ...]:
-    """product_kinds(), and float16 in any case."""
+    """product_kinds() and float16."""
     return tuple(dict.fromkeys((*product_kinds(chip), "fp16")))
 
 

@@ -61,7 +61,7 @@ _MOST_SPILLED = {
     # On an H100 tiles with these spills were faster than those without.
     ("sm_90", "attention.short.backward"): 48,
     ("sm_90", "attention.backward.keys"): 8,
-    # Row addresses kept between work items, spilled outside of the loops over tiles: see broken_rules().
+    # Row addresses that live across work items spill outside of the loops over tiles: see broken_rules().
     **{(chip, "attention.backward.heads"): 320 for chip in ("sm_80", "sm_89", "sm_90", "sm_120")},
     ("sm_90", "attention.hopper.forward"): 40,
     ("sm_90", "attention.hopper.backward.keys"): 72,

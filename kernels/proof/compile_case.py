@@ -5,15 +5,15 @@ cases/ lists every tile that it can return:
 
     def compile_cases(chip: Chip) -> Iterator[CompileCase]
 
-So the compile matrix covers, chip by chip and without a device, what really runs. residual_add.py is an example.
+So the compile matrix covers what really runs on each chip, without a device. residual_add.py is an example.
 Arguments are in the notation of Triton's ahead-of-time compiler:
 
-    "*bf16", "*i64"    a pointer, 16-byte aligned as torch allocates memory; None: an absent optional pointer
-    "i32:16", "i32"    an integer, a multiple of 16 (as usual model sizes are) or not; 1: Triton specializes on it
+    "*bf16", "*i64"    a pointer, 16-byte aligned like torch's allocations; None: an absent optional pointer
+    "i32:16", "i32"    an integer that is a multiple of 16 (like usual model sizes) or not; 1: Triton specializes on it
     "fp32"             a Python float
     "map bf16 128x64"  a tensor map with tiles of this shape, for a kernel in Gluon
     ("*bf16", "*bf16") a tuple of these
-    any value          of a parameter annotated tl.constexpr
+    any value          for a parameter annotated tl.constexpr
 """
 
 from collections.abc import Mapping
@@ -56,13 +56,13 @@ class CompileCase:
     """Family, kernel, variant and tile: "attention.forward/causal+dropout/D64/64x32w4s2". Unique per chip and dtype,
     and stable, because it is the key of the budgets."""
     dtype: str
-    """fp32, tf32, fp16 or bf16: of the matrix products, or else of the main operands."""
+    """fp32, tf32, fp16 or bf16: dtype of the matrix products, else of the main operands."""
     arguments: Mapping[str, Any]
     """Every parameter of the kernel by name, in the notation above."""
     num_warps: int
     num_stages: int
     matrix_product: bool = False
-    """Whether the kernel has a tl.dot that must use matrix units where the chip has them for this dtype."""
+    """Whether the kernel has a tl.dot, which must use matrix units if the chip has them for this dtype."""
 
     def __post_init__(self) -> None:
         expected = list(self.kernel.arg_names)
@@ -76,10 +76,10 @@ def kernel_case(
     kernel: Any, name: str, dtype: str, tile: Tile, /, *, dtypes: Mapping[str, str] = MappingProxyType({}),
     **overrides: Any,
 ) -> CompileCase:  # fmt: skip
-    """The case of a tile and dtype, with arguments that follow from the annotations of the kernel (parameter.py).
+    """The case of a tile and dtype; arguments follow from the kernel's annotations (parameter.py).
 
-    name: family, kernel and variant; the tile is appended. dtypes: of ResidualPointer ("residual") and ParameterPointer
-    ("parameter"), where they are not dtype and fp32. overrides: constants, other arguments or fields of arguments, in
+    name: family, kernel and variant; the tile is appended. dtypes: "residual" for ResidualPointer (default: dtype),
+    "parameter" for ParameterPointer (default: fp32). overrides: constants, other arguments or fields of arguments, in
     the notation above.
     """
     element = "fp32" if dtype == "tf32" else dtype

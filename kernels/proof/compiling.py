@@ -7,7 +7,7 @@ from fasttfm.kernels.proof.compile_case import CompileCase
 
 
 def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:
-    """Signature, constants and attributes as triton.compiler.ASTSource takes them: a value in a tuple by its path."""
+    """Return signature, constants and attributes for triton.compiler.ASTSource; values in tuples have paths as keys."""
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list] = {}
 
@@ -33,7 +33,7 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
 
 
 def _tensor_map(dtype: str, block: str) -> str:
-    """The type of a tensor map as Triton writes it, with the layout that its tiles have in shared memory."""
+    """Return Triton's type string for a tensor map, with the shared-memory layout of its tiles."""
     from triton.experimental.gluon import language as gl
 
     shape = [int(size) for size in block.split("x")]
@@ -42,7 +42,7 @@ def _tensor_map(dtype: str, block: str) -> str:
 
 
 def compiled(chip: Chip, case: CompileCase) -> Any:
-    """Compile a case with triton.compile(); Triton must not be in its interpreter."""
+    """Compile a case with triton.compile(); Triton's interpreter must be off."""
     import triton
     from triton.backends.compiler import GPUTarget
 

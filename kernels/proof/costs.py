@@ -19,7 +19,7 @@ class Cost:
     """The cost of one or more launches."""
 
     flops: int = 0
-    """Of matrix products, two per multiply-add; pointwise work is not counted."""
+    """FLOPs of matrix products, two per multiply-add; pointwise work is not counted."""
     bytes: int = 0
     launches: int = 0
     philox: int = 0
@@ -32,7 +32,7 @@ class Cost:
         return Cost(*(times * value for value in astuple(self)))
 
     def seconds(self, machine: Machine) -> float:
-        """Lower bound on the time on a machine: that of its busier resource."""
+        """Lower bound on the time on a machine, set by its busier resource."""
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
     def bound(self, machine: Machine) -> str:
@@ -55,8 +55,8 @@ H200 = Machine(flops=790e12, bandwidth=4.3e12)
 
 
 def _blocks(rows: int, columns: int, held: int = 8) -> int:
-    """Philox blocks drawn if a thread holds `held` consecutive columns of a block of 16: 8 in row-wise kernels, which
-    load 16 bytes of half precision; 16 where two threads exchange halves."""
+    """Philox blocks drawn if a thread holds `held` consecutive columns of a block's 16: 8 in row-wise kernels, which
+    load 16 bytes of half precision; 16 if two threads exchange halves."""
     return rows * -(-columns // held)
 
 
@@ -88,8 +88,11 @@ def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool
 
 
 def attention_over_ancestors(past: Sequence[int], H: int, D: int, size: int) -> Cost:
-    """A decoder step, past: number of keys of each row. Reads keys, values and places, the new query, key and value;
-    writes output, key and value. Positions are negligible."""
+    """A decoder step; past: number of cached keys of each row.
+
+    Reads cached keys and values with their places, and the new query, key and value; writes output, key and value.
+    Positions are negligible.
+    """
     rows, keys = len(past), sum(past)
     return Cost(4 * H * D * (keys + rows), size * H * D * (2 * keys + 6 * rows) + 8 * keys, 1)
 
@@ -105,7 +108,7 @@ def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, 
 
 
 def _scores(L: int, S: int, causal: bool) -> int:
-    """Number of visible pairs of query and key; causal: query i sees keys 0 to i."""
+    """Number of visible query-key pairs; causal: query i sees keys 0 to i."""
     return sum(min(i + 1, S) for i in range(L)) if causal else L * S
 
 
@@ -163,14 +166,14 @@ class Shape:
     d_ff: int
     vocabulary: int
     layers: int = 6
-    """Of the encoder and of the decoder, each."""
+    """Layers of the encoder, and as many of the decoder."""
 
 
 def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[str, list[Cost]]:
     """Costs by part of one training step of a post-norm model, without padding.
 
-    tokens: of the source and of the target, each; length: of every sentence. Dropout as in the paper, on sub-layers and
-    embeddings. size: bytes per element; Adam works on float32.
+    tokens: number of source tokens, and as many target tokens; length: tokens per sentence. Dropout as in the paper, on
+    sub-layers and embeddings. size: bytes per element; Adam works on float32.
     """
     d, layers = shape.d_model, shape.layers
     sentences = (tokens // length, shape.heads, length, length, d // shape.heads, size)

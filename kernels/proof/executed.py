@@ -1,4 +1,4 @@
-"""fasttfm's operators with the PTX of their kernels executed on a CPU, by the separate package ptx_check (ptx-check/).
+"""Runs fasttfm's operators with their kernels' PTX executed on a CPU by the separate package ptx_check (ptx-check/).
 
 with executed("sm_90") as machine:
     F.attention(query, key, value)      # CPU tensors, the tiles of an H100
@@ -19,7 +19,8 @@ from fasttfm.kernels.proof.ledger import ptx_check
 
 @contextlib.contextmanager
 def executed(chip: str, **options: Any) -> Iterator[ptx_check.Machine]:
-    """ptx_check.executed in which fasttfm also runs Triton kernels on CPU tensors, with the chip's tiles."""
+    """ptx_check.executed() in which fasttfm's operators run their Triton kernels on CPU tensors, with the chip's
+    tiles."""
     with contextlib.ExitStack() as stack:
         machine = stack.enter_context(ptx_check.executed(chip, cuda=False, **options))
         stack.callback(take_for_device(CHIPS[chip]))
@@ -28,7 +29,7 @@ def executed(chip: str, **options: Any) -> Iterator[ptx_check.Machine]:
 
 
 def _kernels_for_the_cpu() -> Callable[[], None]:
-    """Makes operators run their kernels on CPU tensors as on a device. Returns an undo function."""
+    """Makes operators run their Triton kernels on CPU tensors. Returns an undo function."""
     backends = sys.modules.get("fasttfm.functional.backends")
     if backends is None:
         return lambda: None
@@ -40,7 +41,7 @@ def _kernels_for_the_cpu() -> Callable[[], None]:
 
 
 def take_for_device(product: Chip) -> Callable[[], None]:
-    """Makes every imported kernel file choose tiles for a chip, with empty launch caches. Returns an undo function."""
+    """Makes all imported kernel files choose tiles for a chip, with empty launch caches. Returns an undo function."""
     undo_chip = replace_everywhere("chip", launch.chip, lambda device: product)
     modules = [module for name, module in sys.modules.items() if name.startswith("fasttfm.")]
     launched = [(k, k._launched) for module in modules for k in vars(module).values() if isinstance(k, Kernel)]

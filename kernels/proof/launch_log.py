@@ -4,10 +4,13 @@
         training_step()
     print(log.table())
 
-Without a GPU, kernels run in Triton's interpreter and ATen operators count as the launches that they would make: one
-per operator that computes or moves elements (cuBLAS and reductions along a large axis may take a second one to add
-partial sums), none for views and allocations, as many as the tensors fill for operators on lists of tensors, such as a
-fused optimizer, and the passes of a radix sort for a sort.
+Without a GPU, kernels run in Triton's interpreter, and ATen operators count as the launches that they would make:
+
+    an operator that computes or moves elements         1 (cuBLAS and reductions along a large axis may take a second
+                                                        one to add partial sums)
+    views and allocations                               0
+    an operator on lists of tensors (fused optimizer)   by the number of tensors, see _TENSORS_PER_LAUNCH
+    a sort                                              the passes of a radix sort
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ SAMPLED: dict[str, Chip] = {
         named("gfx1201", 64 << 10, 64),  # RX 9070 XT
     )
 }
-"""Chips with only one case per kernel file: they take the tiles of their relatives (tiles/table.py), so that more
-cases would show little."""
+"""Chips with only one case per kernel file: they use the tiles of related chips (tiles/table.py), so more cases would
+show little."""
 
 KNOWN = CHIPS | SAMPLED
 
@@ -109,8 +109,8 @@ def enumerate_cases(chips: Iterable[Chip], prefixes: Sequence[str] = ()) -> Iter
 
 
 def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """Per kernel and chip, the first case and the one with the most recorded spills, then registers; also cases without
-    a budget, whose tiles only another Triton takes."""
+    """Per kernel and chip, the first case and the one with the most recorded spills, then registers; also all cases
+    without a budget or bound, whose tiles are used only with another version of Triton."""
     _, recorded = budgets.read()
     by_kernel: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
     for task, case in cases.items():
@@ -151,7 +151,7 @@ def _run(task: Task) -> Outcome:
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """Worker processes that compile with Triton, which a process in interpreter mode cannot."""
+    """Worker processes with Triton's interpreter off, so that they can compile."""
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:
         with concurrent.futures.ProcessPoolExecutor(
@@ -166,7 +166,7 @@ def _pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
 def compile_tasks(
     tasks: Sequence[Task], workers: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> dict[Task, Outcome]:
-    """Compiles in parallel processes; a crash of the compiler becomes an error of its case."""
+    """Compiles in parallel processes; a compiler crash becomes the error of its case."""
     outcomes: dict[Task, Outcome] = {}
     workers = max(1, min(workers or os.cpu_count() or 1, len(tasks)))
     remaining = list(tasks)
@@ -198,7 +198,7 @@ def compile_tasks(
 
 def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resources | None, *, exact: bool) -> list[str]:
     """Errors, broken rules and regressions of an outcome. exact: compare with the budget, which is valid only for the
-    recording Triton and assemblers."""
+    Triton and assemblers that recorded it."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
     loops = outcome.counted.count.loops if outcome.counted is not None else ()
@@ -243,8 +243,8 @@ def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome])
 
 
 def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
-    """Appends a JSON line: toolchain, chips, number of cases, broken rules, and the counted bound of each case beside
-    that of its budget, None without one."""
+    """Appends a JSON line: toolchain, chips, number of cases, broken rules, and the counted and budgeted bound of each
+    case (None without a budget)."""
     _, recorded = budgets.read()
     broken, bounds = [], []
     for task, case in cases.items():

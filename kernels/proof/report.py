@@ -1,4 +1,4 @@
-"""The compile matrix as a table for people."""
+"""Text tables of the compile matrix, and its page in docs/."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,8 +21,8 @@ Row = tuple[Chip, CompileCase, Any]
 def by_kernel(rows: Iterable[Row]) -> str:
     """Table with one line per kernel and chip: the worst of its cases in each column.
 
-    Occupancy is estimated from registers, shared memory and warps, not measured. Matrix instructions: the fewest of the
-    cases that must have them.
+    Occupancy is estimated from registers, shared memory and warps, not measured. Matrix instructions: the fewest among
+    the cases that must have them.
     """
     groups: dict[tuple[str, Chip], list[Row]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Checks files of `fasttfm tune` before they ship in kernels/tiles/tuned.
+"""Checks files written by `fasttfm tune` before they ship in kernels/tiles/tuned.
 
 python -m fasttfm.kernels.proof.tuned FILE...
 """

@@ -46,7 +46,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 _PLAIN = ("residual", "x_bias", "s", "seed")
 """Absent parameters of plain LayerNorm."""
 _SAME: dict[str, str] = {}
-"""The residual stream has x's dtype, parameters are float32."""
+"""Residual stream in x's dtype, parameters in float32."""
 
 
 def _forward_case(

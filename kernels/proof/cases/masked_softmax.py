@@ -10,8 +10,8 @@ from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in half precision, causal with lengths, dropout and a mask; at one size rows longer than a tile, every
-    dtype with every mask, and with a window, a soft cap, ALiBi and sinks."""
+    """Every tile in half precision, causal with lengths, dropout and a mask; at one size each, rows longer than a tile,
+    and every dtype with every mask, and with a window, a soft cap, ALiBi and sinks."""
     for kind in ("bf16", "fp16"):
         for columns in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, ONE_PASS):
             yield from _cases(chip, kind, columns)

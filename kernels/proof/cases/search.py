@@ -9,7 +9,7 @@ from fasttfm.kernels.tiles.rows import SEARCH_CANDIDATES, SEARCH_SHARES, SEARCH_
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile; for shares every dtype, with and without selected tokens."""
+    """Every tile; for parts of the vocabulary (shares) every dtype, with and without selected tokens."""
     for dtype in ("bf16", "fp16", "fp32"):
         yield kernel_case(_embed, "search.embed", dtype, _EMBEDDING)
         for columns in _COLUMNS:

@@ -1,10 +1,10 @@
-"""Memory-bound kernels: their cycles per element compared with the time that the bytes of an element take.
+"""Memory-bound kernels: compute cycles per element compared with the memory time per element.
 
     share = cycles per element of the busiest unit / cycles in which the memory moves the bytes of an element
 
-Below 1 a kernel is bound by memory, if enough warps are resident. Bytes count every operand once. Cycles are of the
-loop over a row, or of the whole program if it has none. Attention of short rows is included, with as many queries as a
-tile has keys; its elements are scores.
+Below 1 a kernel is memory-bound, if enough warps are resident. Bytes count every operand once. Cycles are those of the
+loop over a row, or of the whole program if it has none. Attention of short rows is included, with as many queries as
+its tile has keys; its elements are scores.
 """
 
 import re
@@ -53,7 +53,7 @@ class Share:
     instructions: float
     """Cycles of the busiest unit per element."""
     leaves: float
-    """Cycles in which the bytes of an element move."""
+    """Cycles in which the memory moves the bytes of an element."""
 
     @property
     def share(self) -> float:
@@ -88,8 +88,8 @@ def shares(cases: Iterable[tuple[str, str, str, float]]) -> Iterator[Share]:
 
 
 def _cycles(chip: str, name: str, needs: Resources) -> float:
-    """Cycles per element. For the backward pass of short attention this adds the instructions outside of the loop over
-    tiles of queries, as many again, at one per cycle."""
+    """Cycles per element. The backward pass of short attention has about as many instructions outside of its loop over
+    tiles of queries as inside: they are added, at one per cycle."""
     short = _SHORT.match(name)
     if not short or short[1] == "forward":
         return needs.bound

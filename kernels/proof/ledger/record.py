@@ -18,7 +18,8 @@ from ptx_check.ledger.counted import Counted
 Entry = dict[str, Any]
 """A case in a record."""
 COLUMNS = ("instructions", *units.UNITS, "bound", "by")
-"""Recorded numbers of a loop, in order: instructions, then cycles of a scheduler per element."""
+"""Recorded numbers of a loop, in order: instructions, cycles of a scheduler per element by unit, their maximum, and the
+unit that sets it."""
 
 
 def counted_before(file: Path) -> dict[tuple[str, str], Entry]:
@@ -50,7 +51,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def entry_of(chip: Chip, case: CompileCase, result: Counted) -> Entry:
-    """The entry of a case without its key; with the orders of its loops if it has asynchronous products."""
+    """The entry of a case, without its key; has the orders of the loops if there are asynchronous products."""
     elements = work.elements(chip, case)
     needs = result.resources
     orders = {"orders": list(result.count.orders)} if any(result.count.orders) else {}
@@ -67,8 +68,8 @@ def entry_of(chip: Chip, case: CompileCase, result: Counted) -> Entry:
 def against(file: Path, rows: Iterable[Row]) -> tuple[list[str], int, int]:
     """Compares rows with the record in `file`.
 
-    Returns a line per case that has grown by more than 3% in a loop or outside of loops, the number of cases that have
-    shrunk by as much, and the number of cases in the record. Cycles are per element, so a case with a new tile is
+    Returns a line per case whose bound has grown by more than 3% in a loop or outside of loops, the number of cases
+    that have shrunk by as much, and the number of cases compared. Cycles are per element, so a case with a new tile is
     compared with the recorded tile if there is only one.
     """
     recorded: dict[tuple[str, ...], dict[str, Entry]] = {}

@@ -1,4 +1,4 @@
-"""The ledger as tables."""
+"""Text tables of the counts of compile cases."""
 
 from collections.abc import Iterable, Sequence
 

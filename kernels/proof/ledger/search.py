@@ -1,7 +1,6 @@
-"""Ranks tiles of a case by their machine code: spills first, then the bound.
+"""Ranks the tiles of a case by their machine code: spills, then bound, occupancy and shared memory.
 
-A lower bound is not a shorter time: the ranking is where timing starts. Ties go to the tile with more resident warps,
-then to the one with less shared memory.
+A smaller bound need not mean a shorter time: the ranking selects the tiles to time first.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from ptx_check.ledger.counted import Counted
 
 _SIZES = (16, 32, 64, 128)
 _HELD = (8, 128)
-"""Fewest and most elements per thread."""
+"""Fewest and most tile elements per thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def with_tile(case: CompileCase, rows: int, columns: int, warps: int) -> Compile
 
 
 def search(chip: Chip, case: CompileCase, cases: Sequence[CompileCase] = ()) -> list[Tried]:
-    """Counts every tile and returns them best first. cases: instead of tiles()."""
+    """Counts all tiles and returns them best first. cases: the cases to try instead of tiles()."""
     tried = []
     for each in cases or tiles(chip, case):
         try:

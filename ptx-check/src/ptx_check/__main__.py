@@ -1,9 +1,9 @@
 """ptx-check SCRIPT: runs a Python script and executes its Triton kernel launches from their PTX on a CPU.
 
     ptx-check train_step.py --chips sm_80,sm_90 --report faults.sarif
-    ptx-check --machine-code train_step.py          an assembler's machine code too, held against the PTX (sm_90)
-    ptx-check --table                               which instructions each chip has
-    ptx-check ledger my_file.py --chips sm_90       what its kernels' machine code asks of the chip's units
+    ptx-check --machine-code train_step.py          also execute the machine code and compare it with the PTX (sm_90)
+    ptx-check --table                               instructions supported by each chip
+    ptx-check ledger my_file.py --chips sm_90       cycles that the kernels' machine code needs of the chip's units
 
 Exit status 1 if a kernel has a fault (the script continues after it) or the script fails.
 """

@@ -100,7 +100,7 @@ def elements_of(of_bytes: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(storage: torch.UntypedStorage, word: int = 1) -> np.ndarray:
-    """A storage's memory without a copy, up to the end of a word of so many bytes."""
+    """A storage's memory without a copy, rounded up to words of `word` bytes."""
     raw: Any = (ctypes.c_uint8 * (-(-storage.nbytes() // word) * word)).from_address(storage.data_ptr())
     return np.frombuffer(raw, dtype=np.uint8)
 
@@ -125,7 +125,7 @@ class Allocations(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if func.namespace in _OF_PYTORCH:
             result = func(*args, **(kwargs or {}))
-        else:  # a library's operator, written in Python perhaps: PyTorch has both modes off while it runs
+        else:  # a library's operator, possibly written in Python: PyTorch disables both modes while it runs
             with self, self._answers.again() if self._answers else contextlib.nullcontext():
                 result = func.redispatch(_CPU, *args, **(kwargs or {}))
         if func.namespace == "aten" and func._schema.name.split("::")[1] in EMPTY:
@@ -139,7 +139,7 @@ class Allocations(TorchDispatchMode):
 
     def __enter__(self):
         patch = mock.patch.object(torch.Tensor, "numpy", _seen(torch.Tensor.numpy))
-        self._patches.append(patch)  # an operator of a library enters the block again
+        self._patches.append(patch)  # a list: a library's operator enters the block again
         patch.start()
         return super().__enter__()
 

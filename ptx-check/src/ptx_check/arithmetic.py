@@ -111,7 +111,7 @@ def _integer(base: str, word: str, modes: set[str]) -> Meaning | None:
         return {"mul": Meaning(two, t, high), "mad": Meaning(three, t, high + " + {2}")}.get(base)
     if base in _SIGNS:
         return Meaning(two, t, f"{{0}} {_SIGNS[base]} {{1}}")
-    most = f"np.minimum({{1}}, u32({t[1:]})).astype({t})"  # a count's upper half counts too
+    most = f"np.minimum({{1}}, u32({t[1:]})).astype({t})"  # the shift count has 32 bits, also for 16-bit operands
     shifts = {"shl": f"{{0}} << {most}", "shr": f"{{0}} >> {most}"}
     if base in shifts:
         return Meaning((t, "u32"), t, shifts[base])
@@ -164,7 +164,7 @@ def _real(base: str, word: str, modes: set[str]) -> Meaning | None:
     }
     if word == "f64":
         codes["rcp"] = ("1.0 / {0}", 1)
-        if "approx" in modes:  # a seed of 20 digits, which libraries refine
+        if "approx" in modes:  # a seed with 20 bits of precision, which libraries refine
             return Meaning((t,), t, f"seed64({{0}}, {base!r}, {'ftz' in modes})")
     if base == "selp":
         return Meaning((t, t, "p"), t, "np.where({2}, {0}, {1})")
@@ -191,7 +191,7 @@ def _real(base: str, word: str, modes: set[str]) -> Meaning | None:
 
 
 def _mixed(base: str, types: list[str], modes: set[str]) -> Meaning | None:
-    """float32 and half precision or bfloat16 in one instruction (sm_100 on), whose last operand is the float32."""
+    """Instructions that mix float16 or bfloat16 with float32 (sm_100 and newer); the last operand is the float32."""
     if len(types) != 2 or types[0] != "f32" or types[1] not in _NARROW or base not in ("add", "sub", "fma"):
         return None
     real = _real(base, "f32", modes)
@@ -203,14 +203,16 @@ def _mixed(base: str, types: list[str], modes: set[str]) -> Meaning | None:
 
 
 def _narrow(base: str, word: str, modes: set[str]) -> Meaning | None:
-    """Half and bfloat16, alone or in pairs, through float32, which is exact or rounds harmlessly: it has more than
-    twice their digits."""
+    """float16 and bfloat16, single or in pairs, computed in float32.
+
+    float32 has more than twice their significand bits, so its own rounding is exact or does not change the result.
+    """
     one = word.removesuffix("x2")
     real = _real(base, "f32", modes - {"sat"} - ({"ftz"} if one == "f16" else set()))
     if real is None:
         return None
     text = real.expression
-    if base == "fma":  # a fused product and sum needs more
+    if base == "fma":  # a fused multiply-add needs more bits than float32 has
         text = "fma_f16({0}, {1}, {2})"
     elif base == "mul" and one == "bf16":
         text = "product_bf16({0}, {1})"
@@ -231,7 +233,7 @@ def _widened(word: str, operand: str) -> str:
 
 
 def _each(of_one: Meaning | None, whole: str, half: str) -> Meaning | None:
-    """The same for both halves of a register."""
+    """Apply a meaning to both halves of a register."""
     if of_one is None:
         return None
     sides = []
@@ -324,7 +326,7 @@ def _from_integer(destination: str, source: str, modes: set[str]) -> str:
 
 
 def _rounded(destination: str, source: str, modes: set[str]) -> str:
-    """One floating-point type from another."""
+    """Expression that converts one floating-point type to another."""
     value = _widened(source, "{0}") if source in _NARROW else "{0}"
     if "ftz" in modes and source == "f32":
         value = f"flush({value})"
@@ -371,12 +373,12 @@ def moved(opcode: str, count: int) -> int:
 
 
 def of_three(pair: Meaning) -> Meaning:
-    """The same for three operands, by applying the two-operand form twice."""
+    """Apply a two-operand meaning to three operands, by nesting it."""
     return Meaning((*pair.operands, pair.operands[0]), pair.result, pair.expression.format(pair.expression, "{2}"))
 
 
 def known(opcode: str, location: object) -> Meaning:
-    """meaning(); raises Unsupported with name and line."""
+    """meaning() of an opcode; raises Unsupported with opcode and location if there is none."""
     meant = meaning(opcode)
     if meant is None:
         raise Unsupported(f"opcode {opcode} is not known", location)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def take_turns(view, positions, operation: str, kind: str, data, compared=None, 
 
 
 def _turns(positions) -> list:
-    """Yields the first lane at each address, then the second ones, and so on."""
+    """Groups of lanes without repeated addresses: the first lane at each address, then the second, and so on."""
     if len(positions) == 1:
         return [slice(None)]
     order = np.argsort(positions, kind="stable")
@@ -77,13 +77,13 @@ def _turns(positions) -> list:
 
 
 class Clocks:
-    """Vector clocks of a launch: how much of each program every other program knows."""
+    """Vector clocks of a launch: what each program is ordered after in every other program."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
         self.known: np.ndarray | None = None
-        """[p, q]: of q program p knows the stretches between barriers below this number less 1, and of that one what
-        the thread did that told it; None while no operation has ordered any."""
+        """[p, q] = n: program p is ordered after all barrier intervals of program q below n - 1, and after the accesses
+        of q's releasing thread in interval n - 1. None until an operation orders programs."""
         self.too_many = False
         self.tellers = np.full(programs, -1, np.int64)
         self.told: dict[tuple[int, int], np.ndarray] = {}
@@ -111,7 +111,7 @@ class Clocks:
         """Whether accesses in an earlier barrier interval happened before what `later` programs do now."""
         if self.known is None:
             return np.full(np.broadcast_shapes(program.shape, later.shape), self.too_many)
-        several = (program >= self.programs) | (program < 0)  # an atomic operation of more than one, or nobody
+        several = (program >= self.programs) | (program < 0)  # an atomic operation of several programs, or none
         program = np.where(several, 0, program)
         known = self.known[later, program] - 1
         return ~several & ((stretch < known) | ((stretch == known) & (self.tellers[program] == thread)))

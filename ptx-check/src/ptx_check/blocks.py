@@ -93,7 +93,7 @@ class Block:
 
 
 class Translation:
-    """The blocks of a kernel. kernel: function that parses it on demand."""
+    """Generates the blocks of a kernel. kernel: function that parses it on demand."""
 
     def __init__(self, kernel: Callable[[], Kernel]) -> None:
         self.read = kernel

@@ -31,18 +31,18 @@ _SUMMED = {2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64",
 """Types of reductions."""
 _TF32 = 11
 FILLED = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
-"""Fill value for out-of-bounds elements if the map asks for NaN."""
+"""Fill value for out-of-bounds elements if the map requests NaN, by element size."""
 
 
 _OF_HOST = {8: 9, 9: 10, 10: 8}
-"""Host type numbers that differ from those in a map."""
+"""Type number of the host API -> type number in a map, where they differ."""
 
 
 def map_of(
     address: int, swizzle: int, size: int, kind: int, box: list[int], shape: list[int], strides: list[int], padding: int
 ) -> torch.Tensor:
-    """The 128 bytes of a map that the host makes, as Triton asks its driver for one: dimensions from the outermost on,
-    strides in elements of `size` bytes."""
+    """Build the 128 bytes of a map on the host, with the arguments of Triton's driver function: dimensions outermost
+    first, strides in elements of `size` bytes."""
     rank = len(shape)
     values = [("global_address", 0, address), ("rank", 0, rank - 1), ("elemtype", 0, _OF_HOST.get(kind, kind)),
               ("swizzle_mode", 0, swizzle), ("fill_mode", 0, padding)]  # fmt: skip
@@ -70,15 +70,15 @@ class Tile(NamedTuple):
     size: int
     programs: np.ndarray
     outside: np.ndarray
-    """(programs, elements) addresses in global memory, of all programs of the run."""
+    """(programs, elements) addresses in global memory, for all programs of the run."""
     taken: np.ndarray
     """Mask of elements inside the tensor."""
     inside: np.ndarray
     """Addresses in shared memory."""
     issuers: np.ndarray
-    """(programs, 1)."""
+    """(programs, 1) mask of the issuing programs."""
     warp: int
-    """The issuing thread."""
+    """Warp of the issuing thread."""
     fill: int
     kind: str
     """Type of the reduction into the tensor; empty for a plain copy."""
@@ -232,7 +232,7 @@ class BulkCopies:
         self.write(entry)
 
     def spots(self, index, tile: Tile) -> np.ndarray:
-        """Positions in shared memory, of the programs that issue."""
+        """Positions of a tile in shared memory, for the issuing programs."""
         shared = self.run.shared
         places = shared.positions(index, tile.inside, tile.issuers, tile.size) + shared.rows[tile.size]
         return places[tile.programs]
@@ -245,7 +245,7 @@ class BulkCopies:
             self.run.races.copying(entry.issued, entry.tile.inside, some, entry.tile.size, *arrival)
 
     def waited(self, programs, place, phase) -> None:
-        """Programs waited for mbarriers in these phases: complete the loads that had arrived."""
+        """Complete the loads that arrived at mbarriers which programs have waited for, up to these phases."""
         run, left = self.run, []
         at, now = np.full(run.programs, -1), np.zeros(run.programs, dtype=np.int64)
         at[programs], now[programs] = place, phase
@@ -312,7 +312,7 @@ class BulkCopies:
         return np.ones((1, 1), dtype=bool) if mask is None else mask.any(1, keepdims=True)
 
     def wait(self, guard, allowed: int) -> None:
-        """All but the `allowed` youngest groups have finished reading."""
+        """Wait until all but the `allowed` youngest groups have finished reading."""
         run, here, left = self.run, self.taking_part(guard), []
         done = self.committed[run.leader] - allowed
         for team, group, index, tile in self.reading:

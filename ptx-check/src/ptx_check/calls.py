@@ -1,7 +1,7 @@
 """Functions that kernels call: vprintf of tl.device_print, and __assertfail of tl.device_assert.
 
-PTX declares a call's arguments in braces of its own, stores them and calls; parse.py reads that as one instruction. The
-values to print lie in a thread's own memory, one behind the other, each at a multiple of its size.
+PTX wraps a call in braces that declare and store its arguments; parse.py reads such a sequence as one instruction. The
+values to print are consecutive in the thread's local memory, each aligned to its size.
 Source: NVIDIA, "CUDA C++ Programming Guide", chapters on formatted output and assertion; "PTX ISA", chapter 9.7.12.
 """
 
@@ -21,7 +21,7 @@ _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(ll|l)?([a-zA-Z%])")
 
 
 def as_instructions(body: str) -> str:
-    """PTX in which each call of these functions is one instruction, call.NAME with its arguments; lines stay."""
+    """Replace each call of these functions by one instruction, call.NAME with its arguments, keeping line numbers."""
 
     def called(sequence: re.Match) -> str:
         call = CALL.search(sequence[0])
@@ -64,7 +64,7 @@ class Calls:
             print(plain % row, end="")
 
     def failed(self, index: int, guard, message) -> None:
-        """Report a fault if any thread arrives here."""
+        """Report a fault if any thread executes the call."""
         mask = self.run.where(guard)
         if mask is None or mask.any():
             self.run.fault("assertion", index, f"device_assert: {_text(message)}")

@@ -1,8 +1,8 @@
 """A translated kernel, and its cache on disk for later processes.
 
-Parsing PTX and compiling its blocks takes longer than many launches, so the results are cached in Triton's cache beside
-the PTX, keyed by the versions involved. The instructions are parsed again only to name one in a message or to compile
-another version of a block.
+Parsing PTX and compiling its blocks takes longer than many launches, so the results are cached next to the PTX in
+Triton's cache, keyed by the versions involved. The instructions are parsed again only to name one in a message or to
+compile another version of a block.
 """
 
 import functools
@@ -76,7 +76,7 @@ class Code:
         return [i for block in self.kernel.blocks for i in block.instructions]
 
     def keep(self, key: str) -> None:
-        """Save to Triton's cache beside the kernel of this key, unless unchanged."""
+        """Save to Triton's cache next to the kernel of this key, unless unchanged."""
         blocks = [f for f in self.functions if isinstance(f, Block)]
         if any(block.new for block in blocks):
             codes = marshal.dumps([block.codes for block in blocks])

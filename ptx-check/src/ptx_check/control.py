@@ -1,8 +1,8 @@
-"""Control and data flow of a kernel: registers read and written, possibly uninitialized registers, and reconvergence of
-diverged threads at the immediate post-dominator of a branch.
+"""Control and data flow of a kernel: registers read and written, possibly uninitialized registers, reconvergence.
 
-A block post-dominates another if every path from there to the kernel's end passes through it; the immediate one is the
-first of them. Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
+Diverged threads reconverge at the immediate post-dominator of the branch. A block post-dominates another if every path
+from there to the kernel's end passes through it; the immediate post-dominator is the first such block.
+Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
 """
 
 from collections.abc import Iterable, Iterator
@@ -159,7 +159,7 @@ def names(operands: Iterable) -> tuple[str, ...]:
 
 
 def uses_of(block: Block) -> tuple[set[str], set[str]]:
-    """Names that a block reads before writing, and names that it writes."""
+    """Names of the registers that a block reads before writing, and of those that it writes."""
     before: set[str] = set()
     defined: set[str] = set()
     for instruction in block.instructions:
@@ -172,20 +172,20 @@ def uses_of(block: Block) -> tuple[set[str], set[str]]:
 class Touched:
     """wgmma registers that other instructions of a block touch after its last wgmma.fence.
 
-    The compiler puts copies between a fence and the product that takes them, and the assembler puts them before the
-    fence. So a copy counts only where its source is computed behind the fence, or a product stands in between. It also
-    computes fragments there, between products too; the assembler then injects another fence (ptxas: C7519), so these
-    are told apart. They count where a product on its way has taken the register, or behind wgmma.commit_group.
+    The compiler places copies between a fence and the product that uses them, and the assembler moves them before the
+    fence. A copy therefore counts only if its source is computed after the fence, or after a product. The compiler also
+    computes fragments there, even between products; the assembler then injects another fence (ptxas: C7519), so they
+    are reported separately, unless a pending product uses the register or wgmma.commit_group came before.
     """
 
     def __init__(self, taken: dict[str, bool]) -> None:
         self._taken = taken
-        """The registers, and whether they are of fragments alone."""
+        """Registers used by products, and whether only as fragments of the left operand."""
         self._names: set[str] = set()
         self._late: set[str] = set()
         self._written: set[str] = set()
         self._busy: set[str] = set()
-        """Taken by products since the fence."""
+        """Used by products since the fence."""
         self._copying = self._open = False
 
     def fence(self) -> None:
@@ -196,7 +196,7 @@ class Touched:
         self._open = False
 
     def by(self, i: Instruction) -> None:
-        """An instruction that is no product."""
+        """Record an instruction other than a product."""
         written, read = ({r.name for r in registers} for registers in results_and_sources(i))
         if not (self._copying and i.words[0] == "mov" and i.guard is None and self._written.isdisjoint(read)):
             touched = (written | read) & self._taken.keys()
@@ -206,8 +206,10 @@ class Touched:
             self._written |= written
 
     def told(self, taken: Iterable[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names those touched so far, before the block's end or a product that takes these, and those among the
-        fragments that another fence is injected for."""
+        """Return the registers touched so far, and separately the fragments for which another fence is injected.
+
+        Called at a product that uses the registers `taken`, and at the block's end.
+        """
         names, late = tuple(sorted(self._names)), tuple(sorted(self._late))
         self._names, self._late, self._copying = set(), set(), False
         self._busy |= set(taken)

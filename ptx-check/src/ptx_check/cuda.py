@@ -1,11 +1,11 @@
-"""Stand-in for torch.cuda and tensors on a chip while a program is executed on CPU tensors.
+"""Emulation of torch.cuda and CUDA tensors for programs that run on CPU tensors.
 
     with Answers(CHIPS["sm_90"]):
         torch.cuda.get_device_capability()      # (9, 0)
-        x = torch.randn(8, device="cuda")       # lies on the CPU; x.is_cuda and x.device say what a device would
+        x = torch.randn(8, device="cuda")       # a CPU tensor whose is_cuda and device are those of a CUDA tensor
 
-PyTorch's own modules get the true answers, so that they do not look for a device that is not there. Streams and events
-exist and order nothing: a launch has ended when it returns.
+PyTorch's own modules get the true answers, so that they do not use a device that does not exist. Streams and events do
+nothing, because launches are synchronous.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stream:
 
 
 class Event:
-    """An event with the host's time."""
+    """An event that records host time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._at = time.perf_counter()
@@ -180,14 +180,14 @@ class _Generators(type):
 
 
 class _Generator(metaclass=_Generators):
-    """torch.Generator, of the CPU."""
+    """torch.Generator that is always on the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return torch._C.Generator(_on_cpu(device))
 
 
 class _Autocast(torch.autocast):
-    """Device autocast applies to CPU tensors and to queries about the device's autocast."""
+    """torch.autocast whose "cuda" mode applies to CPU tensors; queries about CUDA autocast see it too."""
 
     def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
         self._on_device = device_type.split(":")[0] == "cuda"
@@ -224,7 +224,7 @@ def _put_everywhere(replaced: list[tuple[Any, Any]]) -> None:
 
 
 class Answers(OnCpu):
-    """Inside the block, torch.cuda also answers as on a chip, whatever names modules bound its functions to."""
+    """Inside the block, torch.cuda also answers as on a chip, including functions that modules imported by name."""
 
     def __init__(self, chip: Chip) -> None:
         super().__init__()

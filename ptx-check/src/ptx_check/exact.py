@@ -1,7 +1,7 @@
 """Sums and products of floating-point numbers rounded once, to any format in any direction.
 
-A sum that float64 cannot hold is rounded there to odd: of its two neighbours the one whose last bit is 1. From that
-every narrower format rounds as from the exact sum, in every direction.
+A sum that is inexact in float64 is rounded to odd there: to the neighbour whose last bit is 1. Rounding that to a
+narrower format gives the same result as rounding the exact sum, in every direction.
 Source: Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded sums"; IEEE 754.
 """
 
@@ -23,7 +23,7 @@ _WAYS = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
 
 
 def _to_odd(total, lost):
-    """total + lost with lost below total's last digit."""
+    """total + lost rounded to odd; |lost| is below total's last bit."""
     even = (np.abs(lost) > 0) & (total.view(np.uint64) & np.uint64(1) == 0)
     return np.where(even, np.nextafter(total, np.copysign(np.inf, lost)), total)
 
@@ -36,18 +36,18 @@ def _sum(a, b):
 
 
 def odd_sum(a, b):
-    """a + b of float64, to odd."""
+    """a + b of float64, rounded to odd."""
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     return _to_odd(*_sum(a, b))
 
 
 def odd_product_sum(a, b, c):
-    """a * b + c of numbers of 26 digits or fewer, to odd."""
+    """a * b + c rounded to odd; a and b have at most 26 significand bits."""
     return odd_sum(np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64))
 
 
 def odd32(x):
-    """float64, exact or to odd, as float32, to odd."""
+    """Convert float64, exact or rounded to odd, to float32, rounded to odd."""
     single = x.astype(np.float32)
     lost = x - single
     even = (np.abs(lost) > 0) & (single.view(np.uint32) & np.uint32(1) == 0)
@@ -55,7 +55,7 @@ def odd32(x):
 
 
 def rounded(x, name: str, way: str):
-    """float64, exact or to odd, as the nearest number of a format in a direction; still float64."""
+    """Round float64, exact or rounded to odd, to a format in a direction; returns float64."""
     digits, least = FORMATS[name]
     _, exponent = np.frexp(x)
     unit = np.maximum(exponent - digits, least)
@@ -69,7 +69,7 @@ def rounded(x, name: str, way: str):
 
 
 def sum32(a, b, way: str):
-    """a + b of float32 in a direction; exact cancellation gives -0 when rounding down."""
+    """a + b of float32, rounded in a direction; exact cancellation gives -0 when rounding down."""
     total = odd_sum(a, b)
     if way == "rm":
         total = np.where((total == 0) & ~((a == 0) & (b == 0) & (np.signbit(a) == np.signbit(b))), -0.0, total)
@@ -90,7 +90,7 @@ def product_sum32(a, b, c, way: str):
 
 
 def quotient32(a, b, way: str):
-    """a / b of float32 in a direction."""
+    """a / b of float32, rounded in a direction."""
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     made = a / b
     lost = fma64(-made, b, a) * np.sign(b)
@@ -140,7 +140,7 @@ def directed64(name: str, way: str, *operands):
 def _directed(name: str, way: str, nearest: float, given: list[float]) -> float:
     nearest = math.copysign(sys.float_info.max, nearest) if math.isinf(nearest) else nearest
     numbers = [Fraction(x) for x in given]
-    if name == "sqrt":  # above or below its square root, as its square is
+    if name == "sqrt":  # compare the square of the result with the operand
         true, made = numbers[0], Fraction(nearest) ** 2
     else:
         true, made = _EXACT64[name](*numbers), Fraction(nearest)
@@ -155,7 +155,7 @@ def _directed(name: str, way: str, nearest: float, given: list[float]) -> float:
 
 
 def whole64(x, way: str):
-    """An integer as float64 in a direction."""
+    """Convert an integer to float64, rounded in a direction."""
     if x.dtype.itemsize < 8:
         return x.astype(np.float64)
     half = x.dtype.type(32)
@@ -199,7 +199,7 @@ def _nearest(exact: Fraction) -> float:
 
 
 def whole_number(x):
-    """An integer as float64, rounded to odd if inexact."""
+    """Convert an integer to float64, rounded to odd if inexact."""
     if x.dtype.itemsize < 8:
         return x.astype(np.float64)
     half = x.dtype.type(32)

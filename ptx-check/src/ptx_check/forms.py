@@ -1,7 +1,7 @@
 """Instruction forms that the machine executes; all others are rejected.
 
-Each line is a family of opcodes: [.a|.b] is an optional modifier, (.a|.b) a required one. ptxas accepts each on some
-chip. Source: NVIDIA, "PTX ISA", chapter 9.7.
+Each word is a family of opcodes: [.a|.b] is an optional modifier, (.a|.b) a required one. ptxas accepts each opcode for
+some chip. Source: NVIDIA, "PTX ISA", chapter 9.7.
 """
 
 import functools

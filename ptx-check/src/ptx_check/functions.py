@@ -16,7 +16,7 @@ _LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+(__local_depot\d+)\[(\d+)
 _DECLARED = re.compile(r"\.param\s[^;]*;")
 _FOR_DEBUGGERS = re.compile(r"\.(?:loc|file|pragma)\b|\$L__(?:tmp|func)\w*:")
 _ALIGNMENT = 16
-"""Of each place."""
+"""Alignment in bytes of each allocation in local memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Functions:
         return SEQUENCE.sub(called, body)
 
     def _place(self, size: int) -> int:
-        """Allocate so many bytes."""
+        """Allocate `size` bytes of local memory; returns the offset."""
         place = -(-self.local // _ALIGNMENT) * _ALIGNMENT
         self.local = place + size
         return place
 
 
 def _placed(text: str, places: dict[str, int]) -> str:
-    """The text with parameters replaced by local memory, without their declarations."""
+    """Replace parameters by local memory, and remove their declarations."""
     text = re.sub(r"\b(ld|st)\.param\b", r"\1.local", _DECLARED.sub("", text))
     return re.sub(r"[\w$]+", lambda name: str(places.get(name[0], name[0])), text)
 
@@ -86,7 +86,7 @@ def _in_one_line(body: str) -> str:
 
 
 def up_to_its_brace(text: str) -> str:
-    """Text up to a body's closing brace; inline assembly may contain braces too."""
+    """Text up to the closing brace of a body; inline assembly may contain nested braces."""
     depth, taken = 1, []
     for line in text.split("\n"):
         code = line.split("//")[0]

@@ -1,9 +1,9 @@
 """Detects products whose layout is too wide for their depth, so that mma.sync multiplies wrong elements.
 
-Four threads share a row of the left operand, and each holds kWidth elements of the depth K side by side. Triton up to
-3.7 takes kWidth from the narrowest type that leads to the product, not from K: behind an 8-bit load and a join it is
-8, and a product 16 deep has only half of the 32 elements that the instructions then exchange. In PTX nothing shows it,
-and numbers alone would tell (triton#11691); the layout is read from the compiler's last form before PTX, TTGIR.
+Four threads share a row of the left operand, and each holds kWidth consecutive elements along the depth K. Triton up to
+3.7 derives kWidth from the narrowest type that leads to the product, not from K: after an 8-bit load and a join it is
+8, and a product with K = 16 has only half of the 32 elements that the instructions exchange (triton#11691). PTX does
+not show it other than by wrong numbers, so the layout is read from TTGIR.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Launches of Triton kernels on CPU tensors, each executed from the PTX that Triton compiles for a chip.
+"""Executes launches of Triton kernels on CPU tensors from the PTX that Triton compiles for a chip.
 
     with executed("sm_90") as machine:
-        my_kernel[grid](x, y, n, BLOCK=128)     # any @triton.jit kernel, or code that launches some
+        my_kernel[grid](x, y, n, BLOCK=128)     # any @triton.jit kernel, or code that launches kernels
     machine.launches                            # what ran
 
 Triton compiles the kernel to PTX as usual; numpy executes it without device, driver or assembler. A launch with a fault
@@ -42,7 +42,7 @@ from ptx_check.parse import MAP
 from ptx_check.run import Launch
 
 _FIRST_DEVICE = 96
-"""Above the numbers of devices that a machine has; Triton keeps by it what it has compiled for a chip."""
+"""First fake device number, above any real one: Triton caches compiled kernels by device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Done:
     grid: tuple[int, int, int]
     threads: int
     instructions: int
-    """Hash of the kernel's text."""
+    """Instructions in the kernel's PTX."""
     seconds: float
     left_out: int
     """Programs of the grid that were skipped: executed(programs=)."""
@@ -75,7 +75,7 @@ class Machine:
         self.differing = False
         """Whether a comparison of known elements failed."""
         self.device = torch.device("cpu")
-        """Addresses of tensors as seen by programs."""
+        """Device that Triton is told tensors are on; "cuda" with executed(cuda=True)."""
         self.utils = SimpleNamespace(
             fill_tma_descriptor_tiled=map_of,
             load_binary=lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024),
@@ -170,7 +170,7 @@ class Machine:
         self.report([fault for fault in faults if fault.kind not in NOTES])
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Mask of elements whose values do not depend on skipped programs, in the tensor's shape."""
+        """Mask, in the tensor's shape, of elements whose values do not depend on skipped programs."""
         return sample.known(tensor)
 
     def differs(self) -> None:
@@ -192,7 +192,7 @@ def _scratch(metadata, grid, tensors: list[torch.Tensor]) -> int:
 
 
 _places: dict[str, str] = {}
-"""Keys in Triton's cache by PTX."""
+"""PTX -> key in Triton's cache."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -201,7 +201,7 @@ def translated(ptx: str) -> Code:
 
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""Scalar types that are passed to a kernel as bits."""
+"""Scalar types that kernels receive as bits."""
 
 
 _UNUSED = (None,) * (make_tensordesc_arg.__code__.co_argcount - 2)
@@ -209,7 +209,7 @@ _UNUSED = (None,) * (make_tensordesc_arg.__code__.co_argcount - 2)
 
 
 def _unwrapped(value: Any) -> Any:
-    """The tensor behind triton.reinterpret."""
+    """The tensor wrapped by triton.reinterpret; other values unchanged."""
     return value.base if isinstance(value, TensorWrapper) else value
 
 
@@ -260,7 +260,7 @@ def executed(
     computed from them are unknown too. Kernels that use results of atomic operations always run in full, because their
     programs may wait for each other.
 
-    seed: randomizes the order of a specialised kernel's warp teams and the arrival of bulk copies; None: a team runs
+    seed: randomizes the order of a warp-specialized kernel's teams and the arrival of bulk copies; None: a team runs
     until it waits, and copies arrive immediately.
 
     machine_code (sm_90): execute the machine code made by Triton's ptxas, or by the ptxas at a path, instead of the
@@ -300,8 +300,10 @@ def executed(
 
 @contextlib.contextmanager
 def _tuning(once: Callable, most: int | None) -> Iterator[None]:
-    """Inside the block autotuners neither use earlier choices nor keep new ones: CPU times are meaningless. Each
-    configuration is timed by `once`. most: maximum number of configurations."""
+    """Inside the block autotuners ignore earlier choices and discard new ones, because CPU times are meaningless.
+
+    once: benchmark function for each configuration. most: maximum number of configurations.
+    """
     before: dict[Autotuner, dict[str, Any]] = {}
 
     def anew(tuner: Autotuner, *args: Any, **options: Any) -> Any:

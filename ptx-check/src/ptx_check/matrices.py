@@ -1,7 +1,7 @@
 """Instructions of a warp on small matrices: ldmatrix, stmatrix and mma.sync.
 
-Thread l of a warp holds, of an 8x8 matrix of 16-bit elements, elements 2 * (l % 4) and the next one of row l / 4. mma
-operands consist of such 8x8 pieces (8x4 for 32-bit elements, 8x16 for 8-bit ones). Products are summed in float32,
+Of an 8x8 matrix of 16-bit elements, thread l of a warp holds elements 2 * (l % 4) and 2 * (l % 4) + 1 of row l / 4. mma
+operands consist of such 8x8 pieces (8x4 for 32-bit elements, 8x16 for 8-bit ones). Products are accumulated in float32,
 integers exactly; a device rounds sums differently, so the last bits may differ.
 Source: NVIDIA, "PTX ISA", chapters 9.7.14.5 (fragments) and 9.7.14.5.15 (ldmatrix).
 """
@@ -25,7 +25,7 @@ SIZES = {"tf32": 4, "bf16": 2, "f16": 2, "s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1,
 
 def elements(raw: np.ndarray, kind: str) -> np.ndarray:
     """Numbers from their bits: float32, or float64 for integers and float64."""
-    if kind == "tf32":  # of a float32 the lowest 13 bits do not count
+    if kind == "tf32":  # the lowest 13 bits of a float32 are ignored
         return (raw & np.uint32(0xFFFFE000)).view(np.float32)
     if kind in ("s8", "u8"):
         return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
@@ -35,7 +35,7 @@ def elements(raw: np.ndarray, kind: str) -> np.ndarray:
 
 
 def marked(marks: np.ndarray, kind: str) -> np.ndarray:
-    """Registers of nonzero numbers for marked elements, else 0."""
+    """Registers with 1.0 for marked elements and 0 for others."""
     size = SIZES[kind]
     some = {1: 0x38, 2: 0x3C00, 4: 0x3F800000, 8: 0x3FF0000000000000}[size]
     parts = np.ascontiguousarray(marks).view(f"u{size}")
@@ -43,7 +43,7 @@ def marked(marks: np.ndarray, kind: str) -> np.ndarray:
 
 
 def summed(products: list[np.ndarray], registers, kind: str, held: bool) -> tuple[np.ndarray, ...]:
-    """Registers of sums plus products, one per element. held: integers saturate."""
+    """Registers of accumulators plus products, one per element. held: integers saturate."""
     if kind == "f16":
         pairs = zip(products[::2], products[1::2], registers)
         return tuple(pack(*(f32_to_f16(part + f16_to_f32(old)) for part, old in zip((low, high), halves(both))))
@@ -56,7 +56,7 @@ def summed(products: list[np.ndarray], registers, kind: str, held: bool) -> tupl
 
 
 def sum_marks(found: list[np.ndarray], registers, kind: str) -> tuple[np.ndarray, ...]:
-    """Marks of sums: from the product's marks, or the register's own."""
+    """Marks of accumulators: from the product's marks, or the register's own."""
     if kind == "f16":
         pairs = zip(found[::2], found[1::2], registers)
         return tuple(pack(*(np.where(new | (old != 0), np.uint16(0xFFFF), np.uint16(0))
@@ -72,7 +72,7 @@ class Matrices:
         self.warps = run.width // 32
 
     def rows(self, index: int, address, count: int):
-        """The addresses of the rows of each matrix: (programs or 1, warps, matrices, 8)."""
+        """Addresses of the rows of each matrix: (programs or 1, warps * matrices * 8)."""
         self.run.together(index)
         return self.firsts(self.run.spread(address), count)
 
@@ -81,11 +81,11 @@ class Matrices:
         return active if active is None or active.shape[1] == 1 else self.firsts(active, count)
 
     def code(self, count: int) -> np.ndarray:
-        """Thread that touches each row: the one that supplied its address, on behalf of the warp."""
+        """Thread code of each row access: the thread that supplies the row's address."""
         return self.firsts(self.run.code, count)
 
     def firsts(self, values: np.ndarray, count: int) -> np.ndarray:
-        """Threads of each warp that supply row addresses, 8 per matrix."""
+        """Values of the threads that supply row addresses: the first 8 per matrix of each warp."""
         return values.reshape(len(values), self.warps, 32)[:, :, : 8 * count].reshape(len(values), -1)
 
     def load(self, index: int, address, count: int, turned: bool):
@@ -101,7 +101,7 @@ class Matrices:
         return self.dealt(run.shared.flat[16].take(positions), count, turned)
 
     def dealt(self, raw: np.ndarray, count: int, turned: bool) -> tuple[np.ndarray, ...]:
-        """Rows of matrices as the registers of threads."""
+        """Distribute rows of matrices to the registers of threads."""
         run = self.run
         rows = np.ascontiguousarray(raw).reshape(run.programs, self.warps, count, 8)
         if turned:
@@ -110,7 +110,7 @@ class Matrices:
         return tuple(rows[:, :, i].reshape(run.programs, -1).view(np.uint32) for i in range(count))
 
     def collected(self, values, count: int, turned: bool) -> np.ndarray:
-        """The inverse."""
+        """Collect registers of threads to rows of matrices, the inverse of dealt()."""
         run = self.run
         words = np.empty((run.programs, self.warps, count, 8, 4), dtype=np.uint32)
         for position, value in enumerate(values):
@@ -130,32 +130,35 @@ class Matrices:
         run.shared.put(index, address, mask, self.collected(values, count, turned), 16, self.code(count), unknown)
 
     def multiply(self, index: int, kinds: tuple[str, str, str], held: bool, tiles: tuple[int, int, int], a, b, c):
-        """d = a b + c, a's fragments by rows and b's by columns; d's registers. kinds: of a, b and c. tiles: how many
-        pieces of rows and of columns, and steps of the depth, neighbouring instructions multiply (products.py)."""
+        """Return the registers of d = a b + c, with row fragments of a and column fragments of b.
+
+        kinds: types of a, b and c. tiles: number of row pieces, column pieces and depth steps that neighbouring
+        instructions multiply together (products.py).
+        """
         self.run.together(index)
         rows, columns, steps = tiles
         left = self.left(a, kinds[0], len(a) * columns // (len(b) * rows), rows, steps)
         return summed(self.pieces(np.matmul(left, self.right(b, kinds[1], columns, steps)), rows), c, kinds[2], held)
 
     def unknown(self, kinds: tuple[str, str, str], a, b, c):
-        """Marks of the sums: rows and columns with marked operands. a, b, c: the operands' marks."""
+        """Marks of d: rows and columns with marked operands. a, b, c: the operands' marks."""
         rows = self.left([marked(r, kinds[0]) for r in a], kinds[0], len(a) // len(b)).any(-1, keepdims=True)
         columns = self.right([marked(r, kinds[1]) for r in b], kinds[1]).any(-2, keepdims=True)
         return sum_marks(self.pieces(np.logical_or(rows, columns)), c, kinds[2])
 
     def pieces(self, product: np.ndarray, rows: int = 1) -> list[np.ndarray]:
-        """Each thread's elements of products (programs, warps, rows of 8 or 16, columns of 8), piece by piece along the
-        columns, in register order within a piece."""
+        """Each thread's elements of products (programs, warps, rows, columns), piece by piece along the columns, in
+        register order within a piece. Row pieces have 8 or 16 rows, column pieces 8 columns."""
         programs, _, height, width = product.shape
         shape = (programs, self.warps, rows, height // (8 * rows), 8, width // 8, 2)
         return in_registers(product, shape, (2, 5, 3, 6, 0, 1, 4), self.run.width)
 
     def left(self, registers, kind: str, tall: int = 2, rows: int = 1, steps: int = 1) -> np.ndarray:
-        """(programs or 1, warps, 8 tall rows, depth): registers come first by pieces of 8 rows, then by columns."""
+        """(programs or 1, warps, 8 * tall * rows, depth); registers are ordered by pieces of 8 rows, then by depth."""
         return self.assemble(registers, kind, tall, rows, steps)
 
     def right(self, registers, kind: str, columns: int = 1, steps: int = 1) -> np.ndarray:
-        """(programs or 1, warps, depth, 8 columns), the columns as in_registers takes them."""
+        """(programs or 1, warps, depth, 8 * columns), columns in the order IN_FOURS."""
         return self.assemble(registers, kind, 1, columns, steps, in_fours=True).swapaxes(2, 3)
 
     def assemble(self, registers, kind: str, tall: int, rows: int, steps: int, *, in_fours: bool = False) -> np.ndarray:
@@ -178,14 +181,16 @@ class Matrices:
 
 
 IN_FOURS = np.array([0, 2, 4, 6, 1, 3, 5, 7])
-"""The order of eight columns of sums in which those stand together that the same registers of four threads hold."""
+"""Order of eight columns in which the columns that four threads hold in the same register are adjacent."""
 
 
 def in_registers(product: np.ndarray, shape: tuple[int, ...], order: tuple[int, ...], width: int) -> list[np.ndarray]:
-    """Sums (programs, ..., columns), the columns IN_FOURS, as the registers of `width` threads. shape: with four
-    columns as one; order: that of its axes, those of the registers first."""
+    """Distribute sums (programs, ..., columns), columns in the order IN_FOURS, to the registers of `width` threads.
+
+    shape: shape of the sums with four columns as one element. order: permutation of its axes, register axes first.
+    """
     product = np.ascontiguousarray(product)
-    four = {1: np.uint32, 4: np.complex128}.get(product.itemsize)  # moved as one number, which is faster
+    four = {1: np.uint32, 4: np.complex128}.get(product.itemsize)  # four elements move as one, which is faster
     if four is None:
         parts = product.reshape(*shape, 4).transpose(*order, len(shape))
     else:

@@ -1,8 +1,8 @@
 """mbarriers: shared-memory words that count arrivals of threads, products and copied bytes, phase by phase.
 
-A wait for a parity ends once the last completed phase has that parity. In a specialised kernel the team waits until
-then; elsewhere everything arrives when issued, so an unfinished wait is a deadlock. With a seed the bytes of copies
-arrive late, in random order.
+A wait for a parity ends once the last completed phase has that parity. In a warp-specialized kernel the team waits
+until then; in other kernels everything arrives when issued, so an unfinished wait is a deadlock. With a seed the bytes
+of copies arrive late, in random order.
 Source: NVIDIA, "PTX ISA", chapter 9.7.13.15.
 """
 
@@ -36,7 +36,7 @@ class Barriers:
         """(programs, addresses, bytes) of pending copies."""
 
     def at(self, index, address, guard):
-        """The running programs, and the column of their barrier."""
+        """Return the running programs, the column of each one's barrier, and the mask of threads."""
         run = self.run
         mask = run.where(guard)
         programs, place = issuing(run, mask, address)
@@ -72,7 +72,7 @@ class Barriers:
             getattr(self.run.races, kind)(index, address, mask, 8)
 
     def arrive(self, index, address, guard, commit: int = 0) -> None:
-        """Threads arrive, or all products up to a commit complete."""
+        """Arrive with the running threads, or with a commit once all products up to it complete."""
         mask = self.run.where(guard)
         if mask is not None and not mask.any():
             return
@@ -85,7 +85,7 @@ class Barriers:
         self.note("exchange", index, address, mask)
 
     def take(self, index, programs, place, threads, mask) -> None:
-        """A number of threads arrive."""
+        """Count the arrival of threads."""
         if (self.pending[programs, place] < threads).any():
             self.run.fault("divergence", index, "more threads arrive at an mbarrier than its phase takes")
         self.pending[programs, place] -= threads
@@ -102,7 +102,7 @@ class Barriers:
             self.run.orders.turn(int(place[0]), int(self.phase[programs[0], place[0]]))
 
     def expect(self, index, address, guard, count) -> None:
-        """arrive.expect_tx: one thread arrives and announces so many bytes."""
+        """arrive.expect_tx: one thread arrives and announces `count` bytes."""
         mask = self.run.where(guard)
         if mask is not None and not mask.any():
             return
@@ -117,7 +117,7 @@ class Barriers:
         self.note("exchange", index, address, mask)
 
     def complete(self, index, address, guard, count: int):
-        """So many bytes of a copy arrive, now or later. Returns the mbarriers and their phases before."""
+        """Let `count` bytes of a copy arrive, now or later. Returns the mbarriers and their previous phases."""
         programs, place, _ = self.at(index, address, guard)
         self.check(index, programs, place)
         if self.run.orders is not None:

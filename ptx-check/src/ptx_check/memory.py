@@ -1,6 +1,6 @@
 """Global memory: the bytes of a launch's tensors, with checks of bounds and alignment.
 
-Addresses are those of this process. Only elements of tensors may be accessed, nothing between or beside them.
+Addresses are those of this process. Only elements of tensors may be accessed, not the gaps between or around them.
 Uninitialized bytes are marked (allocations.py); values loaded from them are tracked to their use (undefined.py).
 """
 
@@ -17,7 +17,7 @@ from ptx_check.atomics import TYPES, take_turns
 WORD = 4
 """Aligned word size with which a compiler may load 16-bit numbers; the last word may extend past its tensor."""
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-"""Unsigned type by width; for 16 bytes one that numpy copies as a whole."""
+"""Unsigned type by width; for 16 bytes a type that numpy copies as a whole."""
 
 
 class Buffer:
@@ -37,13 +37,13 @@ class Buffer:
         self.allowed = self._allowed(tensors)
 
     def view(self, width: int) -> np.ndarray:
-        """The buffer as elements of so many bytes."""
+        """View of the buffer as elements of `width` bytes."""
         if width not in self.words:
             self.words[width] = self.bytes[: len(self.bytes) // width * width].view(WORDS[width])
         return self.words[width]
 
     def undefined(self, width: int) -> np.ndarray | None:
-        """The marks as elements of so many bytes."""
+        """View of the marks as elements of `width` bytes."""
         return None if self.marks is None else self.marks[: self.size // width * width].view(WORDS[width])
 
     def touches_unknown(self, positions, mask, width: int) -> bool:
@@ -54,7 +54,7 @@ class Buffer:
         return bool((found if mask is None else found & mask).any())
 
     def _allowed(self, tensors: list[torch.Tensor]) -> np.ndarray | None:
-        """Mark the bytes that are elements; None: all of them."""
+        """Mask of the bytes that belong to elements; None: all bytes do."""
         for tensor in tensors:
             if tensor.is_contiguous() and tensor.numel() * tensor.element_size() == self.size:
                 return None
@@ -116,8 +116,10 @@ class Global:
         """Buffer last accessed by an instruction."""
 
     def locate(self, index, address, mask, width, least=0) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
-        """Yields (buffer, offsets, mask) of every accessed buffer and reports other accesses. least: minimum bytes that
-        must belong to a tensor; 0: all."""
+        """Return (buffer, offsets, mask) of every accessed buffer, and report other accesses.
+
+        least: minimum bytes of an access that must belong to a tensor; 0: all.
+        """
         buffer = self.last.get(index)
         for candidate in (*([buffer] if buffer else []), *self.known):
             offsets = address - np.uint64(candidate.base)
@@ -165,7 +167,7 @@ class Global:
             self.run.fault("alignment", index, f"an address that {width} bytes do not divide")
 
     def load(self, index, address, guard, size, count, kept):
-        """Load `count` arrays of elements of `size` bytes; where the guard is false, those of `kept`."""
+        """Load `count` arrays of elements of `size` bytes; lanes whose guard is false get those of `kept`."""
         run, width = self.run, size * count
         mask = run.where(guard)
         if mask is not None and not mask.any():
@@ -238,7 +240,7 @@ class Global:
                 run.traffic.write(index, buffer, flat, threads, width)
 
     def chosen(self, buffer, offsets, lanes, width, values) -> list[np.ndarray]:
-        """Offsets, values and threads of the lanes that write, one after the other, without those that may not."""
+        """Flat offsets, values and threads of the lanes that write; out-of-bounds and misaligned ones are left out."""
         everything = [spread(x, self.run.shape) for x in (offsets, values, self.run.threads)]
         good = (offsets <= np.uint64(len(buffer.bytes) - width)) & ((offsets & np.uint64(width - 1)) == 0)
         if lanes is not None:
@@ -277,12 +279,12 @@ class Global:
 
 
 _UNITS = {2: 1, 4: 8, 8: 8}
-"""Of the last digit, by which copies of a number may differ that one thread computed with fma and another without."""
+"""Units in the last place by which copies of a number may differ if only some threads computed it with fma; by size."""
 
 
 def stored_alike(run, index: int, kept: np.ndarray, packed: np.ndarray, size: int, memory: str) -> None:
-    """Check that what threads stored is there; different values at one place are a fault, or where the last bits of
-    floating-point numbers alone differ a note."""
+    """Report threads of one instruction that stored different values at one address: a fault, or a note if
+    floating-point numbers differ only in the last bits."""
     packed = np.ascontiguousarray(packed)
     if (kept.view(np.uint8) == packed.view(np.uint8)).all():
         return
@@ -291,13 +293,14 @@ def stored_alike(run, index: int, kept: np.ndarray, packed: np.ndarray, size: in
 
 
 def rounded_otherwise(one: np.ndarray, other: np.ndarray, size: int) -> bool:
-    """Whether elements of `size` bytes differ only in the last bits of normal numbers; four bytes may be two halves."""
+    """Whether elements of `size` bytes differ only in the last bits of normal numbers; 4 bytes may be two 16-bit
+    numbers."""
     if size == 1:
         return False
     unsigned = f"u{size}"
     a, b = one.view(unsigned), other.view(unsigned)
     near = np.maximum(a, b) - np.minimum(a, b) <= _UNITS[size]
-    least = {2: 0x400, 4: 1 << 23, 8: 1 << 52}[size]  # below it lie subnormal numbers, and whole ones
+    least = {2: 0x400, 4: 1 << 23, 8: 1 << 52}[size]  # smaller bit patterns are subnormal numbers or integers
     near &= (a & ~a.dtype.type(1 << (8 * size - 1))) >= least
     alike = near | (a == b)
     if size == 4 and not alike.all():
@@ -312,7 +315,7 @@ def spread(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def split(raw: np.ndarray, size: int, count: int) -> tuple[np.ndarray, ...]:
-    """The elements of gathered words."""
+    """Split gathered words into `count` arrays of elements."""
     if count == 1:
         return (raw,)
     parts: np.ndarray = raw.view(WORDS[size]).reshape(*raw.shape, count)
@@ -320,7 +323,7 @@ def split(raw: np.ndarray, size: int, count: int) -> tuple[np.ndarray, ...]:
 
 
 def join(values, shape: tuple[int, ...], size: int) -> np.ndarray:
-    """The inverse: words of all values side by side."""
+    """Join arrays of elements into words, the inverse of split()."""
     if len(values) == 1:
         return spread(values[0], shape)
     made: np.ndarray = np.empty((*shape, len(values)), dtype=WORDS[size])

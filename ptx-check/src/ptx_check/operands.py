@@ -26,7 +26,7 @@ _CLOCKS = ("%clock", "%clock64", "%globaltimer")
 
 
 class Operands:
-    """Variables of one block, their contents, and the generated lines."""
+    """Code generator for one block: its variables and the generated lines."""
 
     def __init__(self, number, block, crossing, labels, parameters, space, marked: frozenset[str] | None) -> None:
         self.number, self.block, self.crossing = number, block, crossing
@@ -36,25 +36,25 @@ class Operands:
         self.marked = marked is None
         """Whether to generate lines that propagate marks."""
         self.points: dict[tuple[int, int], int] = {}
-        """Line after which marks are propagated, by load instruction."""
+        """Load instruction -> line after which marks are propagated."""
         self.loads: dict[str, tuple[int, list[str]]] = {}
-        """Lines that fetch registers of other blocks, and their positions."""
+        """Variable -> position and text of the lines that fetch its register from other blocks."""
         self.body: list[str] = []
         self.kinds: dict[str, str] = {}
-        """Variables with their types, by value."""
+        """Register -> numpy type of its variable."""
         self.changed: dict[str, str] = {}
 
     def emit(self, line: str) -> None:
         self.body.append(line)
 
     def value(self, operand: object, kind: str, i: Instruction) -> str:
-        """An expression for an operand as numpy type `kind`."""
+        """Expression for an operand as numpy type `kind`."""
         if isinstance(operand, Register):
             name = operand.name
             if name not in self.kinds:
                 plain = TYPE_OF[operand.kind]
                 lines = [f"{variable(name)} = S[{self.crossing[name]}]"]
-                if operand.kind != "pred":  # what was never written holds anything
+                if operand.kind != "pred":  # unwritten registers have an arbitrary value
                     unknown = self.constant(Number(int(POISON[bits_of_kind(plain) // 8])), plain)
                     lines.append(f"if {variable(name)} is None: {variable(name)} = {unknown}")
                 self.loads[variable(name)] = len(self.body), lines
@@ -84,7 +84,7 @@ class Operands:
         raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.location)
 
     def values(self, operands: Iterable[object], kind: str, i: Instruction) -> str:
-        """A tuple of operand expressions."""
+        """Expression for a tuple of operands."""
         return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
 
     def constant(self, number: Number, kind: str) -> str:
@@ -119,14 +119,14 @@ class Operands:
             self.changed[target.name] = target.kind
 
     def assign_elements(self, targets: Iterable[object], kind: str, i: Instruction) -> None:
-        """The targets are the elements of v."""
+        """Assign the elements of v to the targets."""
         for position, target in enumerate(targets):
             self.assign(target, f"v[{position}]", kind, i)
 
     # -------------------------------------------------------------------------------------------------------- marks
 
     def marks(self, operand: object, kind: str) -> str:
-        """An expression for the marks of an operand (undefined.py) as numpy type `kind`."""
+        """Expression for the marks of an operand (undefined.py) as numpy type `kind`."""
         if isinstance(operand, Register):
             return f"U.mask({operand.name!r}, {kind})"
         if isinstance(operand, Vector) and len(operand.parts) == 2:
@@ -148,7 +148,7 @@ class Operands:
         self.follow([*names, target.name], f"U.put({target.name!r}, {text}, {self.guard(i)}, {tuple(names)})")
 
     def follow(self, names: Iterable[str], call: str) -> None:
-        """Emit a call for when any of these registers has marks."""
+        """Emit a call that runs if any of these registers has marks."""
         if self.marked:
             self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
 
@@ -192,7 +192,7 @@ class Operands:
 
 
 def parameters_of(parameters: list[tuple[str, str]], values: Sequence[int | float]) -> list[np.ndarray]:
-    """Launch arguments as the bits that ld.param reads."""
+    """Convert launch arguments to the bits that ld.param reads."""
     made = []
     for (_, kind), value in zip(parameters, values, strict=True):
         bits = int("".join(c for c in kind if c.isdigit()))

@@ -1,10 +1,10 @@
 """Race detection in shared memory between warp teams, by vector clocks.
 
-Shared memory is accessed by agents: warps, each warp's products, its tile stores, and copies, which count as their
-mbarrier's. A warp's clock records, per agent, the last event that it is ordered after. A barrier joins the clocks of
-its threads; an arrival at an mbarrier passes its clock to those waiting for the phase; a wait for products or stores
-orders the warp after them. An access is a race if its warp is not ordered after an earlier conflicting access. Threads
-of a warp are ordered by barriers and bar.warp.sync.
+Agents access shared memory: warps, the products and tile stores of each warp, and copies, which count as accesses of
+their mbarrier. The clock of a warp has, per agent, the last event that the warp is ordered after. A barrier joins the
+clocks of its threads; an arrival at an mbarrier passes the warp's clock to the warps that wait for the phase; a wait
+for products or stores orders the warp after them. An access is a race if its warp is not ordered after an earlier
+conflicting access. Threads of a warp are ordered by barriers and bar.warp.sync.
 Source: Flanagan and Freund 2009, "FastTrack", section 3.
 """
 
@@ -28,12 +28,12 @@ class Orders:
         """Clock of each warp over warps, products, stores and mbarriers."""
         self.clocks[np.arange(warps), np.arange(warps)] = 1
         self.told = np.zeros((mbarriers, self.clocks.shape[1]), np.int64)
-        """Clock accumulated by each mbarrier, and its value when the last phase completed."""
+        """Clock accumulated by each mbarrier; `ended`: its value when the last phase completed."""
         self.ended = np.zeros_like(self.told)
         self.writer, self.epoch, self.code, self.fence_of, self.by = (np.zeros(self.cells, np.int64) for _ in range(5))
         """Last writer: agent, its clock (0: never), thread, fences passed, instruction."""
         self.reads: dict[int, np.ndarray] = {}
-        """Last read by each agent (2, cells): clock and instruction."""
+        """Agent -> its last read of each cell (2, cells): clock and instruction."""
         self.reader = np.zeros(self.cells, np.int64)
         """Last reading thread and its warp barriers passed; 0: none."""
         self.fences = np.ones(warps, np.int64)
@@ -58,7 +58,7 @@ class Orders:
         self.put(slots, span, warps, self.clocks[warps, warps], codes, self.fences[warps], index)
 
     def product(self, index, address, mask, width, group) -> None:
-        """The running warps issue a product that reads addresses until this group is waited for."""
+        """Record a product of the running warps, which reads addresses until `group` is waited for."""
         slots, span = self.slots(address, width)
         for warp in self.here():
             self.after_writes(index, slots, span, np.full(len(slots), warp), None, "written and read")
@@ -66,14 +66,14 @@ class Orders:
         self.after_fence(index, slots, span)
 
     def storing(self, index, address, mask, width, group, warp) -> None:
-        """A warp issues a tile store that reads shared memory until this group is waited for."""
+        """Record a tile store of a warp, which reads shared memory until `group` is waited for."""
         slots, span = self.slots(address, width)
         self.after_writes(index, slots, span, np.full(len(slots), warp), None, "written and read")
         self.after_fence(index, slots, span)
         self.note(2 * self.warps + warp, slots, span, group + 1, index)
 
     def copying(self, index, address, mask, width, warp, place, phase) -> None:
-        """A warp issues a copy into shared memory that arrives when an mbarrier's phase completes."""
+        """Record a copy into shared memory issued by a warp, which arrives when an mbarrier's phase completes."""
         slots, span = self.slots(address, width)
         warps = np.full(len(slots), warp)
         self.after_writes(index, slots, span, warps, None, "written twice")
@@ -81,7 +81,7 @@ class Orders:
         self.put(slots, span, 3 * self.warps + place, phase + 1, 0, 0, index)
 
     def slots(self, address, width) -> tuple[np.ndarray, int]:
-        """Addresses of words of so many bytes, and their cells."""
+        """Return the index of each word of `width` bytes, and the cells per word."""
         span = max(1, width // self.grain)
         places = (address // np.uint32(max(width, self.grain))).astype(np.int64).ravel()
         return np.minimum(places, self.cells // span - 1), span
@@ -111,7 +111,7 @@ class Orders:
         self.reader.reshape(-1, span)[slots] = 0
 
     def after_writes(self, index, slots, span, warps, codes, what) -> None:
-        """Check that these warps are ordered after the last writes. codes: of threads; None: asynchronous."""
+        """Check that these warps are ordered after the last writes. codes: thread codes; None: asynchronous."""
         writer, epoch, code = (t.reshape(-1, span)[slots] for t in (self.writer, self.epoch, self.code))
         wrong = self.clocks[warps[:, None], writer] < epoch
         if codes is not None:
@@ -139,7 +139,7 @@ class Orders:
             self.run.fault("fence", index, _UNFENCED, int(self.by.reshape(-1, span)[slots][wrong][0]))
 
     def initialised(self, index, word: int) -> None:
-        """A copy arrives at the mbarrier in this 8-byte word."""
+        """Check that the mbarrier in this 8-byte word was fenced before a copy arrives there."""
         self.after_fence(index, np.array([word]), 8 // self.grain)
 
     def report(self, index, slots, span, wrong, others, what) -> None:
@@ -156,19 +156,19 @@ class Orders:
         self.fences[self.here()] += 1
 
     def finished(self, group: int) -> None:
-        """The running warps waited for their products before a group."""
+        """Order the running warps after their products before `group`."""
         warps = self.here()
         self.clocks[warps, self.warps + warps] = group
 
     def stored(self, mask, group: int) -> None:
-        """These threads waited for their warps' stores before a group."""
+        """Order the warps of these threads after their stores before `group`."""
         warps = np.flatnonzero(
             self.run.spread(np.ones((1, 1), dtype=bool) if mask is None else mask)[0].reshape(-1, 32).any(1)
         )
         self.clocks[warps, 2 * self.warps + warps] = group
 
     def meet(self, threads: np.ndarray) -> None:
-        """These threads meet at a barrier."""
+        """Join the clocks of the warps of threads that meet at a barrier."""
         warps = _warps_of(threads)
         self.clocks[warps] = self.clocks[warps].max(0)
         self.clocks[warps, warps] += 1
@@ -179,12 +179,12 @@ class Orders:
         self.clocks[warps, warps] += 1
 
     def turn(self, place: int, phase: int) -> None:
-        """So many phases of an mbarrier completed."""
+        """Record that an mbarrier has completed its phases below `phase`."""
         self.told[place, 3 * self.warps + place] = phase
         self.ended[place] = self.told[place]
 
     def acquire(self, place: int) -> None:
-        """The running warps waited for the last phase of an mbarrier."""
+        """Order the running warps after the last completed phase of an mbarrier."""
         warps = self.here()
         self.clocks[warps] = np.maximum(self.clocks[warps], self.ended[place])
 

@@ -70,7 +70,7 @@ class Name:
 
 @functools.cache
 def words_of(opcode: str) -> list[str]:
-    """The words of an opcode; do not modify the list."""
+    """Words of an opcode; do not modify the list."""
     return opcode.split(".")
 
 
@@ -103,7 +103,7 @@ class Block:
 class Kernel:
     name: str
     parameters: list[tuple[str, str]]
-    """(name, type) of each, type as u64, b32, f32; or MAP."""
+    """(name, type) of each; types such as u64, b32 and f32, or MAP."""
     blocks: list[Block]
     registers: dict[str, str]
     """pred, b16, b32 or b64, by name."""
@@ -118,7 +118,7 @@ class Kernel:
 
 
 def parse(text: str) -> Kernel:
-    """Parser of one entry. Raises Unsupported with the line."""
+    """Parse the kernel of a PTX text. Raises Unsupported with the line."""
     entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*.*?\{", text, re.DOTALL)
     if entry is None or not re.search(r"^\.target\s+\w+", text, re.MULTILINE):
         raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
@@ -155,7 +155,7 @@ class _Scope:
     """Registers declared in a pair of braces."""
 
     prefix: str
-    """Suffix that makes their names unique; empty for the kernel's own."""
+    """Prefix that makes their names unique; empty for the kernel's own."""
     registers: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
 
@@ -164,7 +164,7 @@ class _Reader:
     def __init__(self, kernel: str, files: dict[str, str], line: int) -> None:
         self.kernel, self.files, self.line = kernel, files, line
         self.registers: dict[str, str] = {}
-        """Those that are used."""
+        """Kinds of the registers that are used, by name."""
         self.scopes = [_Scope("")]
         """Scopes of the kernel and of inline assembly, innermost last."""
         self.opened = 0
@@ -182,7 +182,7 @@ class _Reader:
             loc = _LOCATION.search(raw) if ".loc" in raw else None
             if loc:
                 file, line, column, chain = loc.groups()
-                if line != "0":  # 0: the compiler could not say
+                if line != "0":  # 0: unknown to the compiler
                     self.path = self.files.get(file, "")
                     self.python = (chain or f"{self.files.get(file, file).rsplit('/', 1)[-1]}:{line}:{column}").strip()
                 continue
@@ -220,7 +220,7 @@ class _Reader:
             self.scopes.pop()
 
     def named(self, label: str) -> str:
-        """Labels of inline assembly are local to their braces; the compiler's begin with $."""
+        """Unique name of a label: labels of inline assembly are local to their braces; the compiler's begin with $."""
         return label if label.startswith("$") else self.scopes[-1].prefix + label
 
     def label(self, name: str) -> None:
@@ -254,7 +254,7 @@ class _Reader:
         return None
 
     def declare(self, kind: str, names: str) -> None:
-        if kind != "pred":  # 8 bits lie in a register of 16
+        if kind != "pred":  # 8-bit values occupy a 16-bit register
             width = int(re.sub(r"\D", "", kind.removesuffix("x2"))) * (2 if kind.endswith("x2") else 1)
             kind = f"b{max(16, width)}"
         scope = self.scopes[-1]

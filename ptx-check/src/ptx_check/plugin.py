@@ -7,8 +7,8 @@ first), and fails with FaultyKernel if a launch has a fault. With --ptx-programs
 programs (ptx_check.executed); tests that fail only because of missing results are skipped. A mark configures a test, a
 class or a module:
 
-    @pytest.mark.ptx_check("sm_90", sizes={"n": [1, 33]})     these chips of those named; values for a parameter of
-                                                              parametrize, where those are too many or too large
+    @pytest.mark.ptx_check("sm_90", sizes={"n": [1, 33]})     only these of the named chips; other values for a
+                                                              parameter of parametrize that has too many or too large
     @pytest.mark.ptx_check(skip="reads a file of weights")    not executed at all
     @pytest.mark.ptx_check(checks=False, programs=64)         options of ptx_check.executed
 """
@@ -112,7 +112,7 @@ class _Checking:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item):
-        """Wraps setup too: fixtures may launch kernels."""
+        """Execute a test on its chip, including setup, because fixtures may launch kernels."""
         from ptx_check.machine import executed
 
         chosen = _mark(item)
@@ -178,7 +178,7 @@ def _mark(item: pytest.Item) -> dict[str, Any]:
 
 
 def _other_sizes(metafunc: pytest.Metafunc, sizes: dict[str, Any]) -> None:
-    """Replacement values for the test's parametrize, by its names: "n", or "m,n" for both."""
+    """Replace values of the test's parametrize. sizes: by its argument names, "n", or "m,n" for both."""
     markers = metafunc.definition.own_markers
     for marker in [m for m in markers if m.name == "parametrize"]:
         names = marker.args[0] if marker.args else marker.kwargs["argnames"]

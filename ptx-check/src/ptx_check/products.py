@@ -1,7 +1,7 @@
 """Merging of adjacent mma.sync instructions into one product.
 
-A compiler multiplies a warp's tile piece by piece: at every step of the depth each piece of rows with each piece of
-columns, into registers that the next step adds to. Each rectangle of rows and columns becomes one product.
+A compiler multiplies a warp's tile piece by piece: at every step of the depth it multiplies each piece of rows with
+each piece of columns and accumulates in registers. Each rectangle of rows and columns becomes one product.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,13 +22,15 @@ class Product:
     """Left operands of each piece of rows, by step."""
     columns: tuple[tuple[Register, ...], ...]
     sums: tuple[tuple[Register, ...], ...]
-    """Sums of each piece of rows with each piece of columns."""
+    """Accumulators of each piece of rows with each piece of columns."""
     steps: int
 
 
 def in_products(instructions: Iterable[Instruction]) -> Iterator[Instruction | Product]:
-    """A block's instructions with the parts of each product grouped. Only mov is reordered, ahead of products with
-    which it shares no register."""
+    """Yield a block's instructions with the parts of each product grouped.
+
+    Only mov is reordered, ahead of products whose results it does not read and whose registers it does not write.
+    """
     group: list[Instruction] = []
     sums: set[str] = set()
     factors: set[str] = set()
@@ -55,7 +57,7 @@ def in_products(instructions: Iterable[Instruction]) -> Iterator[Instruction | P
 
 
 def _joins(i: Instruction) -> bool:
-    """Whether an instruction accumulates in place, and sums of several steps may be rounded once."""
+    """Whether an instruction accumulates in place, and the sum of several steps may be rounded once."""
     if i.words[0] != "mma" or not executed(i.opcode) or i.guard is not None:
         return False
     rounded_once = i.words[-4] != "f16" and "satfinite" not in i.words

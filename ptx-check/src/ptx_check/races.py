@@ -1,6 +1,7 @@
 """Race detection: unordered conflicting accesses by two threads.
 
-Within a program only barriers order accesses, and bar.warp.sync those of a warp's threads. Programs are unordered.
+Within a program only barriers order accesses, and bar.warp.sync those of a warp's threads. Programs are unordered,
+except by atomic operations (atomics.py).
 Accesses are recorded per instruction, not per byte, and compared per barrier interval: for shared memory at each
 barrier, for global memory at each store and at the end of the launch. Stores of equal values by one instruction are how
 a compiler broadcasts a value, not a race.
@@ -15,7 +16,7 @@ from ptx_check.memory import WORDS, Buffer, spread
 
 _THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
 COLLECTIVE = 1 << 30
-"""Pseudo-thread as which matrix instructions read shared memory."""
+"""Pseudo-thread that stands for the matrix instructions that read shared memory."""
 COLLECTIVE_CODE, WRITING, READING = (np.full((1, 1), COLLECTIVE | number, np.int64) for number in range(3))
 """Pseudo-threads of products, copies into shared memory and copies out of it."""
 
@@ -37,7 +38,7 @@ class SharedRaces:
         self.events: list[tuple] = []
         self.written = self.exchanged = False
         self.met = False
-        """Whether any bar.warp.sync was executed since."""
+        """Whether any bar.warp.sync was executed since the last barrier."""
 
     def read(self, index, address, mask, width, code=None) -> None:
         self.events.append(("read", index, address, mask, width, self.run.code if code is None else code))
@@ -56,12 +57,12 @@ class SharedRaces:
         self.read(index, address, mask, width, READING)
 
     def exchange(self, index, address, mask, width) -> None:
-        """Record an atomic operation: ordered with other atomics only."""
+        """Record an atomic operation, which is ordered with other atomic operations only."""
         self.events.append(("exchange", index, address, mask, width, self.run.code))
         self.exchanged = True
 
     def barrier(self, arrived: np.ndarray | None) -> None:
-        """Programs `here` (None: all) reach a barrier: compare and clear their accesses."""
+        """Compare and clear the accesses of programs that have arrived at a barrier (None: all)."""
         if self.written or self.exchanged:
             self.compare(arrived)
         self.events = [] if arrived is None else list(_without(self.events, arrived))
@@ -70,7 +71,7 @@ class SharedRaces:
         self.met = self.met and bool(self.events)
 
     def forget(self, code) -> bool:
-        """Compare the accesses so far and forget reads under this code; ongoing reads must be recorded again."""
+        """Compare the accesses so far and drop those with this code; pending ones must be recorded again."""
         if self.written or self.exchanged:
             self.compare(None)
         self.events = [event for event in self.events if event[5] is not code]
@@ -80,11 +81,11 @@ class SharedRaces:
         events = meeting(self.events)
         lone = arrived is None and all(
             a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in events
-        )  # what all programs do alike is compared for one
+        )  # accesses that are the same in all programs are compared for one program
         rows = 1 if lone else self.run.programs
         table = self.writers[:rows].reshape(-1)
-        if self.met:  # then a later access of a warp may hide an earlier one
-            _clear(self.follow(table, arrived, rows, events))  # lest threads that store alike be compared with it
+        if self.met:  # after bar.warp.sync a warp's later write may hide an earlier one: also compare in program order
+            _clear(self.follow(table, arrived, rows, events))  # cleared: a write must not be compared with itself
         touched = self.follow(table, arrived, rows, [event for event in events if event[0] == "write"])
         _clear(self.follow(table, arrived, rows, [event for event in events if event[0] != "write"], touched))
         if self.exchanged:
@@ -140,7 +141,7 @@ class SharedRaces:
 
 
 def meeting(events: list[tuple]) -> list[tuple]:
-    """Accesses whose byte ranges overlap another's, if any of them writes."""
+    """Accesses whose byte ranges overlap, in groups of which at least one writes."""
     spans = [(int(e[2].min()), int(e[2].max()) + e[4], position) for position, e in enumerate(events)]
     kept: list[int] = []
     near: list[int] = []
@@ -188,7 +189,7 @@ class Traffic:
         self.reads: list[tuple] = []
         self.held = 0
         self.made: tuple | None = None
-        """Last result of codes(), and its key."""
+        """Key and result of the last codes()."""
 
     def codes(self, run) -> np.ndarray:
         """(programs, threads): program, barriers passed, warp barriers passed, thread; never 0."""
@@ -232,7 +233,10 @@ class Traffic:
                     self.report(index, buffer, slots, before, codes, wrong, kind, late)
 
     def unordered(self, before, codes, *, late: bool = False):
-        """Unordered pairs, and those of different programs. late: codes may belong to the earlier access."""
+        """Return masks of unordered pairs, and of unordered pairs in different programs.
+
+        late: the access of `codes` may be the earlier one.
+        """
         foreign = (before >> _PROGRAM) != (codes >> _PROGRAM)
         if foreign.any():
             told = self.told(before, codes)
@@ -242,13 +246,13 @@ class Traffic:
         return foreign | (same_stretch & conflicting(before & low, codes & low)), foreign
 
     def told(self, before, codes) -> np.ndarray:
-        """Pairs ordered by atomic operations between programs."""
+        """Mask of pairs that are ordered by atomic operations between programs."""
         stretch = (before >> _BARRIERS) & ((1 << (_PROGRAM - _BARRIERS)) - 1)
         later = np.where(codes >= _SEVERAL, 0, (codes >> _PROGRAM) - 1)
         return self.clocks.ordered((before >> _PROGRAM) - 1, stretch, before & _THREAD, later) & (codes < _SEVERAL)
 
     def untold(self, buffer, slots, before, codes, wrong) -> np.ndarray:
-        """Racing pairs, except plain accesses by a program ordered after all atomics of several programs there."""
+        """Remove plain accesses that are ordered after all atomic operations at their address from a mask of races."""
         several = wrong & (before == _SEVERAL)
         if self.clocks.known is not None and several.any():
             for lane in np.flatnonzero(several).tolist():
@@ -278,7 +282,7 @@ class Traffic:
             low = np.int64((1 << _BARRIERS) - 1)
             touching = zip(slots[wrong].tolist(), before[wrong].tolist(), codes[wrong].tolist())
             if all((cell, (code & ~low) | (writer & low)) in pairs for cell, writer, code in touching):
-                kind = "redundant"  # who writes has read it himself; the others hold copies that are not stored
+                kind = "redundant"  # the writing thread has also read the value; the others have unused copies of it
         byte = cell * self.grain
         run.fault(kind, index, f"global memory ({buffer.size} bytes) at byte {byte} is written and read", other)
 
@@ -293,7 +297,7 @@ class Traffic:
             self.compare(index, buffer, self.added.get(buffer.base), slots, codes)
             table[slots] = codes
             after = table[slots]
-            if (after != codes).any():  # several threads in one instruction: equal values of one program may be
+            if (after != codes).any():  # several threads store here; only those of one program may (equal values)
                 foreign = ((after ^ codes) >> _PROGRAM) != 0
                 if foreign.any():
                     self.report(index, buffer, slots, after, codes, foreign, foreign, False)

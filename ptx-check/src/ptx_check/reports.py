@@ -72,7 +72,7 @@ def _counted(findings: Findings) -> str:
 
 
 def as_json(findings: Findings) -> str:
-    """An object with `launches`, the number of programs `left_out` of them, and a list of `faults` and of `notes`."""
+    """JSON object with `version`, `launches`, `left_out` (skipped programs), and the lists `faults` and `notes`."""
     entries: dict[str, list] = {"faults": [], "notes": []}
     for finding in findings.all.values():
         fault = finding.fault
@@ -92,7 +92,7 @@ def _place(location: Location) -> dict[str, Any]:
 
 
 def as_sarif(findings: Findings) -> str:
-    """One run; a rule for each kind; a result's first location is the Python line, with the kernel beside it."""
+    """SARIF with one run and a rule per kind; a result's location is the Python line and, logically, the kernel."""
     rules = [
         {"id": kind, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
         for level, kinds in (("error", KINDS), ("note", NOTES)) for kind, text in kinds.items()
@@ -139,7 +139,7 @@ FORMATS: Mapping[str, Callable[[Findings], str]] = {".txt": as_text, ".json": as
 
 
 def write(findings: Findings, path: Path) -> None:
-    """Write a report in the format of the file name's extension. Raises ValueError for others."""
+    """Write a report in the format of the file name's extension. Raises ValueError for an unknown extension."""
     path.write_text(form_of(path)(findings), encoding="utf-8")
 
 

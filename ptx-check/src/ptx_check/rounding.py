@@ -24,9 +24,9 @@ def fma32(a, b, c):
     try:
         with np.errstate(under="raise"):
             single = total.astype(np.float32)
-    except FloatingPointError:  # subnormal numbers are rounded at other places
+    except FloatingPointError:  # subnormal results are rounded at another bit
         return exact.odd_sum(product, c).astype(np.float32)
-    if (below == _HALF_WAY).any():  # only there does rounding to 53 bits first matter
+    if (below == _HALF_WAY).any():  # double rounding matters only for ties
         return exact.odd_sum(product, c).astype(np.float32)
     return single
 
@@ -56,7 +56,7 @@ def f32_to_bf16(x):
 
 
 def converted(x, kind):
-    """x as float16 or float32; large arrays by PyTorch, ten times as fast as numpy."""
+    """Convert x to float16 or float32; large arrays with PyTorch, ten times as fast as numpy."""
     if x.size < _MANY or not (x.flags.c_contiguous and x.flags.writeable):
         return x.astype(kind)
     return torch.from_numpy(x).to(torch.float16 if kind is np.float16 else torch.float32).numpy()
@@ -114,7 +114,7 @@ def e5m2_to_f32(bits):
 
 
 def to_f16(x, way):
-    """float64, exact or rounded to odd, as bits of half precision."""
+    """Round float64, exact or rounded to odd, to float16 in a direction; returns its bits."""
     return f32_to_f16(exact.rounded(x, "f16", way).astype(np.float32))
 
 
@@ -132,12 +132,12 @@ def to_tf32(x, way):
 
 
 def fma_f16(a, b, c):
-    """a * b + c of float32 that are halves, rounded to odd, still to be rounded to half."""
+    """a * b + c of float16 values held in float32, rounded to odd in float32 for a final rounding to float16."""
     return exact.odd32(exact.odd_product_sum(a, b, c))
 
 
 def product_bf16(a, b):
-    """a * b of float32 that are bfloat16, rounded to odd where float32 is too narrow."""
+    """a * b of bfloat16 values held in float32, rounded to odd if float32 is too narrow."""
     return exact.odd32(np.multiply(a, b, dtype=np.float64))
 
 
@@ -166,12 +166,12 @@ def larger(a, b, choose=np.fmax):
 
 
 def of_both_signs(x, a, b):
-    """x with the product of the signs of a and b; NaN stays."""
+    """-x if the signs of a and b differ, else x; NaN stays."""
     return np.where(np.isnan(x), x, np.where(np.signbit(a) != np.signbit(b), -x, x))
 
 
 def seed64(x, name, ftz):
-    """rcp or rsqrt of float64; ftz: of its upper 32 bits, with the lower 32 bits of the result zero."""
+    """Approximate rcp or rsqrt of float64; ftz: uses the upper 32 bits of x and zeroes the lower 32 of the result."""
     upper = np.uint64(0xFFFFFFFF00000000)
     if not ftz:
         return 1.0 / np.sqrt(x)
@@ -182,7 +182,7 @@ def seed64(x, name, ftz):
 
 
 def product_of_bytes(a, b, c, first, second):
-    """dp4a: four products of bytes, and c."""
+    """dp4a: sum of four byte products and c."""
     total = c.view(np.uint32)
     for shift in (0, 8, 16, 24):
         x, y = ((part >> np.uint32(shift)).astype(np.uint8).view(kind).astype(np.int32)
@@ -205,7 +205,7 @@ def borrowed(x, y, borrow):
 
 
 def approximate_quotient(a, b):
-    """div.approx: the reciprocal of divisors above 2^126 is 0."""
+    """div.approx: divisors above 2^126 give 0, because their reciprocal is flushed to 0."""
     huge = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     if not huge.any():
         return a / b
@@ -275,7 +275,7 @@ def multiply_high(a, b):
 
 
 def bits_of(x, first, count):
-    """bfe: `count` bits from `first` on, with the sign of the topmost where x is signed."""
+    """bfe: extract `count` bits from bit `first` on, sign-extended if x is signed."""
     width = x.dtype.itemsize * 8
     first, count = np.minimum(first & np.uint32(255), width), np.minimum(count & np.uint32(255), width)
     if x.dtype.kind == "u":
@@ -338,7 +338,7 @@ def leading_zeros(x):
 
 
 def highest_bit(x, distance=False):
-    """bfind: the place of the topmost 1 (of a negative number the topmost 0), or its distance from the top."""
+    """bfind: position of the highest 1 (negative numbers: highest 0); distance: counted from the top instead."""
     width = x.dtype.itemsize * 8
     bits = np.where(x < 0, ~x, x).view(f"u{x.dtype.itemsize}")
     zeros = leading_zeros(bits)
@@ -347,7 +347,7 @@ def highest_bit(x, distance=False):
 
 
 def turned(x):
-    """brev: bits in the opposite order."""
+    """brev: reverse the bits."""
     made = np.zeros_like(x)
     one = x.dtype.type(1)
     for _ in range(x.dtype.itemsize * 8):
@@ -357,7 +357,7 @@ def turned(x):
 
 
 def inserted(a, b, first, count):
-    """bfi: b with the lowest `count` bits of a from bit `first` on."""
+    """bfi: insert the lowest `count` bits of a into b from bit `first` on."""
     width = a.dtype.itemsize * 8
     first = np.minimum(first & np.uint32(255), np.uint32(width)).astype(a.dtype)
     count = np.minimum(count & np.uint32(255), np.uint32(width)).astype(a.dtype)
@@ -367,7 +367,7 @@ def inserted(a, b, first, count):
 
 
 def funnel(low, high, count, left, wrap):
-    """shf: 32 bits of high:low, moved."""
+    """shf: funnel shift of high:low; returns 32 bits."""
     count = (count & np.uint32(31)) if wrap else np.minimum(count, np.uint32(32))
     both = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     count = count.astype(np.uint64)
@@ -379,13 +379,13 @@ def count_bits(x):
 
 
 def pack(low, high):
-    """Two halves of 8, 16 or 32 bits as one register."""
+    """Pack two halves of 8, 16 or 32 bits into one register."""
     wide = {1: np.uint16, 2: np.uint32, 4: np.uint64}[low.dtype.itemsize]
     return low.astype(wide) | (high.astype(wide) << wide(low.dtype.itemsize * 8))
 
 
 def halves(x):
-    """The inverse of pack."""
+    """Split a register into its two halves, the inverse of pack()."""
     half = {2: np.uint8, 4: np.uint16, 8: np.uint32}[x.dtype.itemsize]
     bits = x.dtype.itemsize * 4
     return x.astype(half), (x >> x.dtype.type(bits)).astype(half)

@@ -1,5 +1,7 @@
-"""Executes a translated kernel block by block (teams.py): all threads of many programs at once, or of one program for
-warp-specialised kernels."""
+"""Executes a translated kernel block by block (teams.py), all threads of many programs at once.
+
+Warp-specialized kernels run one program at a time. Kernels whose programs may wait for each other run them in turns.
+"""
 
 import time
 from collections import deque
@@ -30,9 +32,9 @@ from ptx_check.warpgroup import Groups
 LANES = 16384
 """Threads executed at once: registers are arrays of about 64 KB, which fit in caches."""
 _RESIDENT = 64
-"""Programs in flight if one may wait for another; a device runs some hundreds."""
+"""Programs in flight if one may wait for another; a device runs hundreds."""
 _PATIENCE = 200
-"""Turns of each within which one must end or change memory."""
+"""Turns per program in flight within which one must end or change memory."""
 
 
 _GUESSED = "unless it comes of what programs that were left out would have written, which this launch reads"
@@ -59,10 +61,10 @@ class Launch:
         """Programs to run: the sample, or all if they may wait for each other."""
         self.left_out = total - len(self.numbers)
         self.guessed = False
-        """Whether it has read memory that skipped programs of an earlier launch may have written."""
+        """Whether the launch has read memory that skipped programs of an earlier launch may have written."""
 
     def execute(self) -> list[Fault]:
-        """Run every program. Returns one fault per kind and instruction."""
+        """Run all chosen programs. Returns one fault per kind and instruction."""
         step = 1 if self.facts.waiting or self.facts.specialised else max(1, LANES // self.threads)
         chunks = (self.numbers[first : first + step, None] for first in range(0, len(self.numbers), step))
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
@@ -153,7 +155,7 @@ class Run:
         self.traffic = launch.traffic
 
     def end_threads(self, threads: np.ndarray | None) -> None:
-        """These threads (None: all) exit."""
+        """Record that threads (None: all) exit."""
         gone = np.ones((1, 1), dtype=bool) if threads is None else threads
         self.alive = ~gone if self.alive is None else self.alive & ~gone
 
@@ -176,7 +178,7 @@ class Run:
         return None if guard.all() else guard
 
     def rows(self, index: int) -> np.ndarray | None:
-        """(programs, 1): programs whose live threads all run; None: all."""
+        """(programs, 1) mask of programs with running threads; None: all. Reports programs of which only some run."""
         if self.active is None:
             return None
         if self.active.shape[1] == 1:
@@ -201,7 +203,7 @@ class Run:
         return table.take((address // np.uint64(PARAMETER)).astype(np.int64), mode="clip")
 
     def own(self, index: int, address) -> np.ndarray:
-        """Local-memory offsets of generic addresses; kernels pass no others."""
+        """Local-memory offsets of generic addresses. Raises Unsupported for addresses outside of local memory."""
         inside = address < np.uint64(self.launch.facts.local)
         if not (inside if self.active is None else inside | ~self.active).all():
             location = self.launch.code.instructions[index].location
@@ -216,7 +218,7 @@ class Run:
         return self.spread(np.ones((1, 1), dtype=bool) if self.active is None else self.active)
 
     def barrier(self, index: int, number, count) -> None:
-        """bar.sync of so many threads; None: all."""
+        """bar.sync of `count` threads; None: all."""
         if self.launch.facts.specialised:
             return self.teams.meet(index, int(number.flat[0]), None if count is None else int(count.flat[0]))
         arrived = self.rows(index)
@@ -234,7 +236,7 @@ class Run:
         self.warps_met(self.active if members is None else self.named(members))
 
     def warps_met(self, taking) -> None:
-        """These threads passed bar.warp.sync."""
+        """Record that threads (None: all) passed bar.warp.sync."""
         if self.checks:
             step = np.int64(1 << 10)
             self.races.met = True
@@ -332,7 +334,7 @@ class Run:
         return lanes, lanes == self.lane
 
     def running(self) -> np.ndarray:
-        """Running lanes of each warp."""
+        """activemask: bit mask of the running lanes of each warp."""
         here = np.ones((1, 1), dtype=bool) if self.active is None else self.active
         return np.repeat(_ballot(self.spread(here)), 32, axis=1)
 
@@ -348,6 +350,6 @@ _REDUCED = UFUNCS | {"min.f32": np.fmin, "max.f32": np.fmax, "minimum.f32": np.m
 
 
 def _ballot(value: np.ndarray) -> np.ndarray:
-    """(programs, warps): the lanes of each warp in which a predicate (programs, threads) holds."""
+    """(programs, warps) bit masks of the lanes in which a predicate (programs, threads) holds."""
     warps = value.reshape(value.shape[0], -1, 32).astype(np.uint64)
     return (warps << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)

@@ -1,8 +1,8 @@
 """Program sampling, and tracking of memory that skipped programs would have written.
 
-What skipped programs would have written is unknown. So in every tensor written by the sample, the elements it did not
-write are unknown, as is everything written by launches that read such an element, and results of PyTorch operators on
-them. Unknown elements count as written, as zeros if uninitialized.
+In every tensor that the sample writes, the elements that it did not write are unknown, because skipped programs may
+have written them. Unknown too are all results of launches that read an unknown element, and results of PyTorch
+operators on unknown elements. Unknown elements count as written, as zeros if uninitialized.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ _OVERWRITING = {"copy_", "fill_", "zero_"}
 
 
 def chosen(total: int, most: int | None) -> np.ndarray:
-    """Indices of at most `most` programs: the first, the last, and evenly spaced ones between. From four on they are
-    adjacent pairs, which are the likeliest to touch each other's memory."""
+    """Indices of at most `most` programs: the first, the last, and evenly spaced ones between. From four on they form
+    adjacent pairs, which are the most likely to access each other's memory."""
     if most is None or total <= most:
         return np.arange(total, dtype=np.int64)
     if most < 4:
@@ -44,13 +44,13 @@ class Footprint:
         """Bytes accessed by atomics."""
 
     def note(self, positions: np.ndarray, width: int, *, atomic: bool) -> None:
-        """Record accesses to words of so many bytes."""
+        """Record accesses to words of `width` bytes."""
         into = (self.added if atomic else self.stored)[: len(self.stored) // width * width].reshape(-1, width)
         into[positions[positions < len(into)]] = True
 
 
 def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
-    """Update unknown elements after a launch. left_out: some programs were skipped. guessed: it read unknown
+    """Update unknown elements after a launch. left_out: some programs were skipped. guessed: the launch read unknown
     elements."""
     for buffer in buffers:
         done, now = buffer.footprint, buffer.unknown

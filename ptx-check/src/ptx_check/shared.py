@@ -1,7 +1,7 @@
 """Shared memory of a running chunk of programs: loads, stores, and asynchronous copies into it.
 
-Every byte has marks of undefined bits (undefined.py). A copy's bytes arrive at the wait for its group; until then the
-destination counts as unwritten, so that early reads are detected.
+Every byte has marks of undefined bits (undefined.py). The bytes of a copy arrive at the wait for its group; until then
+its destination counts as unwritten, so that early reads are detected.
 Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asynchronous copies) and 8.10 (proxies).
 """
 
@@ -33,7 +33,7 @@ class Shared:
         shift = np.uint32(width.bit_length() - 1)
         turned = address if width == 1 else (address >> shift) | (address << (np.uint32(32) - shift))
         last = np.uint32(max(self.size - width, 0)) >> shift
-        wrong = turned > last  # beyond, or not aligned: then its lowest bits have become the highest
+        wrong = turned > last  # out of bounds, or misaligned: the rotation made its lowest bits the highest
         if wrong.any() or self.size < width:
             self.complain(index, address, mask, width)
             turned = np.minimum(address >> shift, last)
@@ -60,7 +60,7 @@ class Shared:
         return tuple(np.where(mask, part, old) for part, old in zip(parts, kept))
 
     def fence(self) -> None:
-        """fence.proxy.async."""
+        """Execute fence.proxy.async."""
         for each in (self.proxies, self.run.orders):
             if each is not None:
                 each.fence()
@@ -151,7 +151,7 @@ class Local(Shared):
         self.rows = {width: run.threads * (self.pitch // width) for width in WORDS}
 
     def note(self, kind: str, *access) -> None:
-        """Nothing to record: no other thread accesses it."""
+        """Do nothing: no other thread accesses local memory."""
 
 
 class Copy(NamedTuple):
@@ -170,7 +170,7 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """Pending cp.async by group. Groups are counted per program, whose threads proceed together."""
+    """Pending cp.async by group. Groups are counted per program, whose threads execute together."""
 
     def __init__(self, run) -> None:
         self.run = run
@@ -216,8 +216,8 @@ class Copies:
         self.pending.append(Copy(index, destination, mask, packed, width, group, unknown, low, high))
 
     def check_order(self, index, destination, mask, width) -> None:
-        """Report copies to a destination of another pending copy of the same thread, as these are unordered. Copies of
-        other threads are ordinary races."""
+        """Report a copy to the destination of a pending copy of the same thread: the two are unordered. Copies of
+        different threads are ordinary races."""
         low, high = int(destination.min()), int(destination.max()) + width
         for copy in self.pending:
             if low >= copy.high or copy.low >= high:
@@ -262,7 +262,7 @@ class Copies:
 
 
 def _shortened(packed, count, width, shape) -> np.ndarray:
-    """Words with the bytes from `count` on zeroed."""
+    """Zero the bytes of words from `count` on."""
     step = np.arange(width, dtype=np.uint32)
     lanes = np.ascontiguousarray(packed).view(np.uint8).reshape(*shape, width)
     lanes = np.where(step < np.broadcast_to(count, shape)[..., None], lanes, 0).astype(np.uint8)
@@ -276,7 +276,7 @@ class Proxies:
         self.run = run
         self.stamps = _views(np.zeros(run.programs * (pitch // 4), dtype=np.uint32))
         self.now = 1
-        """Interval in which threads wrote each byte; a fence begins the next."""
+        """Current interval; a fence begins the next. `stamps` has the interval of the last write to each byte."""
         self.passed: np.ndarray | None = None
         """Threads that have passed a fence before the others."""
 
@@ -287,7 +287,10 @@ class Proxies:
         self.stamps[width][positions] = self.stamp(width)
 
     def fence(self) -> None:
-        """Threads pass fence.proxy.async, which orders their own writes; in divergent code not all pass it at once."""
+        """Record fence.proxy.async of the running threads, which orders their own writes.
+
+        In divergent code not all threads pass it together: the next interval begins once all have passed.
+        """
         active = self.run.active
         if active is not None and active.shape[1] != 1 and not (active | self.run.ended()).all():
             self.passed = active if self.passed is None else self.passed | active
@@ -300,7 +303,7 @@ class Proxies:
             self.now = 1
 
     def check(self, index, positions, width, mask) -> None:
-        """Check words read by a product."""
+        """Report words read by a product that threads have written since the last fence."""
         fresh = self.stamps[width].take(positions) == self.stamp(width)
         if fresh.any() and (mask is None or (fresh & mask).any()):
             message = (

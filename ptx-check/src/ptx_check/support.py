@@ -1,4 +1,4 @@
-"""Instructions that each chip has and the machine executes: the table of docs/ptx.md, printed by
+"""Table of the instructions that each chip has and the machine executes, as in docs/ptx.md:
 
     python -m ptx_check.support
 
@@ -16,11 +16,11 @@ from ptx_check.forms import executed
 class Family:
     name: str
     example: str
-    """A statement with registers %p1, %rs1 (16 bits), %r1, %rd1."""
+    """A statement with registers such as %p1, %rs1 (16 bits), %r1, %rd1."""
     since: int = 60
-    """The first chip that has it."""
+    """First chip that has it."""
     alone: bool = False
-    """Whether that is the only chip."""
+    """Whether `since` is the only chip that has it."""
 
     def on(self, chip: str) -> str:
         """Text of a table cell."""

@@ -1,11 +1,11 @@
-"""Control flow: paths of threads through a kernel's blocks, and teams of warps that run side by side.
+"""Control flow: paths of threads through a kernel's blocks, and concurrent teams of warps.
 
 Threads that diverge at a branch reconverge at its immediate post-dominator (control.py): one side runs up to it, then
 the other, then both continue together. The order of blocks in the text does not matter.
 
-In a warp-specialised kernel (producers and consumers), diverging warps become teams. A team runs until it waits: at a
-barrier for other threads, at an mbarrier for a phase, at setmaxnreg for registers. Then another team runs; if none can,
-that is a deadlock. Teams that leave a barrier at the same block merge.
+In a warp-specialized kernel (producer and consumer warps), diverging warps become teams. A team runs until it waits: at
+a barrier for other threads, at an mbarrier for a phase, at setmaxnreg for registers. Then another team runs; if none
+can, the kernel has a deadlock. Teams that leave a barrier at the same block merge.
 """
 
 import random
@@ -36,7 +36,7 @@ class Path:
 
 
 class Waiting(NamedTuple):
-    """Reason for which a team waits."""
+    """A wait of a team: its instruction, its condition, and its description."""
 
     instruction: int
     over: Callable[[], bool]
@@ -57,7 +57,7 @@ class Team:
 
 @dataclass(slots=True)
 class Meeting:
-    """Threads arrived at a barrier."""
+    """Threads that have arrived at a barrier."""
 
     threads: np.ndarray
     teams: list[Team] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Teams:
         seed = run.launch.seed
         self.random = None if seed is None else random.Random(f"{seed} {run.numbers.flat[0]}")
         self.meetings: dict[int, Meeting] = {}
-        """Barriers by number."""
+        """Barrier number -> threads that have arrived."""
         self.met: list[Team] = []
         """Teams just released by a barrier."""
         self.stretch = 0
@@ -86,7 +86,7 @@ class Teams:
         """Registers per thread of each warp."""
 
     def steps(self) -> Iterator[None]:
-        """Generator that runs to the end and yields every so many blocks."""
+        """Run to the end; yields every _TURN blocks."""
         run = self.run
         functions = run.launch.code.functions
         registers: list = [None] * (4 + run.launch.facts.registers)
@@ -123,7 +123,7 @@ class Teams:
             run.races.barrier(None)
 
     def remove(self, team: Team) -> bool:
-        """A team reached its join. Returns whether other teams are left."""
+        """Remove a team that has reached its join. Returns whether other teams are left."""
         self.all.remove(team)
         if team.whole is not None:
             team.whole.parts -= 1
@@ -132,7 +132,7 @@ class Teams:
     def living(self, path: Path, *, alone: bool) -> np.ndarray | None:
         """Live threads of a path; None: all."""
         alive = self.run.alive
-        if alone:  # then the others have ended, and what blocks leave in their registers matters to nobody
+        if alone:  # all other threads have ended, so their registers may be overwritten
             path.threads = None
         if path.threads is None or alive is None:
             return alive if path.threads is None else path.threads
@@ -232,7 +232,7 @@ class Teams:
         self.run.fault("deadlock", stuck[0].waiting.instruction, f"nothing goes on: {'; '.join(reasons)}", other)
 
     def meet(self, index: int, number: int, count: int | None) -> None:
-        """bar.sync: wait until `count` threads (None: all live ones) are at the barrier."""
+        """bar.sync: wait until `count` threads (None: all live ones) have arrived at the barrier."""
         run = self.run
         here = run.everyone()
         if not _of_warps(here):

@@ -1,4 +1,4 @@
-"""Instructions on tensor memory and mbarriers, and asynchronous copies, in numpy."""
+"""Code generators for tensor memory, mbarriers, calls and asynchronous copies."""
 
 from ptx_check.bulk_copies import LONG, offset_of
 from ptx_check.control import registers_of
@@ -11,7 +11,7 @@ class TensorInstructions(WarpInstructions):
     """Code generators for tensor memory, mbarriers and asynchronous copies."""
 
     def _elect(self, i: Instruction) -> None:
-        """elect.sync: the elected lane, and whether it is this thread."""
+        """elect.sync: the elected lane, and whether this thread is elected."""
         if not isinstance(i.operands[0], Vector) or i.guard is not None:
             raise Unsupported(f"form of {i.opcode}", i.location)
         lane, chosen = i.operands[0].parts
@@ -53,7 +53,7 @@ class TensorInstructions(WarpInstructions):
             self.emit(f"M.calls.failed({given})")
 
     def _cvta(self, i: Instruction) -> None:
-        """Move: addresses in global memory are generic ones too, and those in a thread's own go to calls alone."""
+        """cvta is a mov: global addresses equal generic ones, and local addresses are only passed to calls."""
         target, source = i.operands
         self.mark(target, (source,), self.marks(source, "u64"), "u64", i)
         self.assign(target, self.value(source, "u64", i), "u64", i)
@@ -150,7 +150,7 @@ class TensorInstructions(WarpInstructions):
         )
 
     def _tensor_access(self, i: Instruction) -> None:
-        """ld and st: one register per column, or per two columns of 16 bits."""
+        """tcgen05.ld and st: one register per column, or per two columns of 16 bits."""
         shape, loads = i.words[4], i.words[1] == "ld"
         if loads:
             vector, place, *numbers = i.operands

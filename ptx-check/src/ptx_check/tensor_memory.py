@@ -1,9 +1,9 @@
-"""Tensor memory of sm_100: 128 lanes of 512 32-bit columns per program, holding the sums of tcgen05.mma.
+"""Tensor memory of sm_100: 128 lanes of 512 32-bit columns per program, for the accumulators of tcgen05.mma.
 
 A product is issued by one thread and completes later: tcgen05.commit signals an mbarrier, and after waiting there the
-sums may be used and the operands overwritten. Each warp loads and stores its quarter of the lanes; stores are visible
-after tcgen05.wait::st, and to the multiplying thread after a barrier.
-A sum of 128 rows has row r in lane r; one of 64 rows has 16 of them in each quarter, its lower or its upper half.
+accumulator may be used and the operands overwritten. Each warp loads and stores its quarter of the lanes; stores are
+visible after tcgen05.wait::st, and to the multiplying thread after a barrier.
+An accumulator of 128 rows has row r in lane r; one of 64 rows has 16 rows in the lower or upper half of each quarter.
 Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05).
 """
 
@@ -25,11 +25,11 @@ _KINDS = {
     "kind::f8f6f4": (32, {0: "e4m3", 1: "e5m2"}),
     "kind::i8": (32, {0: "u8", 1: "s8"}),
 }
-"""Kinds of products: depth, and type codes of an instruction descriptor."""
+"""Kind of product -> depth, and types by their code in the instruction descriptor."""
 _HALVES = ("kind::f16", "kind::f8f6f4")
-"""Kinds whose sums may be float16, one in the lower half of a column."""
+"""Kinds whose accumulators may be float16, one in the lower half of a column."""
 _SWIZZLES = {2: 128, 4: 64, 6: 32}
-"""A descriptor's three highest bits -> bytes that a row of the pattern has."""
+"""The descriptor's three highest bits -> bytes per row of the swizzle pattern."""
 
 
 class TensorMemory:
@@ -43,7 +43,7 @@ class TensorMemory:
         self.used = 0
         by_column = (run.programs, 2, self.columns)
         self.storing = np.zeros(by_column, dtype=bool)
-        """Columns (of lower and upper halves of quarters) with pending stores, until tcgen05.wait::st."""
+        """Columns with pending stores, until tcgen05.wait::st; separately for lower and upper halves of quarters."""
         self.touched = np.zeros(by_column, dtype=bool)
         """Columns accessed by threads since the last barrier."""
         self.products = np.zeros(by_column, dtype=np.int64)
@@ -51,7 +51,7 @@ class TensorMemory:
         self.commit_number = 1
         self.done = np.zeros((run.programs, 1, 1), dtype=np.int64)
         self.reading: list[tuple] = []
-        """(commit, instruction, addresses, programs) of operands still being read."""
+        """(commit, instruction, addresses, programs) of operands that pending products read."""
 
     # -------------------------------------------------------------------------------- what all threads of a warp do
 
@@ -87,7 +87,7 @@ class TensorMemory:
         return first + lane * self.columns + column, np.broadcast_to(touched, self.storing.shape)
 
     def load(self, index, address, shape: str, split: int, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
-        """Load registers. narrow: each holds the lower halves of two columns."""
+        """Load registers. narrow: each register has the lower halves of two columns."""
         run = self.run
         positions, touched = self.places(index, address, run.active, shape, split, count << narrow)
         if run.checks:
@@ -107,7 +107,7 @@ class TensorMemory:
         return tuple(columns)
 
     def store(self, index, address, guard, shape: str, split: int, values, marks, narrow: bool) -> None:
-        """The inverse."""
+        """Store registers, the inverse of load()."""
         run = self.run
         if narrow:
             values, marks = (each and tuple(half.astype(np.uint32) for register in each for half in halves(register))
@@ -134,7 +134,7 @@ class TensorMemory:
             self.run.fault("unwritten", index, "what is stored in tensor memory is used before tcgen05.wait::st")
 
     def wait(self) -> None:
-        """tcgen05.wait::st."""
+        """Execute tcgen05.wait::st."""
         active = self.run.active
         self.storing &= False if active is None else ~active.any(1)[:, None, None]
 
@@ -146,7 +146,7 @@ class TensorMemory:
     # ------------------------------------------------------------------------------------- what one thread does
 
     def multiply(self, index, kind: str, guard, sums, left, right, form, adding, in_tensor_memory: bool) -> None:
-        """d = a b + d; left: the descriptor of a, or its address in tensor memory."""
+        """d = a b + d (adding) or a b; left: the descriptor of a, or its address in tensor memory."""
         run = self.run
         mask = run.where(guard)
         if mask is not None and not mask.any():
@@ -211,7 +211,7 @@ class TensorMemory:
             self.run.fault("race", index, message)
 
     def operand(self, index, programs, descriptor, rows, depth, kind, turned):
-        """(programs, rows, depth) numbers in shared memory, and the mask of undefined ones."""
+        """(programs, rows, depth) elements of an operand in shared memory, and the mask of undefined ones."""
         run = self.run
         try:
             address = positions(descriptor[:, 0], rows, depth, SIZES[kind], turned)
@@ -230,7 +230,8 @@ class TensorMemory:
         return elements(np.ascontiguousarray(raw[programs]).reshape(shape), kind), unknown
 
     def fragments(self, index, programs, lanes, sides, address, depth, kind):
-        """The same of tensor memory, where a row's elements lie side by side."""
+        """(programs, rows, depth) elements of an operand in tensor memory, consecutive in each row, and the mask of
+        undefined ones."""
         run, count = self.run, depth * SIZES[kind] // 4
         if (address != address[0]).any():
             raise Unsupported("operands in several places", run.launch.code.instructions[index].location)
@@ -249,10 +250,10 @@ class TensorMemory:
             self.commit_number += 1
 
     def finished(self, programs, commits) -> None:
-        """All products up to these commits are complete and waited for."""
+        """Record that programs have waited for all products up to these commits."""
         self.done[programs, 0, 0] = np.maximum(self.done[programs, 0, 0], commits)
         if self.run.checks and self.reading:
-            self.run.races.forget(COLLECTIVE_CODE)  # what they have read may be overwritten from here on
+            self.run.races.forget(COLLECTIVE_CODE)  # their operands may be overwritten from here on
             self.reading = [entry for entry in self.reading if (entry[3] & (self.done[..., 0] < entry[0])).any()]
             for entry in self.reading:
                 self.log(entry)

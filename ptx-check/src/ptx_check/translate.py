@@ -1,9 +1,10 @@
-"""A kernel's basic blocks as Python functions over numpy arrays: every instruction a line, every register a variable.
+"""Translates a kernel's basic blocks to Python functions over numpy arrays: a line per instruction, a variable per
+register.
 
-    def block_3(M, S, m):          M the running programs, S registers that cross blocks, m which threads are here
+    def block_3(M, S, m):          M: the running programs, S: registers that cross blocks, m: mask of threads here
         r7 = r5 + r6
         ...
-        return p2, 5, 4            where p2, to block 5, the others to block 4
+        return p2, 5, 4            threads with p2 go to block 5, the others to block 4
 
 A register is an array of shape (programs or 1, threads or 1): values that depend only on the thread index are computed
 once for all programs. Variables of a block are dropped after their last use, so that memory is reused while cached.
@@ -50,9 +51,9 @@ class Writer(TensorInstructions):
     def __init__(self, number, block, marked, crossing, labels, parameters, space, late, taken, read, begun) -> None:
         super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
-        """Registers written by asynchronous products, those they read, and those read by any instruction."""
+        """Registers written by asynchronous operations, those used by products, and those read by any instruction."""
         self.begun = begun
-        """Positions of cas loops that begin with a plain load."""
+        """Address operands of cas loops, which begin with a plain load."""
         self.touched = Touched(taken)
 
     def write(self) -> Writer:
@@ -91,7 +92,7 @@ class Writer(TensorInstructions):
             results = {r.name for r in written}
             taken = not self.may_have.isdisjoint(r.name for r in read)
             found = found or taken or not self.may_have.isdisjoint(results)
-            if taken and "mma_async" not in i.opcode:  # whose sums are asked whether they have any
+            if taken and "mma_async" not in i.opcode:  # the marks of their accumulators are checked at run time
                 self.may_have |= results
             else:
                 self.may_have -= results
@@ -113,7 +114,7 @@ class Writer(TensorInstructions):
     def instruction(self, i: Instruction, base: str) -> None:
         self.check(i, base)
         if base not in _IGNORED:
-            if "L2::cache_hint" in i.opcode:  # whose operand is dropped
+            if "L2::cache_hint" in i.opcode:  # a copy, because the handler drops the hint's operand
                 i = replace(i)
             handler = self._carrying if i.opcode in forms.carrying() else getattr(self, f"_{base}", self._computed)
             handler(i)
@@ -132,7 +133,7 @@ class Writer(TensorInstructions):
             self.touched.by(i)
         if self.late and "mma_async" not in i.opcode:
             early = sorted({r.name for r in results_and_sources(i)[1]} & self.late)
-            if base == "mov" and early:  # the compiler copies, and puts side by side, what is on its way
+            if base == "mov" and early:  # the compiler copies and packs registers with pending results
                 self.emit(f"if M.groups.open: M.groups.move({names(i.operands[:1])}, {names(i.operands[1:])})")
             elif early:
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
@@ -177,7 +178,7 @@ class Writer(TensorInstructions):
                 self.assign(to, f"v[{position}]", each, i)
 
     def _createpolicy(self, i: Instruction) -> None:
-        """Emit nothing: the instruction is a cache hint."""
+        """Assign 0: cache policies are ignored."""
         self.assign(i.operands[0], self.constant(Number(0), "u64"), "u64", i)
 
     def _marks_of(self, i: Instruction, meant: arithmetic.Meaning, sources: list, values: list[str]) -> str:
@@ -191,7 +192,7 @@ class Writer(TensorInstructions):
         if base == "xor":
             return f"{marks[0]} | {marks[1]}"
         if base == "setp" and len(sources) == 3 and i.words[2] in ("and", "or"):
-            compared = meant.expression.format(values[0], values[1], i.words[2] == "and")  # with a neutral third
+            compared = meant.expression.format(values[0], values[1], i.words[2] == "and")  # neutral third operand
             both = f"U.whole({names[:-1]}, 'p')"
             return f"{i.words[2]}ed({compared}, {values[2]}, {both}, {marks[2]})"
         data = arithmetic.moved(i.opcode, len(sources))
@@ -208,7 +209,7 @@ class Writer(TensorInstructions):
         return f"U.whole({names}, {unsigned!r})"
 
     def _compared_pairs(self, i: Instruction, meant, targets) -> None:
-        """setp of pairs of halves: a predicate for the lower ones and one for the upper ones."""
+        """setp of 16-bit pairs: one predicate for the lower halves and one for the upper halves."""
         if not i.words[-1].endswith("x2"):
             raise Unsupported(f"form of {i.opcode}", i.location)
         pair, joined = i.operands[1:3], i.operands[3:]
@@ -291,7 +292,7 @@ class Writer(TensorInstructions):
         self._exchange(i, *i.operands)
 
     def _exchange(self, i: Instruction, target: object, place: Address, *values: object) -> None:
-        """An atomic operation: cas compares with the first of two values and stores the second."""
+        """Emit an atomic operation; cas compares with the first of two values and stores the second."""
         modes = set(i.words[1:]) & _ATOMIC_MODES
         operation, kind = (word for word in i.words[1:] if word not in _ATOMIC_MODES)
         space = "shared" if modes & {"shared", "shared::cta"} else "global"
@@ -353,7 +354,7 @@ class Writer(TensorInstructions):
         self._multiply(i, (1, 1, 1), sums, a, b, old)
 
     def product(self, p: Product) -> None:
-        """Emit several mma as one product."""
+        """Emit several mma instructions as one product."""
         for i in p.instructions:
             self.check(i, "mma")
         sums, rows, columns = ([r for part in parts for r in part] for parts in (p.sums, p.rows, p.columns))
@@ -366,7 +367,7 @@ class Writer(TensorInstructions):
         self._multiply(p.instructions[0], (len(p.rows), len(p.columns), p.steps), sums, rows, columns, sums)
 
     def mma_marks(self, i: Instruction) -> None:
-        """Propagate marks of operands to the sums."""
+        """Propagate marks of operands to the accumulators."""
         if not self.marked:
             return
         of_sums, a, b, _ = i.words[-4:]
@@ -405,8 +406,8 @@ class Writer(TensorInstructions):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         sums, left, right, scale, *signs = i.operands
         from_registers = isinstance(left, Vector)
-        flags = [flag.value for flag in signs]  # the factors of a and b, then what lies transposed
-        if flags[:2] not in ([1, 1], []):  # whole numbers have none
+        flags = [flag.value for flag in signs]  # the signs of a and b, then whether they are transposed
+        if flags[:2] not in ([1, 1], []):  # integer products have no flags
             raise Unsupported(f"{i.opcode} with a sign turned", i.location)
         first = self.values(left.parts, "u32", i) if from_registers else self.values((left,), "u64", i)
         old = self.values(sums.parts, "u32", i)
@@ -417,7 +418,7 @@ class Writer(TensorInstructions):
         self.emit(f"M.groups.check_fence({i.index}, {taken})")
         self.use([right, scale] if from_registers else [left, right, scale], "a descriptor or a scale", i)
         marks = f"U.taken({taken[len(names) :]}, u32) if T else None" if from_registers else "None"
-        transposed = [*flags[2:], 0, 0]  # of 16-bit types alone, and of what lies in shared memory
+        transposed = [*flags[2:], 0, 0]  # only for 16-bit types, and for operands in shared memory
         turned = (0, transposed[0]) if from_registers else tuple(transposed[:2])
         self.emit(
             f"v = M.groups.multiply({i.index}, {(a, b, of_sums)}, {'satfinite' in i.words}, {columns}, {depth}, "
@@ -431,5 +432,5 @@ class Writer(TensorInstructions):
 
 
 def _registers_of_products(i: Instruction) -> str:
-    """The type of the registers of an mma."""
+    """Type of the registers of an mma."""
     return "u64" if i.words[-3] == "f64" else "u32"

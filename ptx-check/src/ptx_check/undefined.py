@@ -1,9 +1,9 @@
 """Tracking of undefined bits from their origin to their use.
 
 Origins are uninitialized memory, copies that have not arrived, and unwritten registers. Instructions that move bits
-move their marks; instructions that compute mark their whole result. Loading, moving or discarding undefined bits is
-allowed. Using them is a fault: as an address, in a branch or guard, or in a store to global memory. Marks are masks of
-a register's width, 1 for an undefined bit; registers without marks are not in the table, and an empty table costs
+also move their marks; instructions that compute mark their whole result. Loading, moving or discarding undefined bits
+is allowed. Using them as an address, in a branch or guard, or in a store to global memory is a fault. Marks are masks
+of a register's width, 1 for an undefined bit; registers without marks are not in the table, and an empty table costs
 nothing.
 """
 
@@ -74,7 +74,7 @@ class Undefined:
         return np.where(self.some(names), ones, ones ^ ones)
 
     def halves(self, names: Iterable[str], kind: str) -> np.ndarray:
-        """The same for instructions that compute the two halves of a register separately."""
+        """Marks of a result with separately computed halves: all bits of a half in which an operand has any."""
         ones = ONES[kind]
         bits = ones.itemsize * 4
         low = ones >> ones.dtype.type(bits)
@@ -86,7 +86,10 @@ class Undefined:
         return made
 
     def put(self, name: str, marks: np.ndarray, guard, sources: Iterable[str]) -> None:
-        """Update a register written by running threads that pass the guard. sources: give the marks' origin."""
+        """Update the marks of a register written by running threads that pass the guard.
+
+        sources: registers from which the marks' origin is taken.
+        """
         where = self.run.where(guard)
         before = self.marks.get(name)
         if where is not None:
@@ -117,11 +120,11 @@ class Undefined:
         return marks if isinstance(marks, tuple) else (np.zeros((1, 1), ONES[kind].dtype),) * count
 
     def origin(self, names: Iterable[str]) -> int | None:
-        """Describe the origin of the first marked register's marks."""
+        """Load instruction from which the marks of the first marked register originate; None if there is none."""
         return next((self.origins[name] for name in names if name in self.marks and name in self.origins), None)
 
     def summed(self, index: int, names: tuple[str, ...], sources: tuple[str, ...], scale) -> None:
-        """A product was accumulated into registers, or stored if scale is false."""
+        """Update the marks of registers into which a product was accumulated, or stored if scale is false."""
         if FRESH in self.marks and (origin := self.origin(sources)) is not None:
             self.origins[FRESH] = origin
         fresh = self.fresh(len(names), "u32")
@@ -152,7 +155,7 @@ class Undefined:
                     self.run.fault("unwritten", origin, message, index)
 
     def voted(self, name: str) -> np.ndarray:
-        """Threads of warps with an undefined predicate in a running thread."""
+        """Mask of the threads of warps with an undefined predicate in any running thread."""
         run = self.run
         marks = self.mask(name, np.bool_)
         if run.active is not None:

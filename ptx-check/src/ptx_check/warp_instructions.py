@@ -1,4 +1,4 @@
-"""Warp-level instructions in numpy: shuffles, votes, reductions, barriers."""
+"""Code generators for warp-level instructions: shuffles, votes, reductions, barriers."""
 
 from ptx_check import arithmetic
 from ptx_check.control import registers_of

@@ -1,16 +1,19 @@
-"""wgmma: four warps multiply a tile of 64 rows, operands in shared memory, the sums in registers.
+"""wgmma: four warps multiply a tile of 64 rows, with operands in shared memory and accumulators in registers.
 
-A descriptor gives an operand in shared memory: its start, two strides, and the swizzle of its 16-byte pieces. Along the
-depth K ("K-major") a row of the tile lies in 32, 64 or 128 bytes, eight rows follow each other and `stride` bytes lead
-to the next eight; the other way ("MN-major", transposed) eight steps of K follow each other, each with 16, 32 or 64
-elements of the rows, `stride` bytes lead to the next eight of K and `leading` bytes to the next elements of the rows. A
-swizzle exchanges address bits 4 to 6 by those that lie three higher.
+A descriptor describes an operand in shared memory: start, two strides, and the swizzle of its 16-byte pieces.
 
-A product may read its operands, and its sums be unfinished, until wgmma.wait_group: sums that are used before are
-reported, and memory that is written before is a race. wgmma.fence must lie between any other instruction that touches
-its registers and the product, and before the first (fragments that are computed behind it, for which the assembler
-injects another, are a note: control.py); fence.proxy.async between what threads wrote and the product that
-reads it (shared.py).
+    K-major                  a row of the tile has 32, 64 or 128 consecutive bytes along the depth K; eight rows are
+                             consecutive; the next eight are `stride` bytes away
+    MN-major (transposed)    eight steps of K are consecutive, each with 16, 32 or 64 elements along the rows; the next
+                             eight steps are `stride` bytes away, the next elements along the rows `leading` bytes
+
+A swizzle XORs address bits 4 to 6 with the bits three positions higher.
+
+Until wgmma.wait_group a product may read its operands, and its accumulators are pending: using them earlier is
+reported, and overwriting the operands earlier is a race. wgmma.fence must precede the first product, and separate every
+product from other instructions that touch its registers (fragments that are computed after the fence, for which the
+assembler injects another fence, are a note: control.py). fence.proxy.async must separate threads' writes from the
+product that reads them (shared.py).
 Source: NVIDIA, "PTX ISA", chapters 9.7.15.5 (layouts and descriptors) and 9.7.15.5.2 (fragments).
 """
 
@@ -22,7 +25,7 @@ from ptx_check.faults import Unsupported
 from ptx_check.matrices import IN_FOURS, SIZES, elements, in_registers, marked, sum_marks, summed
 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
-"""The descriptor's two highest bits -> bytes that a row of the pattern has."""
+"""The descriptor's two highest bits -> bytes per row of the swizzle pattern."""
 LOADED = 1 << 60
 """Pseudo-group of registers being loaded from tensor memory."""
 _PERIOD = 1024
@@ -65,7 +68,7 @@ def _pattern(start, leading, stride, swizzle, rows, depth, size, turned) -> np.n
 
 
 def read_operand(run, index, address, mask, size):
-    """The elements of an operand in shared memory, and their marks or None."""
+    """Read the elements of an operand in shared memory; returns them and their marks or None."""
     inside = run.shared.positions(index, address, mask, size) + run.shared.rows[size]
     marks = None
     if run.checks:
@@ -77,8 +80,8 @@ def read_operand(run, index, address, mask, size):
 
 @functools.lru_cache(maxsize=64)
 def _order(count: int, *, across: bool) -> np.ndarray:
-    """Order in which rows (across: columns) of the sums are computed: those in the lower half of the registers
-    first."""
+    """Order in which rows (across: columns) of the accumulators are computed, so that in_registers() can move four
+    columns as one."""
     if across:
         return (np.arange(0, count, 8)[:, None] + IN_FOURS).ravel()
     return np.arange(count).reshape(-1, 2, 8).swapaxes(0, 1).ravel()
@@ -90,12 +93,12 @@ class Groups:
     def __init__(self, run) -> None:
         self.run = run
         self.here = np.zeros(0, np.int64)
-        """Warp groups that take part."""
+        """Warpgroups that execute the current product."""
         self.committed = 0
         self.open: dict[str, int] = {}
-        """Registers of pending products, with their group."""
+        """Register with a pending result -> its group."""
         self.reading: list[tuple] = []
-        """(group, instruction, addresses) of operands still being read."""
+        """(group, instruction, addresses, mask) of operands that pending products read."""
         self.touched: set[str] = set()
         """Registers accessed by other instructions since the last wgmma.fence."""
         self.late: set[str] = set()
@@ -134,15 +137,15 @@ class Groups:
             self.run.fault("unwritten", index, "the sums of a product are used before wgmma.wait_group")
 
     def loading(self, names: tuple[str, ...]) -> None:
-        """tcgen05.ld: the registers are pending."""
+        """Record registers that tcgen05.ld writes as pending."""
         self.open.update(dict.fromkeys(names, LOADED))
 
     def loaded(self) -> None:
-        """tcgen05.wait::ld."""
+        """Execute tcgen05.wait::ld."""
         self.open = {name: group for name, group in self.open.items() if group != LOADED}
 
     def move(self, results: tuple[str, ...], sources: tuple[str, ...]) -> None:
-        """mov: results inherit pending state from their sources."""
+        """Let the results of a mov inherit the pending state of its sources."""
         groups = [self.open[name] for name in sources if name in self.open]
         for name in results:
             if groups:
@@ -163,12 +166,14 @@ class Groups:
     def multiply(
         self, index, kinds, held, columns, depth, from_registers, left, right, scale, turned, old, names, marks
     ):
-        """The new sums, columns / 2 registers a thread: (64, columns) for each of the program's warpgroups. marks: of
-        the registers of the left operand, or None."""
+        """Return the new accumulators, columns / 2 registers per thread: (64, columns) for each warpgroup.
+
+        marks: marks of the left operand's registers, or None.
+        """
         run = self.run
         self.here = self.running(index)
         unknown: list[np.ndarray] = []
-        """Whether elements of the sums are undefined: (programs, groups, 64 or 1, columns or 1)."""
+        """Masks of undefined elements of the product: (programs, groups, 64 or 1, columns or 1)."""
         if from_registers:
             a = self.fragments(left, kinds[0])
             if marks is not None:
@@ -189,7 +194,7 @@ class Groups:
         return made
 
     def running(self, index: int) -> np.ndarray:
-        """Running warp groups."""
+        """Indices of the running warpgroups."""
         run = self.run
         if run.width % 128:
             raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
@@ -201,7 +206,7 @@ class Groups:
         return np.flatnonzero(threads.any(1))
 
     def pieces(self, sums: np.ndarray) -> list[np.ndarray]:
-        """Each thread's registers of sums (programs, groups, 64, columns), rows as of _order."""
+        """Distribute sums (programs, groups, 64, columns), in _order, to each thread's registers."""
         if len(self.here) < self.run.width // 128:
             every = np.zeros((len(sums), self.run.width // 128, *sums.shape[2:]), sums.dtype)
             every[:, self.here] = sums
@@ -210,15 +215,17 @@ class Groups:
         return in_registers(sums, shape, (4, 2, 5, 0, 1, 3), self.run.width)
 
     def fragments(self, registers, kind) -> np.ndarray:
-        """Operand a from registers, (programs, groups, 64, depth): as mma's, 16 rows a warp, in _order."""
+        """Operand a from registers: (programs, groups, 64, depth), 16 rows per warp as in mma, in _order."""
         matrices = self.run.matrices
         warps = matrices.left(registers, kind)
         groups = warps.reshape(len(warps), -1, 64, warps.shape[-1])[:, self.here]
         return groups[:, :, _order(64, across=False)]
 
     def operand(self, index, descriptor, rows, depth, kind, turned, unknown, *, across=False) -> np.ndarray:
-        """(programs, groups, rows in _order, depth) numbers, from shared memory. unknown: takes its rows with undefined
-        elements, as columns of the sums where across."""
+        """(programs, groups, rows in _order, depth) elements of an operand in shared memory.
+
+        unknown: collects the mask of its rows with undefined elements, as columns of the product if across.
+        """
         run, size = self.run, SIZES[kind]
         descriptor = run.spread(descriptor).reshape(descriptor.shape[0], -1, 128)[:, self.here]
         if (descriptor != descriptor[:, :, :1]).any():

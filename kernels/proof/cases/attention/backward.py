@@ -13,8 +13,9 @@ from fasttfm.kernels.tiles import attention as tiles
 
 @distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """For both kernels of two launches every tile in the heaviest variant that takes it, as in forward.py, and the tile
-    for short rows (the queries' is among those for long ones); and the kernel of one launch where it may be chosen."""
+    """The two-launch kernels (dQ; dK and dV): every tile in the heaviest variant that uses it, as in forward.py, and
+    the dK, dV tile for short rows (that of dQ is also one for long rows). The one-launch kernel, where LAUNCHES offers
+    it."""
     yield from long_cases(chip, _backward_queries, "attention.backward.queries", tiles.BACKWARD_QUERIES)
     yield from long_cases(chip, _backward_keys, "attention.backward.keys", tiles.BACKWARD_KEYS)
     for kind in ("bf16", "fp16"):

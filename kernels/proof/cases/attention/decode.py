@@ -21,7 +21,7 @@ from fasttfm.kernels.tiles.attention import DECODE
 
 @distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile with pages, shares and all scoring; at one size every dtype without them."""
+    """Every tile with pages, split sequences (shares) and all scoring; at one size every dtype without them."""
 
     def case(
         kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None,

@@ -14,8 +14,8 @@ from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 @attention.distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
-    and with shared keys."""
+    """Every tile in the heaviest variant that uses it; at one size every dtype with every mask, packed, and with shared
+    keys."""
     yield from long_cases(chip, _forward, "attention.forward", FORWARD)
 
 

@@ -17,8 +17,8 @@ from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD
 
 @attention.distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """For both kernels every tile in the heaviest variant that takes it; at one size every dtype with every mask,
-    packed, and with shared keys."""
+    """Both kernels: every tile in the heaviest variant that uses it; at one size every dtype with every mask, packed,
+    and with shared keys."""
     yield from _cases(chip, _forward, "attention.short.forward", SHORT_FORWARD)
     yield from _cases(chip, _backward, "attention.short.backward", SHORT_BACKWARD)
 

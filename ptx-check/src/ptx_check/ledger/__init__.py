@@ -1,10 +1,10 @@
-"""The ledger of machine code: what kernels' loops ask of a chip's units, counted without a device.
+"""Static instruction counts of compiled kernels: cycles that their loops need of each unit of a chip.
 
     from ptx_check.ledger.collect import compiled_for
 
-    with compiled_for("sm_90") as found:        # or collected(), beside a device
+    with compiled_for("sm_90") as found:        # or collected(), on a machine with a GPU
         my_kernel[(5,)](x, y, n, BLOCK=1024)
-    found[0].counted.count.main.bound           # cycles of a scheduler below which the loop cannot be
+    found[0].counted.count.main.bound           # lower bound on the loop's time, in cycles of a scheduler
 
-A chip is named as its compiler names it: sm_90, gfx942. `ptx-check ledger` is its command.
+No GPU is needed. Chips have their compiler's names: sm_90, gfx942. The command is `ptx-check ledger`.
 """

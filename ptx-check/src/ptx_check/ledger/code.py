@@ -1,4 +1,4 @@
-"""Machine code as a list of instructions, its control flow and its loops, whichever disassembler it came from."""
+"""Instructions, control flow and natural loops of machine code, independent of the disassembler."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 class Instruction:
     address: int
     opcode: str
-    """With its modifiers, as HMMA.16816.F32.BF16 or v_mfma_f32_32x32x8_bf16."""
+    """With its modifiers, such as HMMA.16816.F32.BF16 or v_mfma_f32_32x32x8_bf16."""
     operands: str
     target: int | None = None
-    """The address that a branch goes to."""
+    """Target address of a branch."""
     ends: bool = False
-    """Whether the next instruction is never the one that follows it: an unconditional branch or an exit."""
+    """Whether control never falls through: an unconditional branch or an exit."""
     stall: int = 0
-    """Cycles until the warp's next instruction may be issued, as NVIDIA's compiler tells the scheduler."""
+    """Cycles until the warp's next instruction may issue, from NVIDIA's control codes."""
     guard: str = ""
-    """The predicate without which it does nothing, as @!P0."""
+    """Guard predicate, such as @!P0."""
     targets: tuple[int, ...] = ()
-    """The addresses that a branch by a table goes to: the partitions of a specialised kernel."""
+    """Target addresses of an indirect branch: the partitions of a warp-specialized kernel."""
 
     @property
     def name(self) -> str:
@@ -32,16 +32,16 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: what lies on a way from its first instruction back to it."""
+    """A natural loop: the instructions on any path from its header back to its header."""
 
     places: frozenset[int]
-    """Of all its instructions in the function."""
+    """Indices of all its instructions in the function."""
     own: tuple[Instruction, ...]
-    """Its instructions, those of loops inside it left out."""
+    """Its instructions, without those of nested loops."""
     inner: int
-    """Instructions of the longest loop inside it; 0 where it is innermost."""
+    """Instructions of the longest nested loop; 0 for an innermost loop."""
     depth: int
-    """Loops around it."""
+    """Number of enclosing loops."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Function:
     name: str
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Addresses of what is named in the code."""
+    """Label -> address."""
 
     @functools.cached_property
     def loops(self) -> tuple[Loop, ...]:
-        """Every loop, by its first instruction."""
+        """All loops, in the order of their headers."""
         bodies = _loops(_Flow.of(self.instructions))
         result = []
         for body in bodies:
@@ -66,7 +66,7 @@ class Function:
 
     @functools.cached_property
     def outside(self) -> tuple[Instruction, ...]:
-        """The instructions that no loop holds: what a program executes once, at most."""
+        """The instructions outside all loops, which a program executes at most once; without padding."""
         inside = frozenset[int]().union(*(loop.places for loop in self.loops))
         return tuple(
             each for place, each in enumerate(self.instructions) if place not in inside and each.name not in _PADDING
@@ -78,10 +78,10 @@ _PADDING = ("NOP", "s_nop", "s_code_end")
 
 @dataclass(frozen=True)
 class _Flow:
-    """Basic blocks, in the order of the code, and the edges between them."""
+    """The control flow graph: basic blocks in code order, and the edges between them."""
 
     starts: tuple[int, ...]
-    """Place of the first instruction of each block, and the number of instructions."""
+    """Index of the first instruction of each block, then the number of instructions."""
     successors: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -103,7 +103,7 @@ class _Flow:
 
 
 def _dominators(flow: _Flow) -> list[int]:
-    """For each block, as bits of a number, the blocks on every way to it from the first; 0 where no way leads."""
+    """The dominators of each block as a bit mask; 0 for an unreachable block."""
     count = len(flow.successors)
     everything = (1 << count) - 1
     result = [1, *[everything] * (count - 1)]
@@ -125,7 +125,7 @@ def _dominators(flow: _Flow) -> list[int]:
 
 
 def _loops(flow: _Flow) -> list[frozenset[int]]:
-    """The places of every natural loop; loops with one first block are one."""
+    """The instruction indices of every natural loop; loops with the same header are merged."""
     dominators = _dominators(flow)
     before: dict[int, list[int]] = {}
     for number, following in enumerate(flow.successors):
@@ -141,7 +141,7 @@ def _loops(flow: _Flow) -> list[frozenset[int]]:
                     if block not in body:
                         body.add(block)
                         waiting += before.get(block, [])
-    # The end of the code branches to itself for ever, which is not a loop; spinning on a barrier is one.
+    # A branch to itself at the end of the code is padding, not a loop; spinning on a barrier is a loop.
     found = [(head, body) for head, body in sorted(bodies.items()) if not _idles(flow, head, body)]
     return [flow.places(body) for _, body in found]
 

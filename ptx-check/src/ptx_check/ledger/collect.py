@@ -1,11 +1,10 @@
-"""Counts whatever Triton compiles while a piece of code runs: other people's kernels, or a tile that is about to be
-timed.
+"""Counts every kernel that Triton compiles inside a block: third-party kernels, or a tile about to be timed.
 
     with collected() as found:
         my_kernel[grid](x, y, BLOCK=128)
     found[0].counted.count.main.bound
 
-Without a device `compiled_for(chip)` lets launches on CPU tensors compile for a chip; nothing is then computed.
+`compiled_for(chip)` needs no device: launches on CPU tensors compile for the chip, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from ptx_check.ledger import counted, gcn, units
 from ptx_check.ledger.counted import Counted
 
 _TILES = (("BLOCK_M", "BLOCK_N"), ("BLOCK_SIZE_M", "BLOCK_SIZE_N"), ("ROWS", "COLUMNS"), ("BLOCK_SIZE",), ("BLOCK",))
-"""Constants that usually hold a tile's sizes."""
+"""Usual names of the constants with a tile's sizes."""
 _FIRST_DEVICE = 128
-"""Above the numbers of devices that a machine has; Triton keeps by it what it has compiled for a chip."""
+"""First fake device number, above any real one: Triton caches compiled kernels by device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A kernel that was compiled."""
+    """A compiled kernel and its counts."""
 
     name: str
     chip: str
     constants: dict[str, Any]
-    """Its tl.constexpr parameters that are numbers, and its options, by name."""
+    """Numeric tl.constexpr parameters, num_warps and num_stages, by name."""
     counted: Counted
 
     def elements(self) -> float:
-        """Elements of its tile a thread, as its constants have it; 1 where they do not say."""
+        """Tile elements per thread, from the constants in _TILES; 1 if the kernel has none of them."""
         for names in _TILES:
             if all(isinstance(self.constants.get(name), int) for name in names):
                 product = 1
@@ -51,8 +50,10 @@ class Found:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Found]]:
-    """Gives a list that every kernel which Triton compiles inside the block, for a chip that the ledger knows, is added
-    to, unless it is cached in the process."""
+    """Yield a list to which every kernel compiled inside the block is added.
+
+    Kernels that this process has already compiled are not compiled again, and chips unknown to the ledger are skipped.
+    """
     import triton.compiler as compiler
 
     found: list[Found] = []
@@ -79,7 +80,7 @@ def _found(chip: str, source: Any, result: Any) -> Found:
 
 
 class Compiling:
-    """A driver that names a chip and starts nothing."""
+    """A Triton driver that reports a target chip and launches nothing."""
 
     def __init__(self, chip: str) -> None:
         self._chip = chip
@@ -114,7 +115,7 @@ class Compiling:
         return lambda *launch: None
 
     def get_benchmarker(self) -> Callable:
-        """Return what triton.autotune times configurations by: each is compiled, and any is taken."""
+        """Return a benchmarker for triton.autotune that calls, and so compiles, each configuration once."""
 
         def once(call: Callable[[], object], quantiles: Sequence[float] | None = None, **_: Any) -> Any:
             call()
@@ -125,8 +126,10 @@ class Compiling:
 
 @contextlib.contextmanager
 def compiled_for(chip: str) -> Iterator[list[Found]]:
-    """Inside the block launches compile for the chip and start nothing; gives what was compiled. A device
-    means the CPU, and torch.cuda answers as on the chip where it is one that executed() knows."""
+    """Compile launches inside the block for a chip without running them; yields the list of collected().
+
+    device="cuda" means the CPU. torch.cuda answers as on the chip if executed() supports it.
+    """
     from triton.runtime import driver
 
     from ptx_check.chips import CHIPS
@@ -140,11 +143,10 @@ def compiled_for(chip: str) -> Iterator[list[Found]]:
 
 
 def run_file(file: Path, chips: Sequence[str]) -> list[Found]:
-    """Runs a Python file that launches Triton kernels, and counts them for the chips.
+    """Run a Python file that launches Triton kernels, and count the kernels for the chips.
 
-    A file that says `with executed("sm_90")` is compiled for the chips that are given here, or for its own where none
-    is; nothing is executed, so its checks (assert, torch.testing.assert_close) are left out. Without either: sm_80 and
-    sm_90.
+    Default chips: those of the file's executed(...) blocks, else sm_80 and sm_90. Kernels are compiled and not
+    executed, so the file's checks (assert, torch.testing.assert_close) are disabled.
     """
     import ptx_check
 

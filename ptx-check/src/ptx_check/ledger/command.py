@@ -1,8 +1,8 @@
-"""Counts what kernels' machine code asks of each unit of a chip, without a GPU: a lower bound, and no time.
+"""Counts the cycles that kernels' machine code needs of each unit of a chip, without a GPU: lower bounds, not times.
 
-ptx-check ledger my_file.py --chips sm_90               the Triton kernels that a file launches
-ptx-check ledger --peer lib.so --match 'flash_fwd'      the cubins inside a shared library
-ptx-check ledger --validate                             published times beside the bound
+ptx-check ledger my_file.py --chips sm_90               Triton kernels launched by a file
+ptx-check ledger --peer lib.so --match 'flash_fwd'      cubins in a shared library
+ptx-check ledger --validate                             published times compared with the bound
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Cycles that instructions take of each unit, and the bound that the busiest unit sets."""
+"""Cycles that instructions take on each unit, and the lower bound set by the busiest unit."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from ptx_check.ledger.code import Function, Instruction, Loop
 from ptx_check.ledger.order import order
 
 SHORTEST = 24
-"""Instructions of a loop that may be one over tiles; shorter ones wait for a barrier."""
+"""Fewest instructions of a loop over tiles; shorter loops spin on a barrier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Cycles of one scheduler by unit that some instructions take, each executed once by one warp."""
+    """Cycles of one scheduler, by unit, for a list of instructions that one warp executes once."""
 
     instructions: int = 0
     issue: float = 0.0
-    """One slot an instruction."""
+    """Issue slots: one per instruction; on AMD chips Rates.issue cycles each."""
     fp32: float = 0.0
-    """Multiplications and additions; on NVIDIA's chips IMAD too, which shares their lanes."""
+    """Float additions and multiplications; on NVIDIA chips also IMAD, which shares their lanes."""
     imad: float = 0.0
-    """IMAD alone, on the lanes that know it."""
+    """IMAD alone, on the lanes that support it."""
     alu: float = 0.0
-    """On AMD's chips every vector instruction: they share their lanes."""
+    """Integer and logic instructions; on AMD chips all vector instructions, because they share their lanes."""
     mufu: float = 0.0
     memory: float = 0.0
-    """Of the load/store unit, by instructions."""
+    """Load/store unit: by instruction; on AMD chips by width."""
     tensor: float = 0.0
     shared: int = 0
-    """Bytes that a thread's accesses to shared memory are wide. No column of the bound: 128 bytes a cycle and
-    multiprocessor are counted beside it."""
+    """Bytes of shared memory accessed per thread. Not part of the bound."""
     moved: int = 0
-    """Bytes that a thread's accesses to global memory are wide."""
+    """Bytes of global memory accessed per thread."""
     spilled: int = 0
-    """Instructions that reload or store spilled registers."""
+    """Instructions that store or reload spilled registers."""
     stall: int = 0
-    """Cycles that a warp waits between its instructions, by the control codes: alone it cannot be faster. No column of
-    the bound, because other warps fill them. What it waits for memory comes on top. 0 on AMD's chips."""
+    """Cycles that a single warp stalls between instructions by the control codes, memory latency excluded. Not part of
+    the bound, because other warps fill the stalls. 0 on AMD chips."""
 
     @property
     def columns(self) -> dict[str, float]:
@@ -49,7 +48,7 @@ class Usage:
 
     @property
     def bound(self) -> float:
-        """Cycles below which it cannot be done: the busiest unit's."""
+        """Lower bound: the cycles of the busiest unit."""
         return max(self.columns.values())
 
     @property
@@ -67,28 +66,32 @@ FIELDS = tuple(Usage.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Demands of one kernel's machine code."""
+    """Usage of one kernel: its loops over tiles, and the code outside of loops."""
 
     loops: tuple[Usage, ...]
-    """Its loops over tiles, the lightest first. Of two in an attention kernel one compares with the mask's borders."""
+    """Loops over tiles, lightest first. If an attention kernel has two, one of them handles the tiles that the mask's
+    borders cross."""
     outside: Usage
-    """What no loop holds: before, between and after them."""
+    """Code outside of loops: before, between and after them."""
     products: bool
-    """Whether the loops have tensor instructions: they are then alternatives, else one follows the other. Those of a
-    specialised kernel's consumers are alternatives too."""
+    """Whether the loops have tensor instructions. If so they are taken as alternatives, else as consecutive; the loops
+    of a warp-specialized kernel's consumers are alternatives too."""
     orders: tuple[str, ...] = ()
-    """Of each loop what stands between its asynchronous products (order.py); empty for a loop without."""
+    """Order of the asynchronous products of each loop (order.py); empty for a loop without them."""
 
     @property
     def main(self) -> Usage:
-        """Return the bound: of loops with products the lightest, else all loops; without any, the whole."""
+        """Usage that sets the kernel's bound: the lightest loop with products, else all loops, else the whole code."""
         if not self.loops:
             return self.outside
         return self.loops[0] if self.products else sum(self.loops[1:], self.loops[0])
 
 
 def usage(instructions: Sequence[Instruction], chip: str, warps: int, code: Sequence[Instruction] = ()) -> Usage:
-    """Return what instructions take; warps of the program; code: the whole function, for the shape of tcgen05's."""
+    """Return the usage of instructions.
+
+    warps: per program. code: the whole function, in which the shape of a tcgen05 product is looked up.
+    """
     if chip in gcn.RATES:
         return _amd_usage(instructions, gcn.RATES[chip])
     rates = units.RATES[chip]
@@ -117,7 +120,7 @@ def _amd_usage(instructions: Sequence[Instruction], rates: gcn.Rates) -> Usage:
         if kind in ("fp32", "alu", "mufu"):
             cycles = gcn.vector_cycles(each, rates)
             by_unit[kind] += cycles
-            if kind != "mufu" or rates.wave == 64:  # RDNA has lanes of their own for them
+            if kind != "mufu" or rates.wave == 64:  # RDNA has separate lanes for transcendentals
                 by_unit["vector"] += cycles
         elif kind == "tensor":
             by_unit[kind] += gcn.tensor_cycles(each, rates)
@@ -138,7 +141,7 @@ def _amd_usage(instructions: Sequence[Instruction], rates: gcn.Rates) -> Usage:
 
 
 def count(function: Function, chip: str, warps: int) -> Count:
-    """The loops over tiles and the rest of a kernel, for a program of as many warps."""
+    """Count a kernel's loops over tiles and its other code; warps: per program."""
     code = function.instructions
     loops, products = main_loops(function, chip)
     loops = sorted(loops, key=lambda loop: len(loop.own))
@@ -147,8 +150,11 @@ def count(function: Function, chip: str, warps: int) -> Count:
 
 
 def main_loops(function: Function, chip: str) -> tuple[list[Loop], bool]:
-    """The innermost loops over tiles, and whether they have tensor instructions: if any has, only those that do, else
-    those that read memory. (One that only fills it runs instead of the others.)"""
+    """Return the innermost loops over tiles, and whether they have tensor instructions.
+
+    If some have tensor instructions, only those are returned; else those that load global memory. (A loop that only
+    stores, such as one that fills with zeros, runs in place of the others.)
+    """
     loops = [loop for loop in function.loops if loop.inner < SHORTEST <= len(loop.own)]
     products = [loop for loop in loops if _has_products(loop.own, chip)]
     return products or [loop for loop in loops if _reads(loop.own)], bool(products)

@@ -1,7 +1,7 @@
-"""A compiled kernel's count: its resources and what its machine code asks for.
+"""Resources and instruction counts of a compiled kernel.
 
-nvdisasm knows sm_75 and newer. For sm_60 and sm_70 the PTX that Triton made for them is assembled for sm_75, the
-nearest chip that it does know: the same tile and the same source, another chip's instructions.
+nvdisasm supports sm_75 and newer. PTX for sm_60 and sm_70 is therefore assembled for sm_75, the nearest supported chip:
+same source and tile, but sm_75 instructions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ptx_check.ledger.resources import Resources
 
 _OLDER = ("sm_60", "sm_70")
 _STAND_IN = "sm_75"
-"""The chip whose assembler and disassembler are taken for older ones."""
+"""Target for which the PTX of older chips is assembled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A compiled kernel: what it takes of the chip, and what its machine code asks for."""
+    """Resources, instruction counts and warps per program of a compiled kernel."""
 
     resources: Resources
     count: Count
@@ -42,7 +42,7 @@ class Counted:
 
 
 def of_compiled(chip: str, compiled: Any) -> Counted:
-    """The count of a triton.compile() result."""
+    """Count the result of triton.compile()."""
     if "amdgcn" in compiled.asm:
         functions = gcn.parse(compiled.asm["amdgcn"])
     else:
@@ -56,7 +56,7 @@ def of_compiled(chip: str, compiled: Any) -> Counted:
 
 
 def assemble(ptx: str, chip: str) -> bytes:
-    """ptxas' cubin of PTX that was written for an older chip. Raises ValueError when it refuses."""
+    """Assemble PTX of an older chip for `chip` with ptxas; returns the cubin. Raises ValueError if ptxas fails."""
     text = re.sub(r"^\.target .*$", f".target {chip}", ptx, flags=re.MULTILINE)
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")

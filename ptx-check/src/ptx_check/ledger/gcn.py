@@ -1,11 +1,14 @@
-"""Reads AMD's assembly, as the compiler writes it, and says what its units need for it.
+"""Parser for the compiler's AMD assembly, and the cycles of each unit per instruction.
 
-Cycles are those of one SIMD for one instruction of a wave. CDNA (gfx9): 16 lanes work four cycles on a wave of 64,
-transcendental functions and 32-bit integer products go at a quarter of that rate, matrix instructions at the data
-sheets' rate (MI250X 383, MI300X 1,307, MI355X 2,516 TFLOP/s over compute units, four SIMDs and clock). RDNA (gfx11,
-gfx12): 32 lanes take a wave of 32 in a cycle, transcendental ones in four; WMMA as RX 7900 XTX 123 and RX 9070 XT 195
-TFLOP/s over compute units, two SIMDs and clock. Local memory: 128 bytes a cycle and compute unit. Global memory has the
-same estimate as local memory.
+Cycles are those of one SIMD for one instruction of a wave.
+
+    CDNA (gfx9)           16 lanes take four cycles for a wave of 64; transcendental functions and 32-bit integer
+                          products run at a quarter of that rate; matrix instructions at the data sheets' rate (MI250X
+                          383, MI300X 1,307, MI355X 2,516 TFLOP/s) divided by compute units, four SIMDs and clock
+    RDNA (gfx11, gfx12)   32 lanes take one cycle for a wave of 32, four for transcendental functions; WMMA from
+                          RX 7900 XTX 123 and RX 9070 XT 195 TFLOP/s divided by compute units, two SIMDs and clock
+    memory                local memory: 128 bytes per cycle and compute unit; global memory: the same, as an estimate
+
 Source: AMD's instruction set guides and whitepapers of CDNA 2 to 4, RDNA 3 and 4.
 """
 
@@ -25,19 +28,19 @@ _FLOAT = re.compile(r"v_(dual_)?(pk_)?(add|sub|subrev|mul|fma|fmac|fmamk|fmaak|m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Cycles of a SIMD for a wave's instruction."""
+    """Cycles of a SIMD per wave instruction, by unit."""
 
     vector: float
     slow: float
     """Transcendental functions and 32-bit integer products."""
     memory: float
-    """For each 4 bytes of a lane."""
+    """Per 4 bytes of a lane."""
     fma: float
-    """Multiply-adds of the matrix unit a cycle in half precision."""
+    """Half-precision multiply-adds per cycle of the matrix unit."""
     single: float
-    """The share of that rate that float32 products go at; 0 where there are none."""
+    """Rate of float32 matrix products relative to `fma`; 0 if the chip has none."""
     issue: float
-    """Of any instruction: five to different units every four cycles on CDNA."""
+    """Per instruction of any kind. CDNA issues five instructions, to different units, every four cycles."""
     wave: int
     simds: int
 
@@ -60,12 +63,12 @@ RATES: dict[str, Rates] = {
 
 
 def warp(chip: str) -> int:
-    """Threads of a warp, which AMD calls a wave, of any chip."""
+    """Threads per warp (AMD: per wave) of any chip."""
     return RATES[chip].wave if chip in RATES else 32
 
 
 def parse(text: str) -> list[Function]:
-    """The functions of an assembly file; an instruction's address is its number."""
+    """Return the functions of an assembly file; an instruction's address is its index in the function."""
     functions: list[tuple[str, list[tuple[str, str]], dict[str, int]]] = []
     for line in text.splitlines():
         if start := _FUNCTION.match(line):
@@ -88,8 +91,8 @@ def _instruction(number: int, row: tuple[str, str], labels: dict[str, int]) -> I
 
 
 def unit(instruction: Instruction) -> str:
-    """fp32 (float additions and multiplications), alu (other vector instructions), mufu (transcendental), memory,
-    tensor; other for what the scalar unit does."""
+    """Return the unit of an instruction: fp32 (float additions and multiplications), alu (other vector instructions),
+    mufu (transcendental functions), memory, tensor, or other (scalar unit)."""
     opcode = instruction.opcode
     if opcode.startswith(("v_mfma", "v_smfmac", "v_wmma", "v_swmmac")):
         return "tensor"
@@ -103,12 +106,12 @@ def unit(instruction: Instruction) -> str:
 
 
 def vector_cycles(instruction: Instruction, rates: Rates) -> float:
-    """Cycles of the vector lanes."""
+    """Return the cycles of the vector lanes for an instruction."""
     return rates.slow if _SLOW.match(instruction.opcode) else rates.vector
 
 
 def multiply_adds(instruction: Instruction) -> int:
-    """Multiply-adds that a matrix instruction does for its wave."""
+    """Return the multiply-adds of a matrix instruction, per wave."""
     match = _SHAPE.search(instruction.opcode)
     return int(match[1]) * int(match[2]) * int(match[3]) * int(match[4] or 1) if match else 0
 
@@ -120,12 +123,12 @@ def tensor_cycles(instruction: Instruction, rates: Rates) -> float:
 
 
 def memory_cycles(instruction: Instruction, rates: Rates) -> float:
-    """Cycles of the path to memory: as much for every 4 bytes of a lane."""
+    """Return the cycles of the memory path: proportional to the width, at least 4 bytes per lane."""
     return rates.memory * max(4, width(instruction)) / 4
 
 
 def width(instruction: Instruction) -> int:
-    """Bytes that a lane reads or writes."""
+    """Return the bytes that an instruction reads or writes per lane."""
     opcode = instruction.opcode
     if match := re.search(r"dwordx(\d)", opcode):
         return 4 * int(match[1])

@@ -1,8 +1,8 @@
-"""Time of a scheduler's resident warps by their control codes: a bound that no unit sets.
+"""Latency bound from the stall counts in NVIDIA's control codes.
 
-Beside every instruction NVIDIA's compiler writes how many cycles the warp waits before its next one. One warp cannot go
-through a loop faster than the sum; others fill the gaps, as many as registers and shared memory let reside. What a warp
-waits for memory, which scoreboards tell and no count knows, comes on top.
+The control code of each instruction has the cycles that the warp stalls before its next one. One warp cannot run a loop
+iteration faster than their sum; other resident warps, limited by registers and shared memory, fill the stalls. Waits
+for memory (scoreboards) come on top and are not counted.
 """
 
 from ptx_check.ledger import units
@@ -11,8 +11,10 @@ from ptx_check.ledger.resources import MULTIPROCESSORS, Resources, occupancy
 
 
 def latency(chip: str, used: Usage, needs: Resources, warps: int) -> float:
-    """Cycles of a scheduler for one warp's trip when the warps that can reside take turns. 0 for AMD's chips, whose
-    assembly has no such codes, and for a kernel of which nothing can reside."""
+    """Return the stall cycles of one warp divided by the resident warps per scheduler.
+
+    0 for AMD chips, whose assembly has no control codes, and for a kernel with an occupancy of 0.
+    """
     if chip not in units.RATES:
         return 0.0
     resident = occupancy(chip, needs, warps) * MULTIPROCESSORS[chip].warps / units.RATES[chip].schedulers

@@ -1,10 +1,15 @@
-"""Order of a loop's asynchronous products and of what stands between them, as one line:
+"""Order of a loop's asynchronous products, exponentials and barriers, as one line:
 
     B A H4 | W0 E34 A H4 | B
 
-H4 are four products (HGMMA), | the end of a group, A warpgroup.arrive, W0 a wait for all groups but 0, E34 as many
-exponentials (MUFU.EX2), B a barrier (BAR.SYNC).
-Exponentials between a group's end and its wait are computed while the products run.
+    H4    four products (HGMMA)
+    |     end of a wgmma group
+    W0    wait until at most 0 groups are pending
+    A     warpgroup.arrive
+    E34   34 exponentials (MUFU.EX2)
+    B     barrier (BAR.SYNC)
+
+Exponentials between the end of a group and its wait overlap with the products.
 """
 
 import re
@@ -14,11 +19,11 @@ from itertools import groupby
 from ptx_check.ledger.code import Instruction
 
 _RUNS = ("H", "E")
-"""Marks of which several in a row are counted as one."""
+"""Marks whose runs are written with a count."""
 
 
 def order(instructions: Iterable[Instruction]) -> str:
-    """The order in these instructions; empty where none is an asynchronous product."""
+    """Return the order of the instructions; empty without asynchronous products."""
     marks = [mark for each in instructions for mark in _marks(each)]
     if "H" not in marks:
         return ""

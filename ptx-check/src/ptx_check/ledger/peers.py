@@ -1,8 +1,8 @@
-"""Kernels of others: the cubins inside a shared library, read by the rule that Triton's are counted by.
+"""Counts the cubins in a shared library of CUDA code by the same rules as Triton's kernels.
 
-A CUDA library holds an ELF image for each chip and file of kernels. Those that are not compressed are found by their
-magic number, and are NVIDIA's by machine 190; their length follows from their table of sections. An image's text
-sections are named after their kernels, templates' arguments included.
+A CUDA library has an ELF image per chip and source file. Uncompressed images are found by the ELF magic number and
+machine 190 (CUDA); their length follows from their program and section tables. The text sections of an image have the
+mangled names of the kernels, template arguments included.
 """
 
 import re
@@ -21,39 +21,40 @@ _CUDA = 190
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A cubin inside a library."""
+    """A cubin in a shared library."""
 
     chip: str
     code: bytes
 
     def kernels(self) -> list[str]:
-        """Its kernels, as the linker names them."""
+        """Mangled names of its kernels."""
         texts = [name for name in _sections(self.code) if name.startswith(".text.")]
         return [name.removeprefix(".text.") for name in texts]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A kernel of a library."""
+    """A kernel of a shared library, counted."""
 
     chip: str
     name: str
-    """Readable, with the arguments of its template."""
+    """Demangled, with template arguments."""
     registers: int | None
+    """Per thread; None if cuobjdump does not report them."""
     spill: int | None
-    """Bytes of local memory a thread; like registers None where cuobjdump cannot tell."""
+    """Bytes of local memory per thread; None if cuobjdump does not report them."""
     warps: int
-    """By the kernel's own launch bounds; 4 where it names none."""
+    """Per program, from the template arguments of the name; 4 if it has none."""
     count: Count
 
     @property
     def title(self) -> str:
-        """The name without its parameters and what all of its kind share."""
+        """The name without parameters, return type and cutlass::."""
         return re.sub(r"^void |cutlass::|\(.*$", "", self.name)
 
 
 def images(library: Path) -> Iterator[Image]:
-    """The cubins of a library that are not compressed."""
+    """Yield the uncompressed cubins of a library."""
     data = library.read_bytes()
     at = data.find(_MAGIC)
     while at >= 0:
@@ -66,13 +67,13 @@ def images(library: Path) -> Iterator[Image]:
 
 
 def _capability(flags: int) -> int:
-    """The chip in an image's flags: the lowest byte, the second one in images of newer tools."""
+    """Return the compute capability in an image's ELF flags: the lowest byte, or the second one from newer tools."""
     low, second = flags & 0xFF, flags >> 8 & 0xFF
     return low if f"sm_{low}" in units.RATES else second
 
 
 def _length(data: bytes, at: int) -> int:
-    """Bytes of an image: up to the end of the table that stands last."""
+    """Return the size of an image in bytes: the end of its program or section table, whichever is last."""
     programs, sections = struct.unpack_from("<QQ", data, at + 32)
     program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", data, at + 54)
     return max(programs + program_size * program_count, sections + section_size * section_count)
@@ -87,9 +88,9 @@ def _sections(image: bytes) -> list[str]:
 
 
 def peers(library: Path, wanted: re.Pattern[str]) -> Iterator[Peer]:
-    """The kernels of a library whose readable name has a match of `wanted`.
+    """Yield the kernels of a library whose demangled name matches `wanted` anywhere.
 
-    Raises ValueError when the library has no cubin that can be read.
+    Raises ValueError if the library has no uncompressed cubin.
     """
     found = False
     for image in images(library):
@@ -109,7 +110,7 @@ def peers(library: Path, wanted: re.Pattern[str]) -> Iterator[Peer]:
 
 
 def _readable(names: list[str]) -> list[str]:
-    """The names without C++'s mangling, where c++filt is installed."""
+    """Demangle C++ names; returns them unchanged if c++filt is not installed."""
     try:
         done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -118,13 +119,13 @@ def _readable(names: list[str]) -> list[str]:
 
 
 def _warps(name: str) -> int:
-    """The warps of a kernel: FlashAttention's traits name head size, rows, columns and warps; else 4."""
+    """Return the warps of a kernel from FlashAttention's traits (head dim, rows, columns, warps); 4 without traits."""
     traits = re.search(r"kernel_traits<(\d+), (\d+), (\d+), (\d+)", name)
     return int(traits[4]) if traits else 4
 
 
 def elements(name: str) -> float | None:
-    """Score elements a thread of one of FlashAttention's tiles, by the arguments of its template; None elsewhere."""
+    """Return the scores per thread of a FlashAttention tile, from its template arguments; None for other kernels."""
     traits = re.search(r"kernel_traits<(\d+), (\d+), (\d+), (\d+)", name)
     if traits is None:
         return None

@@ -1,7 +1,7 @@
-"""Products, and the chips that they have: clock, processors and bandwidth, as their vendors print them.
+"""GPU products: chip, clock, number of processors and memory bandwidth, as published by the vendors.
 
-Clocks are boost clocks; where a vendor prints a tensor rate, the clock that goes with it, which is what makes that rate
-and the lanes of units.py agree.
+Clocks are boost clocks. If the vendor publishes a tensor rate, the clock is the one behind that rate, so that it agrees
+with the rates in units.py.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class Product:
     clock: float
     """GHz."""
     bandwidth: float
-    """GB/s between the chip and its memory."""
+    """Memory bandwidth in GB/s."""
 
     @property
     def schedulers(self) -> int:
-        """The warp schedulers of all its processors."""
+        """Warp schedulers (AMD: SIMDs) of all processors."""
         of = gcn.RATES[self.chip].simds if self.chip in gcn.RATES else units.RATES[self.chip].schedulers
         return self.processors * of
 
     def seconds(self, cycles: float, warps: float) -> float:
-        """The least time in which as many warps, spread evenly, can take so many cycles of their scheduler each."""
+        """Return the lower bound on the time of `warps` evenly distributed warps that need `cycles` each."""
         return cycles * warps / (self.schedulers * self.clock * 1e9)
 
 

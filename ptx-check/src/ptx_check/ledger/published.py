@@ -1,10 +1,11 @@
-"""Published times of known kernels beside the bound that the ledger counts: which share of it such kernels reach.
+"""Published rates of attention kernels compared with the ledger's bound.
 
-    share = cycles of the bound / cycles that the published rate comes to, at the boost clock
+    share = cycles of the bound / cycles of the published rate at the boost clock
 
-A share tells how near a well-made kernel of this kind comes to its busiest unit on a device, which is what predictions
-for kernels that no device has run assume. Rates are the named source's. Bounds are counted from the machine code of
-FlashAttention's wheels and of the tutorial by `--peer` and `ledger FILE`; docs/ledger.md has the commands.
+The share is how close a well-tuned kernel comes to the limit of its busiest unit on a device. Predictions for kernels
+that have not run on a device assume the median share. Rates are those of the named source. Bounds are counted from the
+machine code of FlashAttention's wheels and of Triton's tutorial with `--peer` and `ledger FILE`; docs/ledger.md has the
+commands.
 """
 
 from dataclasses import dataclass
@@ -16,23 +17,23 @@ from ptx_check.ledger.text_table import aligned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A measured rate of somebody's attention kernel, and what its inner loop was counted to need."""
+    """A published rate of an attention kernel, and the counted bound of its inner loop."""
 
     kernel: str
     product: str
     width: int
-    """Head size."""
+    """Head dim."""
     products: int
-    """Matrix products of rows by columns by head size: 2 forward, 5 backward (7 in two kernels)."""
+    """Matrix products of size rows x columns x head dim: 2 forward, 5 backward (7 in two kernels)."""
     tflops: float
-    """TFLOP/s, two a multiply-add of these products."""
+    """TFLOP/s of these products, two FLOPs per multiply-add."""
     bound: float
-    """Cycles of a scheduler for a score element of a thread, as the ledger counts the loop."""
+    """Counted bound: cycles of a scheduler per score of a thread."""
     source: str
 
     @property
     def cycles(self) -> float:
-        """Cycles of a scheduler for a score element of a thread that the rate comes to."""
+        """Cycles of a scheduler per score of a thread at the published rate."""
         product = PRODUCTS[self.product]
         flops = 2 * self.products * self.width * warp(product.chip)
         return flops * product.schedulers * product.clock * 1e9 / (self.tflops * 1e12)
@@ -56,11 +57,11 @@ PUBLISHED = (
     Published(kernel="Triton's tutorial 06 forward", product="A100", width=64, products=2, tflops=167, bound=16.0,
               source="triton-lang.org, tutorial 06: 16k keys; it names no GPU, an A100's rates are taken"),
 )  # fmt: skip
-"""Rates as published, bounds as counted: of the kernel that was measured, or of a later build of it."""
+"""Published rates and counted bounds. A bound is that of the measured kernel or of a later build of it."""
 
 
 def reached() -> float:
-    """The median share: what a prediction assumes of a loop that a unit bounds."""
+    """Return the median share, which predictions assume for a loop bound by a unit."""
     shares = sorted(each.share for each in PUBLISHED)
     return shares[len(shares) // 2]
 

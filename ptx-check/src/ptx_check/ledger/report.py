@@ -1,4 +1,4 @@
-"""The ledger as tables for people."""
+"""Text tables of the ledger."""
 
 import re
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from ptx_check.ledger.text_table import aligned
 
 USED = ("loop", "instr.", *units.UNITS, "bound", "by")
 NEEDS = ("latency", "registers", "spill B", "shared B", "occupancy", "order")
-"""latency: cycles an element by the control codes, of the warps that can reside. order: of asynchronous products and
-what stands between them (order.py)."""
+"""latency: stall cycles per element, divided by the resident warps (latency.py). order: of the asynchronous products
+(order.py)."""
 
 
 def of_found(rows: Iterable[Found], wanted: re.Pattern[str]) -> str:
-    """The kernels that a file launches; cycles an element of the tile that their constants name, else a thread."""
+    """Return the table of a file's kernels; cycles per tile element, or per thread if the tile is unknown."""
     lines: list[tuple[str, ...]] = [("kernel", "chip", *USED, *NEEDS)]
     for found in rows:
         settings = " ".join(f"{name}={value}" for name, value in found.constants.items())
@@ -31,7 +31,7 @@ def of_found(rows: Iterable[Found], wanted: re.Pattern[str]) -> str:
 
 
 def of_peers(rows: Iterable[Peer]) -> str:
-    """Kernels of a library; cycles an element where the name tells the tile, else a thread."""
+    """Return the table of a library's kernels; cycles per tile element, or per thread if the tile is unknown."""
     lines: list[tuple[str, ...]] = [("kernel", "chip", *USED, "registers", "spill B", "order")]
     for peer in rows:
         elements = peers.elements(peer.name) or 1.0
@@ -42,20 +42,20 @@ def of_peers(rows: Iterable[Peer]) -> str:
 
 
 def parts(count: Count, elements: float) -> list[tuple[Usage, tuple[str, ...], str]]:
-    """Every loop over tiles, lightest first, then (-) what is outside of them, each with its cells and its order."""
+    """Return usage, cells and order of each loop over tiles, lightest first, then of the code outside of loops (-)."""
     named = [*((str(number), loop) for number, loop in enumerate(count.loops, 1)), ("-", count.outside)]
     orders = [*count.orders, *[""] * (len(named) - len(count.orders))]
     return [(used, (name, *used_cells(used, elements)), order) for (name, used), order in zip(named, orders)]
 
 
 def used_cells(used: Usage, elements: float) -> tuple[str, ...]:
-    """The cells below USED, without the loop's name."""
+    """Return the cells of the USED columns, without the first (the loop's name)."""
     cycles = (f"{value / elements:.1f}" for value in used.columns.values())
     return (str(used.instructions), *cycles, f"{used.bound / elements:.1f}", used.busiest)
 
 
 def needs_cells(chip: str, found: Counted, used: Usage, elements: float) -> tuple[str, ...]:
-    """The cells below NEEDS, but for the order."""
+    """Return the cells of the NEEDS columns, without the last (the order)."""
     needs = found.resources
     waits, share = latency(chip, used, needs, found.warps) / elements, occupancy(chip, needs, found.warps)
     return f"{waits:.1f}", str(needs.registers), str(needs.spill), f"{needs.shared:,}", f"{share:.0%}"

@@ -1,4 +1,4 @@
-"""Resources of a chip that a compiled kernel takes, read from its machine code without a device."""
+"""Registers, spills and shared memory of a compiled kernel, and its occupancy, without a device."""
 
 import re
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ _AMD_MATRIX = re.compile(r"^\s*v_(?:mfma|wmma)_", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Needs of one program of a kernel."""
+    """Resources of one program of a kernel."""
 
     registers: int
-    """Per thread; AMD: vector registers, accumulation registers included."""
+    """Per thread; AMD: vector registers, including accumulation registers."""
     spill: int
-    """Bytes of local memory per thread: registers that did not fit."""
+    """Bytes of local memory per thread (spilled registers)."""
     shared: int
     """Bytes of shared memory."""
     matrix: int
-    """Matrix instructions in the code (mma, wgmma, tcgen05; mfma), each counted once however often a loop runs it."""
+    """Static number of matrix instructions in the code (mma, wgmma, tcgen05; mfma, wmma)."""
     bound: float = 0.0
-    """Cycles of a scheduler that the busiest unit needs for an element of the tile; 0 where nobody says what one is."""
+    """Cycles of a scheduler per tile element on the busiest unit; 0 if the tile is unknown."""
     outside: int = 0
-    """Instructions that no loop over tiles holds."""
+    """Instructions outside of loops."""
 
 
 def read(compiled: Any, shared: int) -> Resources:
-    """The resources of a triton.compile() result, which asks for `shared` bytes at launch."""
+    """Return the resources of a triton.compile() result; shared: bytes of dynamic shared memory at launch."""
     if "amdgcn" in compiled.asm:
         return _read_amd(compiled.asm["amdgcn"], shared)
     usage = sass.resource_usage(compiled.asm["cubin"])
@@ -54,19 +54,19 @@ def _read_amd(assembly: str, shared: int) -> Resources:
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """Limits of what resides on one."""
+    """Residency limits of a multiprocessor."""
 
     warps: int
     programs: int
     shared: int
-    """Bytes of shared memory on the multiprocessor."""
+    """Bytes of shared memory."""
     reserved: int
-    """Bytes that the system takes of it for every program."""
+    """Bytes of shared memory that the system reserves per program."""
 
 
 _KIB = 1024
 _LOCAL_MEMORY = 64 * _KIB
-"""Bytes of local memory that a compute unit of AMD's has."""
+"""Bytes of local memory per AMD compute unit."""
 MULTIPROCESSORS = {
     # CUDA C++ programming guide, table "Technical specifications per compute capability"
     "sm_60": Multiprocessor(64, 32, 64 * _KIB, 0),
@@ -82,10 +82,10 @@ MULTIPROCESSORS = {
 
 
 def occupancy(chip: str, resources: Resources, num_warps: int) -> float:
-    """The share of a multiprocessor's warps that can be resident, estimated from registers, shared memory and warps."""
+    """Estimate the resident share of a multiprocessor's warps from registers, shared memory and warps per program."""
     registers = max(resources.registers, 1)
     if chip not in MULTIPROCESSORS:
-        # CDNA: four SIMDs a compute unit, each with 512 registers a lane (in eights) and at most eight waves.
+        # CDNA: four SIMDs per compute unit, each with 512 registers per lane (in units of 8) and at most 8 waves.
         waves = 4 * min(8, 512 // (-(-registers // 8) * 8))
         programs = waves // num_warps
         if resources.shared:

@@ -1,4 +1,4 @@
-"""Reads what nvdisasm prints of a cubin: instructions, branch targets and the scheduler's control codes."""
+"""Parser for nvdisasm's output: instructions, branch targets and control codes."""
 
 import re
 import subprocess
@@ -19,8 +19,8 @@ _LAST = frozenset(("BRA", "JMP", "EXIT", "RET", "BRX", "JMX"))
 
 
 def tool(name: str) -> Path:
-    """A program that comes with Triton: nvdisasm, ptxas, cuobjdump."""
-    import triton  # not before: who compiles must be able to switch the interpreter off first
+    """Return the path of a tool that ships with Triton: nvdisasm, ptxas or cuobjdump."""
+    import triton  # lazily: callers must be able to switch the interpreter off first
 
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
 
@@ -33,7 +33,7 @@ def _told(program: str, words: list[str], cubin: bytes) -> subprocess.CompletedP
 
 
 def disassemble(cubin: bytes) -> str:
-    """nvdisasm's text with the encodings. It knows sm_75 and newer; raises ValueError for what it cannot read."""
+    """Return nvdisasm's text with encodings, for sm_75 and newer. Raises ValueError if it cannot read the cubin."""
     done = _told("nvdisasm", ["-c", "-hex"], cubin)
     if done.returncode:
         raise ValueError(f"nvdisasm cannot read the cubin: {done.stderr.strip()[-300:]}")
@@ -41,8 +41,10 @@ def disassemble(cubin: bytes) -> str:
 
 
 def resource_usage(cubin: bytes) -> dict[str, tuple[int, int, int]]:
-    """Kernel -> registers and bytes of local memory of a thread, bytes of static shared memory; nothing for images that
-    cuobjdump refuses alone (some of sm_90)."""
+    """Return kernel -> (registers per thread, bytes of local memory per thread, bytes of static shared memory).
+
+    Empty for images that cuobjdump cannot read on their own (some for sm_90).
+    """
     output = _told("cuobjdump", ["--dump-resource-usage"], cubin).stdout
     found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", output)
     return {
@@ -52,7 +54,7 @@ def resource_usage(cubin: bytes) -> dict[str, tuple[int, int, int]]:
 
 
 def parse(text: str) -> list[Function]:
-    """The functions of a disassembly, in its order."""
+    """Return the functions of a disassembly, in its order."""
     functions: list[Function] = []
     for name, lines in _sections(text):
         labels: dict[str, int] = {}
@@ -87,7 +89,7 @@ def _instruction(row: tuple[int, str, str, str, int], labels: dict[str, int]) ->
     name, target = opcode.partition(".")[0], None
     if name in _JUMPS and (label := _TARGET.search(operands)):
         target = labels.get(label[1])
-    # A branch may have its condition among the operands: BRA.U !UP0, `(.L_x_4)
+    # The condition of a branch may be an operand: BRA.U !UP0, `(.L_x_4)
     conditional = bool(guard) or (target is not None and not operands.startswith("`"))
     table = operands.partition("BRANCH_TARGETS")[2]
     targets = tuple(labels[label] for label in re.findall(r"\.L_\w+", table) if label in labels)
@@ -95,7 +97,9 @@ def _instruction(row: tuple[int, str, str, str, int], labels: dict[str, int]) ->
 
 
 def _stall(line: str) -> int:
-    """Cycles in bits 105 to 108 of an instruction of sm_70 and newer, the upper word of which is given; else 0.
+    """Return the stall count of an instruction for sm_70 and newer from the line of its upper word (bits 105 to 108).
+
+    0 if the line has no encoding.
 
     Source: Jia et al. 2018, "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", section 2.1.
     """

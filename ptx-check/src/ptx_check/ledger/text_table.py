@@ -1,10 +1,10 @@
-"""Tables for terminals."""
+"""Aligned text tables."""
 
 from collections.abc import Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
-    """Columns side by side; the first `names` of them stand left, as names do."""
+    """Return the lines with aligned columns: the first `names` columns to the left, the others to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(

@@ -1,14 +1,14 @@
-"""Units of a chip that execute each instruction, and the cycles for which a warp keeps them busy.
+"""Unit of each NVIDIA instruction, and the cycles that a warp occupies it.
 
-One table for NVIDIA's chips; AMD's is in gcn.py. Cycles are those of one scheduler (a quarter of a multiprocessor; half
-of one on sm_60) for one instruction of a warp. Sources:
+Cycles are those of one scheduler (a quarter of a multiprocessor; half of one on sm_60) for one warp instruction. AMD's
+rates are in gcn.py. Sources:
 
-    lanes      CUDA C++ programming guide, "Throughput of native arithmetic instructions": results a cycle and
-               multiprocessor; 32 lanes * schedulers / results = cycles a warp
-    tensor     the whitepapers' dense half-precision rate with float32 sums over processors and boost clock: A100
-               312 TFLOP/s, H100 989, B200 2,250, RTX 3090 71, RTX 4090 165, RTX 5090 209
-    memory     an estimate: the load/store unit takes a warp instruction a cycle and serves four schedulers
-    shared     128 bytes a cycle and multiprocessor
+    lanes      CUDA C++ programming guide, "Throughput of native arithmetic instructions": results per cycle and
+               multiprocessor; 32 lanes * schedulers / results = cycles per warp instruction
+    tensor     the whitepapers' dense half-precision rate with float32 accumulation, divided by processors and boost
+               clock: A100 312 TFLOP/s, H100 989, B200 2,250, RTX 3090 71, RTX 4090 165, RTX 5090 209
+    memory     an estimate: the load/store unit serves four schedulers with one warp instruction per cycle
+    shared     128 bytes per cycle and multiprocessor
 """
 
 import re
@@ -23,20 +23,20 @@ UNITS = ("issue", "fp32", "imad", "alu", "mufu", "memory", "tensor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Cycles of a scheduler for a warp's instruction, by unit."""
+    """Cycles of a scheduler per warp instruction, by unit."""
 
     fp32: float
-    """FFMA, FADD, FMUL, and IMAD, which goes through the same lanes."""
+    """FFMA, FADD, FMUL, and IMAD, which shares their lanes."""
     imad: float
-    """IMAD alone, which only half of the lanes take where there are 128 of them."""
+    """IMAD alone: on multiprocessors with 128 FP32 lanes only half of the lanes execute it."""
     alu: float
-    """Integers, logic, comparison, selection, permutation of bytes, conversion to 16 bits."""
+    """Integer, logic, comparison, selection, byte permutation, conversion to 16 bits."""
     mufu: float = 8
     """Exponential, logarithm, reciprocal; conversion between integers and floats."""
     memory: float = 4
     """Loads, stores and shuffles."""
     fma: float = 0
-    """Multiply-adds of the tensor cores a cycle in half precision; 0 where Triton uses none."""
+    """Half-precision multiply-adds per cycle of the tensor cores; 0 if Triton does not use them."""
     schedulers: int = 4
 
 
@@ -72,13 +72,17 @@ _GROUP_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
 def unit(instruction: Instruction) -> str:
-    """fp32, imad, alu, mufu, memory, tensor; other for what takes an issue slot alone (control, uniform, barriers)."""
+    """Return fp32, imad, alu, mufu, memory or tensor; "other" if an instruction takes only an issue slot (control flow,
+    uniform datapath, barriers)."""
     return _UNITS.get(instruction.name, "other")
 
 
 def multiply_adds(instruction: Instruction, warps: int, code: Sequence[Instruction] = ()) -> float:
-    """Multiply-adds that a tensor instruction does for one warp: a fourth of wgmma's; of tcgen05's, which one thread
-    starts for the whole program, its share among `warps`. code: the function, in which tcgen05's shape is looked up."""
+    """Return the multiply-adds of a tensor instruction per warp.
+
+    A warp has a quarter of a wgmma, and 1 / warps of a tcgen05 product, which one thread issues for the whole program.
+    code: the function, in which the shape of a tcgen05 product is looked up.
+    """
     if match := _GROUP_SHAPE.search(instruction.opcode):
         m, n, k = map(int, match.groups())
         return m * n * k / 4
@@ -88,8 +92,10 @@ def multiply_adds(instruction: Instruction, warps: int, code: Sequence[Instructi
 
 
 def _descriptor_product(instruction: Instruction, code: Sequence[Instruction]) -> int:
-    """m * n * k of a tcgen05 product by its instruction descriptor: N / 8 in bits 17 to 22, M / 16 in bits 24 to 28
-    (PTX ISA, "Instruction descriptor"), the constant that was last put into the register."""
+    """Return m * n * k of a tcgen05 product from its instruction descriptor, the last constant moved to its register.
+
+    Bits 17 to 22 are N / 8, bits 24 to 28 M / 16 (PTX ISA, "Instruction descriptor").
+    """
     match = re.search(r"idesc\[(UR\d+)\]", instruction.operands)
     if match is None:
         return 0
@@ -104,13 +110,13 @@ def _descriptor_product(instruction: Instruction, code: Sequence[Instruction]) -
 
 
 def tensor_cycles(instruction: Instruction, rates: Rates, warps: int, code: Sequence[Instruction] = ()) -> float:
-    """Cycles of the tensor cores. TF32 goes at half the rate of 16 bits, 8-bit integers and floats at twice it."""
+    """Return the cycles of the tensor cores: TF32 at half the 16-bit rate, 8-bit integers and floats at twice it."""
     slower = 2.0 if "TF32" in instruction.opcode else 0.5 if instruction.name in ("IMMA", "QMMA", "QGMMA") else 1.0
     return slower * multiply_adds(instruction, warps, code) / rates.fma if rates.fma else 0.0
 
 
 def shared_bytes(instruction: Instruction) -> int:
-    """Bytes that a thread reads or writes in shared memory."""
+    """Return the bytes of shared memory that an instruction reads or writes per thread."""
     if instruction.name in ("LDSM", "STSM"):
         match = re.search(r"\.([124])\b", instruction.opcode)
         return 4 * int(match[1]) if match else 4
@@ -118,7 +124,7 @@ def shared_bytes(instruction: Instruction) -> int:
 
 
 def global_bytes(instruction: Instruction) -> int:
-    """Bytes that a thread reads or writes in global memory."""
+    """Return the bytes of global memory that an instruction reads or writes per thread."""
     return _width(instruction) if instruction.name in ("LDG", "STG", "LDGSTS", "LD", "ST", "RED", "ATOMG") else 0
 
 

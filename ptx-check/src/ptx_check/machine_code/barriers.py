@@ -1,7 +1,7 @@
 """mbarriers in shared memory, and bulk copies (TMA) that signal them.
 
-A bulk load completes at once (early), or when no warp can continue without it, the youngest first (late); until then
-its destination holds NaN. A bulk store reads shared memory at once, or at the wait for it. Tensor maps are those of
+A bulk load completes immediately (early), or when no warp can continue without it, youngest first (late); until then
+its destination holds NaN. A bulk store reads shared memory immediately, or at its wait. Tensor maps have the format of
 bulk_copies.py, in the kernel's parameters or in global memory.
 """
 
@@ -47,7 +47,7 @@ def _at(s: Any, code: Code, row: int, place: int) -> Barrier:
 
 
 def synchronise(code: Code) -> Step:
-    """SYNCS: initialize an mbarrier, arrive, or test the parity of its phase."""
+    """SYNCS: initialize an mbarrier, arrive at it, or test the parity of its phase."""
     words = code.words
     if words == ("EXCH", "64"):
         return _initialise(code)
@@ -99,7 +99,7 @@ def _await(code: Code) -> Step:
 
 
 def _arrive(code: Code) -> Step:
-    """One arrival per lane, and expected bytes."""
+    """Arrive once per active lane; without A1T0 also expect bytes."""
     at = address(code.operands[1], code)
     more = None if "A1T0" in code.words else bits(code.operands[2], code)
     if not code.operands[0].zero:
@@ -168,7 +168,7 @@ class Tile:
 
 
 def _map(s: Any, code: Code, place: int) -> Any:
-    """The 128 bytes of a tensor's map."""
+    """The 128 bytes of the tensor map at an address; None, with a fault, outside of the launch's memory."""
     start = place - GENERIC + s.launch.first
     if s.launch.first <= start <= len(s.launch.banks[0]) - 128:
         return s.launch.banks[0][start : start + 128]
@@ -249,12 +249,12 @@ def _issued(code: Code, loads: bool) -> Step:
 
 
 def load(code: Code) -> Step:
-    """UTMALDG."""
+    """UTMALDG: bulk load from global into shared memory."""
     return _issued(code, loads=True)
 
 
 def store(code: Code) -> Step:
-    """UTMASTG."""
+    """UTMASTG: bulk store from shared into global memory."""
     return _issued(code, loads=False)
 
 

@@ -1,4 +1,4 @@
-"""Execution of launches from machine code, instead of or compared with PTX."""
+"""Executes launches from machine code, instead of or compared with their PTX."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ from ptx_check.machine_code.launch import Launch
 
 CHIPS = ("sm_90",)
 GRAINS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9, torch.float32: 2.0**-17}
-"""Allowed difference relative to a tensor's largest number, by the coarsest type of a launch's tensors."""
+"""Allowed difference relative to a tensor's largest number; the coarsest dtype among a launch's tensors decides."""
 _TF32 = 2.0**-9
 
 
@@ -36,12 +36,13 @@ class Outcome:
     ptxas: str
     faults: tuple[Fault, ...]
     difference: float
-    """Largest difference over all tensors, whose numbers reach `largest`."""
+    """Largest difference in any tensor."""
     largest: float
+    """Largest number of the tensor with that difference."""
 
 
 class MachineCode:
-    """Executes launches from the machine code of some assemblers, instead of or compared with the PTX."""
+    """Executes launches from the machine code of one or more assemblers, instead of or compared with the PTX."""
 
     def __init__(self, chip: str, ptxas: str | Sequence[str] | None, *, compare: bool) -> None:
         if chip not in CHIPS:
@@ -54,11 +55,14 @@ class MachineCode:
         """Rewrites nvdisasm's text before execution, for mutation tests."""
         self.outcomes: list[Outcome] = []
         self.made: list[tuple[Cubin, Outcome]] = []
-        """Machine code of this launch by the assemblers so far."""
+        """Machine code of the current launch by the assemblers so far, and the outcomes."""
 
     def execute(self, launch: Any, values: list[bytes], tensors: list[Tensor]) -> list[Fault]:
-        """launch: PTX launch that has not run yet; if it has faults, the machine code is not run. values: arguments as
-        kernel parameters."""
+        """Execute a launch, and return its faults.
+
+        launch: PTX launch that has not run yet; if the PTX has faults, the machine code is not run. values: bytes of
+        the kernel parameters. Memory holds the results of the PTX if both are executed.
+        """
         if launch.cluster > 1:
             raise Unsupported("machine code of programs that several processors share")
         if not self.compare:
@@ -77,7 +81,7 @@ class MachineCode:
         return faults + self.told(self.outcomes[first:])
 
     def told(self, outcomes: list[Outcome]) -> list[Fault]:
-        """Run the machine code. Returns its faults."""
+        """All faults of the outcomes."""
         return [fault for outcome in outcomes for fault in outcome.faults]
 
     def cubin(self, launch: Any, ptxas: str) -> Cubin:
@@ -92,7 +96,10 @@ class MachineCode:
     def held(
         self, launch: Any, values: list[bytes], ptxas: str, tensors: list[Tensor], wanted: list[Tensor]
     ) -> Outcome:
-        """Run under one assembler, unless another one produced the same machine code and passed."""
+        """Run the machine code of one assembler and compare its results with `wanted`.
+
+        If another assembler produced the same machine code and it passed, its outcome is returned.
+        """
         of = self.cubin(launch, ptxas)
         for other, outcome in self.made:
             if other == of and not outcome.faults:
@@ -117,13 +124,13 @@ class MachineCode:
 
 
 def _memory(launch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Arrays that a launch may write, with copies: tensor bytes and their marks."""
+    """Arrays that a launch may write (bytes and marks of tensors), each with a copy."""
     written = [array for buffer in launch.known for array in (buffer.bytes, buffer.marks) if array is not None]
     return [(array, array.copy()) for array in written]
 
 
 def _restore(memory: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Restore the copies."""
+    """Restore arrays from their copies."""
     for array, copy in memory:
         array[:] = copy
 
@@ -135,7 +142,7 @@ def _grain(ptx: str, tensors: list[Tensor]) -> float:
 
 
 def _difference(found: Tensor, true: Tensor) -> tuple[Tensor, float]:
-    """Largest difference of elements, and the largest finite number."""
+    """Differences of the elements, and the largest finite number of `true`."""
     x, y = found.double(), true.double()
     alike = (found == true) | (x.isnan() & y.isnan())
     difference = (x - y).abs().nan_to_num(torch.inf, torch.inf).masked_fill(alike, 0.0)

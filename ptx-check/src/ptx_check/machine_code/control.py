@@ -1,6 +1,6 @@
-"""Control flow: branches, calls, exits, barriers between warps, and ordering instructions without effect here.
+"""Control flow: branches, calls, exits and barriers, which set the lanes' program counters or make warps wait.
 
-These instructions set their lanes' program counters or make warps wait.
+Also memory-ordering and reconvergence instructions, which are no-ops here.
 """
 
 import re
@@ -90,7 +90,7 @@ def branch_by_table(code: Code) -> Step:
 
 
 def barrier(code: Code) -> Step:
-    """BAR: wait until so many warps have arrived; ARV: arrive without waiting."""
+    """BAR.SYNC: wait until the given number of threads has arrived; BAR.ARV: arrive without waiting."""
     words = code.only("SYNC", "ARV", "DEFER_BLOCKING")
     code.count(1, 2)
     name = bits(code.operands[0], code)
@@ -133,7 +133,7 @@ def registers(code: Code) -> Step:
 
 
 def nothing(code: Code) -> Step:
-    """Reconvergence, hints and memory fences: no-ops, as lanes reconverge by themselves and memory is in order here."""
+    """No-op for reconvergence, hints and memory fences: lanes reconverge automatically, and memory is in order."""
     return lambda s: None
 
 

@@ -1,7 +1,7 @@
-"""Contents of a cubin for a launch: instructions, constants, parameter layout, size of local memory.
+"""Parser for cubins: instructions, constants, parameter layout, size of local memory.
 
-The sections are those of NVIDIA's ELF files; .nv.info has attributes (format, number, size or value, payload), whose
-numbers cuobjdump --dump-elf names.
+A cubin is an ELF file. Its .nv.info sections contain attributes (format, number, size or value, payload), whose names
+cuobjdump --dump-elf prints.
 """
 
 import functools
@@ -19,12 +19,12 @@ from ptx_check.ledger import sass
 
 _PARAMETERS, _PARAMETER, _STACK = 0x0A, 0x17, 0x12
 _SIZED = 4
-"""Format code of attributes with a payload."""
+"""Format code of attributes with a payload of variable size."""
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel in machine code."""
+    """A kernel's machine code."""
 
     name: str
     text: str
@@ -45,7 +45,7 @@ _FLAGS = ("-lineinfo", "-v", "--regAllocOptLevel=2")
 
 @functools.lru_cache(maxsize=256)
 def assembled(ptx: str, chip: str, ptxas: str) -> bytes:
-    """Assemble PTX as Triton does, with the ptxas at a path. Raises Unsupported if ptxas rejects it."""
+    """Assemble PTX with Triton's options and the ptxas at a path. Raises Unsupported if ptxas rejects it."""
     architecture = chip + "a" * (int(chip[3:]) >= 90)
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
@@ -59,7 +59,7 @@ def assembled(ptx: str, chip: str, ptxas: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def read(image: bytes) -> Cubin:
-    """Parse a cubin. Raises ValueError unless it holds one kernel."""
+    """Parse a cubin. Raises ValueError unless it contains exactly one kernel."""
     if image[:4] != b"\x7fELF":
         raise ValueError("no cubin: it does not begin as an ELF file")
     sections = _sections(image)
@@ -107,7 +107,7 @@ def _attributes(data: bytes):
 
 
 def _linked(sections: dict[str, bytes], name: str) -> bytes:
-    """A constant bank with relocations applied; the code begins at 0."""
+    """A constant bank with relocations applied, for code at address 0."""
     made = bytearray(sections[name])
     entries = sections.get(f".rela{name}", b"")
     for place in range(0, len(entries), 24):
@@ -118,7 +118,7 @@ def _linked(sections: dict[str, bytes], name: str) -> bytes:
 
 
 def constants(cubin: Cubin, values: list[bytes], block: tuple[int, int, int], grid: tuple[int, int, int]) -> np.ndarray:
-    """Constant bank 0 as filled by the driver for a launch on sm_90."""
+    """Constant bank 0 as the driver fills it for a launch on sm_90."""
     size = max([cubin.first, *(cubin.first + place + width for place, width in cubin.parameters)])
     bank = np.zeros(-(-size // 8) * 8 + 64, np.uint8)
 
@@ -136,7 +136,7 @@ def constants(cubin: Cubin, values: list[bytes], block: tuple[int, int, int], gr
 
 
 STACK_POINTER, WINDOW = 0x28, 0x198
-"""Offsets in bank 0 of the end of local memory, and of the address of the parameters."""
+"""Offsets in bank 0 of the stack pointer (end of local memory) and of the generic address of the parameters."""
 GENERIC = 0x7F00_0000_0000
 
 

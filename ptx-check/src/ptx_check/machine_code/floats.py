@@ -1,6 +1,6 @@
-"""Floating-point instructions: arithmetic, comparisons, functions; conversions to and from integers.
+"""Floating-point instructions: arithmetic, comparisons, functions, conversions.
 
-Functions (MUFU) use numpy's best result, rounded, as for ex2.approx in PTX: a device may differ in the last bits.
+Functions (MUFU) are numpy's, rounded, like ex2.approx in PTX: a device may differ in the last bits.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ _ROUNDED = ("RZ", "RM", "RP")
 
 
 def bits_of(value: Any) -> Any:
-    """A float32's bits."""
+    """Bits of a float32."""
     return np.ascontiguousarray(value, F32).view(U32)
 
 
 def _directed(value: Any, way: str) -> Any:
-    """float64, exact or rounded to odd, as float32 rounded towards zero (RZ), minus (RM) or plus infinity (RP)."""
+    """Round float64, exact or rounded to odd, to float32 towards zero (RZ), minus (RM) or plus infinity (RP)."""
     near = value.astype(F32)
     below, above = near.astype(np.float64) > value, near.astype(np.float64) < value
     down = value >= 0 if way == "RZ" else way == "RM"
@@ -51,7 +51,7 @@ _ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "FMUL": (np.multiply, np.multiply),
     "FFMA": (fma32, lambda a, b, c: exact.odd_sum(a * b, c)),
 }
-"""Implementations by opcode: rounding to nearest, and to odd in float64 for directed rounding."""
+"""Opcode -> function that rounds to nearest, and one that rounds to odd in float64, for directed rounding."""
 
 
 def arithmetic(code: Code) -> Step:
@@ -111,7 +111,7 @@ COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def chosen(code: Code, table: dict[str, Any]) -> Any:
-    """Table entry selected by an opcode's modifiers."""
+    """Table entry selected by the opcode's modifiers."""
     return next(table[word] for word in code.words if word in table)
 
 
@@ -142,7 +142,7 @@ def compare(code: Code) -> Step:
 
 
 def needs_care(code: Code) -> Step:
-    """FCHK: whether a division needs the slow path; conservative, as the slow path is always right."""
+    """FCHK: whether a division needs the slow path. True more often than on a device: the slow path is always right."""
     code.only("DIVIDE")
     code.count(3)
     put, a, b = truth(code.operands[0], code), real(code.operands[1], code), real(code.operands[2], code)
@@ -162,7 +162,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def function(code: Code) -> Step:
-    """MUFU; angles of sine and cosine are in turns (RRO)."""
+    """MUFU: approximate functions; sine and cosine take their angle in turns."""
     code.only(*_FUNCTIONS)
     code.count(2)
     put, a, made = result(code.operands[0], code), real(code.operands[1], code), chosen(code, _FUNCTIONS)
@@ -174,7 +174,7 @@ _WHOLE: dict[str, Any] = {"U8": np.uint8, "S8": np.int8, "U16": np.uint16, "S16"
 
 
 def from_whole(code: Code) -> Step:
-    """I2F, I2FP."""
+    """I2F, I2FP: integer to float32, to nearest or upwards."""
     words = code.only(*_WHOLE, "F32", "F16", "F64", *_ROUNDED, "RN")
     code.count(2)
     if words & {"F16", "F64", "RM", "RZ"}:
@@ -188,7 +188,7 @@ def from_whole(code: Code) -> Step:
         value = read(s)
         number = value.view(kind) if value.itemsize == np.dtype(kind).itemsize else value.astype(kind)
         near = number.astype(F32)
-        if "RP" in words:  # float64 has enough digits of what 64 bits are divided by
+        if "RP" in words:  # occurs in 64-bit division, for which comparing in float64 is exact enough
             near = np.where(near.astype(np.float64) < number.astype(np.float64), np.nextafter(near, F32(np.inf)), near)
         put(s, bits_of(near))
 
@@ -199,7 +199,7 @@ _TO_WHOLE: dict[str, Callable[[Any], Any]] = {"TRUNC": np.trunc, "FLOOR": np.flo
 
 
 def to_whole(code: Code) -> Step:
-    """F2I: saturating conversion."""
+    """F2I: saturating conversion to 32 or 64 bits."""
     words = code.only(*_WHOLE, *_TO_WHOLE, "FTZ", "NTZ", "F32")
     code.count(2)
     kind = next((_WHOLE[word] for word in code.words if word in _WHOLE), I32)
@@ -223,7 +223,7 @@ def to_whole(code: Code) -> Step:
 
 
 def to_integral(code: Code) -> Step:
-    """FRND."""
+    """FRND: round to an integral float32."""
     code.only(*_TO_WHOLE, "FTZ")
     code.count(2)
     put, a = result(code.operands[0], code), real(code.operands[1], code)
@@ -232,7 +232,7 @@ def to_integral(code: Code) -> Step:
 
 
 def packed(code: Code) -> Step:
-    """F2FP: pack two float32 as halves of a register, the first in the upper half."""
+    """F2FP: pack two float32 as 16-bit halves of a register, the first in the upper half."""
     words = code.only("BF16", "F16", "F32", "PACK_AB", "RELU")
     if "PACK_AB" not in words:
         raise code.unknown()
@@ -248,7 +248,7 @@ def packed(code: Code) -> Step:
 
 
 def converted(code: Code) -> Step:
-    """F2F between float32 and halves."""
+    """F2F: float32 to float16 or bfloat16."""
     words = code.words
     code.count(2)
     put = result(code.operands[0], code)
@@ -260,7 +260,7 @@ def converted(code: Code) -> Step:
 
 
 def half(of: Operand, code: Code, *, brain: bool) -> tuple[Read, Read]:
-    """The lower and the upper half of an operand as float32. brain: bfloat16."""
+    """Readers of the lower and the upper half of an operand, as float32. brain: bfloat16."""
     widened = bf16_to_f32 if brain else f16_to_f32
     parts = [word for word in of.words if word in ("H0_H0", "H1_H1", "H0", "H1")]
     if set(of.words) - set(parts) or of.file not in ("R", "UR", "c"):
@@ -284,7 +284,7 @@ def _always(value: Any) -> Read:
 
 
 def halves_of(code: Code, operands: list[Operand], *, brain: bool) -> list[tuple[Read, Read]]:
-    """Halves of all sources; immediates come in pairs, upper half first."""
+    """Readers of the halves of all sources; immediates are pairs, upper half first."""
     found, rest = [], list(operands)
     while rest:
         of = rest.pop(0)
@@ -298,7 +298,7 @@ def halves_of(code: Code, operands: list[Operand], *, brain: bool) -> list[tuple
 
 
 def half_arithmetic(code: Code) -> Step:
-    """HADD2, HMUL2, HFMA2: on pairs; F32: the lower half of a sum as float32."""
+    """HADD2, HMUL2, HFMA2: arithmetic on 16-bit pairs; F32: only the lower half, with a float32 result."""
     words = code.only("F32", "BF16_V2", "MMA", "FTZ", "RELU", "SAT")
     if words & {"SAT", "FTZ"}:
         raise code.unknown()
@@ -325,7 +325,7 @@ def half_arithmetic(code: Code) -> Step:
 
 
 def half_least(code: Code) -> Step:
-    """HMNMX2, VHMNMX."""
+    """HMNMX2, VHMNMX: minimum of 16-bit pairs if the predicate holds, else maximum."""
     words = code.only("BF16_V2", "NAN")
     brain = "BF16_V2" in words
     narrow = f32_to_bf16 if brain else f32_to_f16
@@ -342,7 +342,7 @@ def half_least(code: Code) -> Step:
 
 
 def half_compare(code: Code) -> Step:
-    """HSETP2: a predicate for each half; HSET2: the halves of a register, ones or nothing (BF: one or zero)."""
+    """HSETP2: a predicate per half; HSET2: all ones or zeros per half of a register (BF: 1.0 or 0.0)."""
     words = code.only("BF16_V2", "BF", "FTZ", *COMPARED, *JOINED)
     found, joint, brain = chosen(code, COMPARED), chosen(code, JOINED), "BF16_V2" in words
     first = 2 if code.name == "HSETP2" else 1

@@ -26,7 +26,7 @@ _LOW, _HIGH = U64(0xFFFFFFFF), U64(32)
 
 
 def _addend(of: Operand, code: Code) -> Read:
-    """A summand for carry computation: -x is 2**32 - x, also for 0."""
+    """Reader of an addend in 64 bits, for the carry: -x is 2**32 - x, also for 0."""
     if of.signs == "-":
         plain = bits(Operand(of.text, of.file, of.number, "", of.words, of.bank), code)
         return lambda s: U64(1 << 32) - plain(s).astype(U64)
@@ -35,7 +35,7 @@ def _addend(of: Operand, code: Code) -> Read:
 
 
 def _carries(written: list[Operand], code: Code) -> Callable[[Any, Any], None]:
-    """Write up to two predicates with a sum's carry; the second gets the remaining carry."""
+    """Writer of a sum's carry to up to two predicates: carry > 0 and carry > 1."""
     ways = [truth(each, code) for each in written]
 
     def write(s: Any, total: Any) -> None:
@@ -118,7 +118,7 @@ def _wide_product(code, written, target, sources, extra, with_sign: bool, high: 
 
 
 def scaled_add(code: Code) -> Step:
-    """LEA: (a << n) + b, or of the upper half of a pair shifted."""
+    """LEA: (a << n) + b; HI: the upper half of a shifted 64-bit value, plus b."""
     words = code.only("HI", "X", "SX32")
     written, target, sources = code.outputs()
     put, carry = result(target, code), _carries(written, code)
@@ -152,7 +152,7 @@ def scaled_add(code: Code) -> Step:
 
 
 def shift(code: Code) -> Step:
-    """SHF: of a pair (low a, high c) shifted by b, one half."""
+    """SHF: funnel shift of the pair c:a by b; writes its lower or upper (HI) half."""
     words = code.only("L", "R", "U32", "U64", "S32", "S64", "HI", "W")
     code.count(4)
     target, low, by, high = code.operands
@@ -167,7 +167,7 @@ def shift(code: Code) -> Step:
         whole = below | above.astype(U64) << _HIGH
         if not right:
             moved = whole << count
-        elif narrow and upper:  # the upper register alone
+        elif narrow and upper:  # shifts only the upper register
             moved = (above.view(I32).astype(np.int64) if with_sign else above.astype(np.int64)) >> count.view(np.int64)
             moved = moved.view(U64) << _HIGH
         else:
@@ -178,7 +178,7 @@ def shift(code: Code) -> Step:
 
 
 def extend(code: Code) -> Step:
-    """SGXT: the lowest b bits, extended by their sign."""
+    """SGXT: sign-extend (U32: zero-extend) the lowest b bits."""
     words = code.only("U32", "W")
     code.count(3)
     put, a = result(code.operands[0], code), bits(code.operands[1], code)
@@ -191,7 +191,7 @@ def extend(code: Code) -> Step:
 
 
 def looked_up(table: int, a: Any, b: Any, c: Any) -> Any:
-    """Function of three bits: bit 4 a + 2 b + c of a truth table, elementwise."""
+    """Apply a truth table bitwise: bit 4 a + 2 b + c of `table`."""
     common = _COMMON.get(table)
     if common is not None:
         return common(a, b, c)
@@ -217,7 +217,7 @@ _COMMON: dict[int, Callable[[Any, Any, Any], Any]] = {
 
 
 def logic(code: Code) -> Step:
-    """LOP3: any function of three bits."""
+    """LOP3: any bitwise function of three operands; the predicate is set if the result is not 0."""
     code.only("LUT")
     operands = list(code.operands)
     out = truth(operands.pop(0), code) if operands[0].file in ("P", "UP") else None
@@ -253,7 +253,7 @@ def truth_logic(code: Code) -> Step:
 
 
 def permute(code: Code) -> Step:
-    """PRMT: four bytes of a pair, by four digits of b; digit 8 to 15: the byte's sign."""
+    """PRMT: select four bytes of a pair by the hex digits of b; digits 8 to 15 replicate the byte's sign."""
     code.only()
     code.count(4)
     target, low, by, high = code.operands
@@ -314,7 +314,7 @@ JOINED: dict[str, Callable[[Any, Any], Any]] = {"AND": np.logical_and, "OR": np.
 
 
 def compare(code: Code) -> Step:
-    """ISETP: a comparison combined with a predicate, and its negation; EX: upper half of a 64-bit comparison."""
+    """ISETP: the comparison and its negation, each combined with a predicate; EX: upper half of a 64-bit comparison."""
     words = code.only(*COMPARED, *JOINED, "U32", "EX", "S32")
     code.count(6 if "EX" in words else 5)
     by, joint = (next(w for w in code.words if w in table) for table in (COMPARED, JOINED))
@@ -348,7 +348,7 @@ def population(code: Code) -> Step:
 
 
 def leading(code: Code) -> Step:
-    """FLO: position of the highest bit that differs from the sign; SH: distance from the top; none: all ones."""
+    """FLO: position of the highest bit that differs from the sign (SH: counted from the top); all ones if none does."""
     words = code.only("U32", "SH", "S32")
     put, a = result(code.operands[-2], code), bits(code.operands[-1], code)
     if len(code.operands) == 3:
@@ -379,7 +379,7 @@ def reverse(code: Code) -> Step:
 
 
 def bit_mask(code: Code) -> Step:
-    """BMSK: b ones from position a."""
+    """BMSK: mask of b ones from bit a on."""
     words = code.only("W", "C")
     put, a, b = result(code.operands[0], code), bits(code.operands[1], code), bits(code.operands[2], code)
 

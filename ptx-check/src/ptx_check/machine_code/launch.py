@@ -1,7 +1,7 @@
 """Launch of a cubin: decoded instructions, arguments, faults.
 
-Every program runs in each of ORDERS, which complete products and copies at once or at the wait for them, and run warps
-together or separately. Results that differ between orders would be nondeterministic on a device.
+Every program runs in each of ORDERS, which complete products and copies immediately or at their wait, and run warps
+together or one by one. Results that differ between orders would be nondeterministic on a device.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ MEANINGS = {
 
 
 def _read(of: cubin.Cubin) -> list[Code]:
-    """Decoded instructions of a cubin."""
+    """Decode the instructions of a cubin."""
     (function,) = [each for each in sass.parse(of.text) if each.name == of.name]
     places = {each.address: place for place, each in enumerate(function.instructions)}
     made = []
@@ -80,7 +80,7 @@ class Launch:
         self.faults.setdefault((kind, address), Fault(kind, message, location))
 
     def execute(self, orders: tuple[Order, ...] = ORDERS) -> list[Fault]:
-        """Run every program in each order on the current memory; keeps the results of the last one."""
+        """Run every program in each order, from the same initial memory; memory keeps the results of the last order."""
         orders = orders if self.asynchronous else orders[: len(ORDERS) - 1]
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
         before = [buffer.bytes.copy() for buffer in self.known] if len(orders) > 1 else []

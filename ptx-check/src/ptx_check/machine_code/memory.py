@@ -1,6 +1,6 @@
-"""Memory of warps: global, shared and local, with bounds and alignment; asynchronous copies; small matrices.
+"""Memory instructions: global, shared and local memory with bounds and alignment checks, cp.async, ldmatrix, atomics.
 
-Shared memory begins at RESERVED: the part below belongs to the system. Unwritten bytes are all ones, a NaN in every
+Shared memory begins at RESERVED; the part below belongs to the system. Unwritten bytes are all ones, a NaN in every
 floating-point type.
 """
 
@@ -29,7 +29,7 @@ def size_of(code: Code, *others: str) -> tuple[int, bool]:
 
 
 def address(of: Operand, code: Code) -> Read:
-    """[R4.64+UR6+0x8], perhaps behind desc[UR8]: of 64 bits or of 32."""
+    """Reader of a 64- or 32-bit address such as [R4.64+UR6+0x8], optionally after desc[UR8]."""
     match = re.match(r"(?:desc\[UR\d+\])?\[([^\]]*)\]$", of.text)
     if match is None:
         raise code.unknown(f"at {of.text} is not known")
@@ -67,7 +67,7 @@ class Global:
         self.last: dict[int, Buffer] = {}
 
     def pieces(self, s: Any, code: Code, at: Any, lanes: Any, size: int) -> Any:
-        """Yields (buffer, offsets, lanes) of every accessed buffer; reports other addresses."""
+        """Return (buffer, offsets, lanes) of every accessed buffer, and report other addresses."""
         if (at[lanes] & U64(size - 1)).any():
             s.fault("alignment", code, f"an address that {size} bytes do not divide")
             lanes = lanes & ((at & U64(size - 1)) == 0)
@@ -94,7 +94,7 @@ class Global:
         return found
 
     def load(self, s: Any, code: Code, at: Any, lanes: Any, size: int) -> list[Any]:
-        """Words of 4 bytes, or one of 1 or 2."""
+        """Load words of 4 bytes, or one of 1 or 2 bytes."""
         unit = min(size, 4)
         made = [np.zeros(s.shape, U32) for _ in range(max(1, size // 4))]
         for buffer, offsets, here in self.pieces(s, code, at, lanes, size):
@@ -116,7 +116,7 @@ class Global:
 
 
 class Shared:
-    """Shared memory of some programs, `size` bytes each from RESERVED on."""
+    """Shared memory of a chunk of programs: `size` bytes each, from RESERVED on."""
 
     def __init__(self, programs: int, size: int) -> None:
         self.end = RESERVED + size
@@ -124,10 +124,10 @@ class Shared:
         self.bytes = np.full(programs * self.pitch, 0xFF, np.uint8)
         self.views = {size: self.bytes.view(kind) for size, kind in ((1, np.uint8), (2, np.uint16), (4, U32))}
         self.written, self.writer = (np.zeros(len(self.bytes) // 16, np.int64) for _ in range(2))
-        """Time and warp of the last thread write to each 16 bytes."""
+        """Time and warp of the last write by a thread, per 16 bytes."""
 
     def places(self, s: Any, code: Code, at: Any, lanes: Any, size: int, what: str) -> tuple[Any, Any]:
-        """Positions in `bytes`, and the lanes with valid addresses."""
+        """Return positions in `bytes` and the lanes with valid addresses; reports the others."""
         at = at.astype(np.int64)
         good = (at >= RESERVED) & (at + size <= self.end)
         if not (good | ~lanes).all():
@@ -180,7 +180,7 @@ class Local:
 
     def store(self, s: Any, code: Code, at: Any, lanes: Any, size: int, values: list[Any]) -> None:
         word, row, lane, good = self.places(s, code, at, lanes, size)
-        if size < 4:  # the rest of the word stays
+        if size < 4:  # keep the rest of the word
             below = _bits_below(at)
             part = U32((1 << 8 * size) - 1) << below
             values = [self.words[word, row, lane] & ~part | values[0] << below & part]
@@ -189,7 +189,7 @@ class Local:
 
 
 def _bits_below(at: Any) -> Any:
-    """Bits of a word below an address in it."""
+    """Bit offset of an address in its 4-byte word."""
     return (at & U64(3)).astype(U32) * U32(8)
 
 
@@ -199,7 +199,7 @@ _SPACES: dict[str, Callable[[Any], Any]] = {
 
 
 def load(code: Code) -> Step:
-    """LDG, LDS, LDL."""
+    """LDG, LDS, LDL: load from global, shared or local memory."""
     size, with_sign = size_of(code)
     code.count(2)
     space = _SPACES[code.name[2]]
@@ -218,7 +218,7 @@ def load(code: Code) -> Step:
 
 
 def store(code: Code) -> Step:
-    """STG, STS, STL."""
+    """STG, STS, STL: store to global, shared or local memory."""
     size, _ = size_of(code)
     code.count(2)
     space = _SPACES[code.name[2]]
@@ -234,8 +234,10 @@ def _next(of: Operand, number: int) -> Operand:
 
 
 def copy(code: Code) -> Step:
-    """LDGSTS: from global into shared memory, zeros if the predicate is false. Completes at once (early) or at the
-    wait for its group (late)."""
+    """LDGSTS: copy from global to shared memory, or zeros if the predicate is false.
+
+    Completes immediately (early) or at the wait for its group (late).
+    """
     size, _ = size_of(code)
     code.count(2, 3)
     inside, outside = (address(each, code) for each in code.operands[:2])
@@ -265,8 +267,10 @@ def commit(code: Code) -> Step:
 
 
 def wait(code: Code) -> Step:
-    """DEPBAR: wait for all groups of copies but the youngest ones. Other scoreboards guard registers, which are
-    written at once here."""
+    """DEPBAR: wait for all copy groups except the youngest.
+
+    Scoreboards other than SB0 guard registers, which are written immediately here.
+    """
     code.only("LE")
     code.count(1, 2)
     board, most = code.operands[0].text, code.operands[1].number if len(code.operands) > 1 else 0
@@ -319,7 +323,7 @@ def load_matrices(code: Code) -> Step:
 
 
 def store_matrices(code: Code) -> Step:
-    """STSM: the inverse."""
+    """STSM: store 8x8 matrices of 16-bit elements, one lane's address per row; MT88: transposed."""
     words = code.only("16", "M88", "MT88", "2", "4")
     code.count(2)
     count, turned = 4 if "4" in words else 2 if "2" in words else 1, "MT88" in words
@@ -340,7 +344,7 @@ def store_matrices(code: Code) -> Step:
 
 
 def whole(s: Any, code: Code) -> None:
-    """Require all lanes of a warp."""
+    """Report a warp of which only some lanes are active."""
     if s.m is not None and s.m.shape[1] != 1:
         s.fault("divergence", code, "not all lanes of a warp come here together")
 

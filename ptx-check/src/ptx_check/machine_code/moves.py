@@ -1,4 +1,4 @@
-"""Data movement: registers, constants, special registers, selects, predicates as bits, shuffles and votes."""
+"""Data movement: registers, constants, special registers, selects, predicate masks, shuffles and votes."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def move(code: Code) -> Step:
 
 
 def choose(code: Code) -> Step:
-    """SEL, FSEL."""
+    """SEL, FSEL: the first operand if the predicate holds, else the second."""
     code.only("FTZ")
     code.count(4)
     target, one, other, choice = code.operands
@@ -45,7 +45,7 @@ _SPECIAL: dict[str, Any] = {
 
 
 def special(code: Code) -> Step:
-    """S2R, S2UR, CS2R: special registers (thread and program indices); CS2R writes a pair."""
+    """S2R, S2UR, CS2R: special registers (thread and program indices); CS2R without .32 writes a pair."""
     words = code.only("32")
     code.count(2)
     value = _SPECIAL.get(code.operands[1].text)
@@ -59,7 +59,7 @@ def special(code: Code) -> Step:
 
 
 def to_uniform(code: Code) -> Step:
-    """R2UR: value of the lowest running lane; all lanes must agree."""
+    """R2UR: value of the lowest active lane; all active lanes must agree."""
     code.only()
     if len(code.operands) == 3 and code.operands[0].text not in ("PT", "UPT"):
         raise code.unknown("of this form is not known")
@@ -81,7 +81,7 @@ def to_uniform(code: Code) -> Step:
 
 
 def load_constant(code: Code) -> Step:
-    """LDC, ULDC."""
+    """LDC, ULDC: load from a constant bank."""
     words = code.only("64", "U8", "U16", "32")
     code.count(2)
     target, source = code.operands
@@ -109,7 +109,7 @@ def load_constant(code: Code) -> Step:
 
 
 def from_predicates(code: Code) -> Step:
-    """P2R, UP2UR: seven predicates as bits, under a mask."""
+    """P2R, UP2UR: write seven predicates as bits of a register, under a mask."""
     code.only()
     code.count(4)
     target, _, old, mask = code.operands
@@ -130,7 +130,7 @@ def from_predicates(code: Code) -> Step:
 
 
 def to_predicates(code: Code) -> Step:
-    """R2P: the inverse."""
+    """R2P: set predicates from bits of a register, under a mask."""
     code.only()
     code.count(3)
     _, source, mask = code.operands
@@ -148,7 +148,7 @@ def to_predicates(code: Code) -> Step:
 
 
 def shuffle(code: Code) -> Step:
-    """SHFL: another lane's value; predicate: whether that lane is valid."""
+    """SHFL: value of another lane; the predicate tells whether that lane is valid."""
     words = code.only("BFLY", "IDX", "UP", "DOWN")
     code.count(5)
     inside, target, *sources = code.operands
@@ -179,7 +179,7 @@ def shuffle(code: Code) -> Step:
 
 
 def vote(code: Code) -> Step:
-    """VOTE, VOTEU: any or all over running lanes, and their ballot."""
+    """VOTE, VOTEU: any or all over active lanes, and their ballot."""
     words = code.only("ANY", "ALL")
     *written, source = code.operands
     read = predicate(source, code)
@@ -198,7 +198,7 @@ def vote(code: Code) -> Step:
 
 
 def elect(code: Code) -> Step:
-    """ELECT: the lowest running lane."""
+    """ELECT: true in the lowest active lane."""
     code.only()
     if any(not each.zero and each.file in ("R", "UR") for each in code.operands):
         raise code.unknown("of this form is not known")
@@ -216,7 +216,7 @@ _REDUCED: dict[str, Any] = {"SUM": np.add, "OR": np.bitwise_or, "AND": np.bitwis
 
 
 def reduce(code: Code) -> Step:
-    """REDUX: reduction over running lanes into a uniform register."""
+    """REDUX: reduction over all lanes of a warp into a uniform register."""
     words = code.only(*_REDUCED, "S32", "U32")
     code.count(2)
     put, a = result(code.operands[0], code), bits(code.operands[1], code)

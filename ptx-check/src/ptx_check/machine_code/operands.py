@@ -1,7 +1,7 @@
-"""Operands of machine code in nvdisasm's syntax, and their access by warps.
+"""Operands of machine code in nvdisasm's syntax, and their readers and writers.
 
-R0 to R254 are a lane's registers, UR0 to UR62 a warp's, P0 to P6 and UP0 to UP6 their predicates; RZ and PT are zero
-and true. A register may have a prefix (-, ~, !, | |) and a suffix that selects halves (.H0_H0). Hexadecimal numbers are
+R0 to R254 are registers per lane, UR0 to UR62 per warp, P0 to P6 and UP0 to UP6 the predicates; RZ and PT are zero and
+true. A register may have a prefix (-, ~, !, | |) and a suffix that selects halves (.H0_H0). Hexadecimal numbers are
 integers, all others floating-point. c[0x0][0x210] is a constant, [R4.64+0x8] an address.
 """
 
@@ -18,22 +18,22 @@ U32, U64, I32, F32 = np.uint32, np.uint64, np.int32, np.float32
 _REGISTER = re.compile(r"([-~!|+]*)(UR|UP|R|P)(\d+|Z|T)((?:\.\w+)*)(\|?)((?:\.\w+)*)$")
 _CONSTANT = re.compile(r"([-~|]*)c\[0x(\w+)\]\[(?:(R\d+|RZ|UR\d+|URZ)\+?)?(-?0x\w+)?\](\|?)$")
 _ZERO, _TRUE = 255, 7
-"""Register slots; RZ and PT have slots for discarded writes."""
+"""Numbers of RZ and PT."""
 
 Read = Callable[[Any], Any]
-"""Maps running warps to an array (warps, 32), (warps, 1) or (1, 1)."""
+"""Function from the running warps to an array (warps, 32), (warps, 1) or (1, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     text: str
     file: str = ""
-    """R, UR, P or UP; c: constant; n: number; empty: anything else."""
+    """R, UR, P or UP: register; c: constant; n: number; empty: anything else."""
     number: int = 0
     """Register index, constant offset, or bits of a number."""
     signs: str = ""
     words: tuple[str, ...] = ()
-    """Suffix: H0_H0, 64."""
+    """Suffixes, such as H0_H0 and 64."""
     bank: int = 0
     index: "Operand | None" = None
     """Register added to a constant's offset."""
@@ -44,7 +44,7 @@ class Operand:
 
 
 def operand(text: str) -> Operand:
-    """Read one operand."""
+    """Parse one operand."""
     text = text.strip()
     if match := _REGISTER.match(text):
         signs, file, number, first, bar, second = match.groups()
@@ -97,7 +97,7 @@ class Code:
         return Unsupported(f"machine code: {self.opcode} {what}", self.location)
 
     def only(self, *known: str) -> set[str]:
-        """Opcode modifiers; must be among these."""
+        """Return the opcode's modifiers; raises Unsupported if one is not in `known`."""
         if not set(self.words) <= set(known):
             raise self.unknown()
         return set(self.words)
@@ -107,7 +107,7 @@ class Code:
             raise self.unknown("of this form is not known")
 
     def outputs(self) -> tuple[list[Operand], Operand, list[Operand]]:
-        """Destination predicates, destination register, and sources."""
+        """Return destination predicates, destination register, and sources."""
         first, *rest = self.operands
         written = []
         while rest and rest[0].file in ("P", "UP") and "!" not in rest[0].signs:
@@ -120,7 +120,7 @@ def constant(value: int, kind: type = U32) -> Any:
 
 
 def _plain(of: Operand, code: Code) -> Read:
-    """32 bits of a register or constant, prefixes ignored."""
+    """Reader of 32 bits of a register or constant; ignores prefixes."""
     number = of.number
     if of.zero or of.file == "n":
         made = constant(0 if of.zero else number)
@@ -135,7 +135,7 @@ def _plain(of: Operand, code: Code) -> Read:
 
 
 def bits(of: Operand, code: Code) -> Read:
-    """A 32-bit integer."""
+    """Reader of a 32-bit integer."""
     plain = _plain(of, code)
     if of.words:
         raise code.unknown(f"takes {of.text}, which is not known,")
@@ -156,7 +156,7 @@ def signed(of: Operand, code: Code) -> Read:
 
 
 def real(of: Operand, code: Code, *, flush: bool = False) -> Read:
-    """A float32. flush: subnormals become zero."""
+    """Reader of a float32. flush: subnormals become zero."""
     plain, signs = _plain(of, code), of.signs
     if of.words or signs.replace("|", "").replace("-", ""):
         raise code.unknown(f"takes {of.text}, which is not known,")
@@ -175,7 +175,7 @@ def real(of: Operand, code: Code, *, flush: bool = False) -> Read:
 
 
 def wide(of: Operand, code: Code) -> Read:
-    """A 64-bit integer: a register pair; immediates are sign-extended."""
+    """Reader of a 64-bit integer, such as a register pair; immediates are sign-extended."""
     number = of.number
     if of.zero:
         made = constant(0, U64)

@@ -1,9 +1,9 @@
 """Matrix products: HMMA of one warp, asynchronous HGMMA of four.
 
-Each warp computes its own 16 of a group's 64 rows. A product is computed when issued (early) or at the wait that covers
-it (late): until then its sums are NaN, and shared memory is read as of the wait. The left operand's registers are read
-at once in both orders: a scoreboard guards them.
-Elements of fragments: matrices.py; descriptors: warpgroup.py.
+Each warp computes its own 16 of a warpgroup's 64 rows. A product is computed when issued (early) or at the wait that
+covers it (late): then its accumulators are NaN in between, and shared memory is read at the wait. The left operand's
+registers are read when issued in both orders, because a scoreboard guards them.
+Fragment layouts are described in matrices.py, descriptors in warpgroup.py.
 """
 
 import re
@@ -23,12 +23,12 @@ _NOTHING = U32(0x7FFFFFFF)
 
 
 def _kind(code: Code) -> tuple[str, int]:
-    """Operand type and its bytes."""
+    """Operand type, and bytes per element."""
     return next((_KINDS[word] for word in code.words if word in _KINDS), ("f16", 2))
 
 
 def _numbers(register: Any, kind: str, size: int) -> Any:
-    """Registers (warps, 32) as numbers (warps, 8, columns)."""
+    """Convert a register (warps, 32) to elements (warps, 8, columns)."""
     raw = np.ascontiguousarray(register).view(np.uint16 if size == 2 else U32)
     return elements(raw.reshape(len(register), 8, -1), kind)
 
@@ -41,7 +41,7 @@ def _left(registers: Any, kind: str, size: int) -> Any:
 
 
 def _sums(product: Any) -> Any:
-    """Products (warps, 16, columns) as registers (registers, warps, 32)."""
+    """Distribute products (warps, 16, columns) to registers (registers, warps, 32)."""
     warps, _, columns = product.shape
     parts = product.reshape(warps, 2, 8, columns // 8, 4, 2)
     return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(columns // 2, warps, 32)
@@ -82,13 +82,13 @@ class Product:
     rows: Any
     """Participating warps."""
     group: Any
-    """Product group of each warp."""
+    """Product group in each warp."""
     keep: Any
-    """(warps, 1): whether to accumulate."""
+    """(warps, 1) mask: whether to accumulate."""
     left: Any
-    """Left operand: numbers (warps, 16, depth), or descriptors (warps,)."""
+    """Left operand: elements (warps, 16, depth), or descriptors (warps,)."""
     right: Any
-    """Descriptors (warps,)."""
+    """Descriptors (warps,) of the right operand."""
     fenced: Any
     """Time of each warp's last fence.proxy.async."""
 
@@ -143,7 +143,7 @@ def predicate_never(s: Any) -> Any:
 
 
 def registers_of(code: Code) -> set[int]:
-    """Registers used by an HGMMA: its sums, and its left operand if in registers."""
+    """Registers used by an HGMMA: its accumulators, and its left operand if in registers."""
     columns = int(code.words[0].split("x")[1])
     first, second = code.operands[:2]
     fragments = range(second.number, second.number + 4) if second.file == "R" else ()
@@ -188,7 +188,7 @@ def _issue(code: Code, form: Form, kept: Any, last: bool) -> Step:
 
 
 def _total(s: Any, product: Product, form: Form, before: Any) -> Any:
-    """(registers, warps, 32) sums after the product."""
+    """Accumulators (registers, warps, 32) after the product."""
     warp, left = s.warp[product.rows][:, 0], product.left
     if form.fragments is None:
         left = _operand(s, product, left, 64, form, form.turned[0])
@@ -199,7 +199,7 @@ def _total(s: Any, product: Product, form: Form, before: Any) -> Any:
 
 
 def _operand(s: Any, product: Product, descriptor: Any, rows: int, form: Form, turned: bool) -> Any:
-    """Numbers (warps, rows, depth) of an operand in shared memory."""
+    """Elements (warps, rows, depth) of an operand in shared memory."""
     code, shared, program = product.code, s.shared, s.program[product.rows][:, 0].astype(U64)
     keys, back = np.unique(np.stack([descriptor, program], 1), axis=0, return_inverse=True)
     back = back.reshape(-1)
@@ -221,7 +221,7 @@ def _operand(s: Any, product: Product, descriptor: Any, rows: int, form: Form, t
 
 
 def group_barrier(code: Code) -> Step:
-    """WARPGROUP: ARRIVE before a group's first product; DEPBAR: wait for all but the youngest groups."""
+    """WARPGROUP.ARRIVE: the fence before a group's first product; DEPBAR: wait for all but the youngest groups."""
     words = code.only("ARRIVE", "DEPBAR", "LE")
     if "ARRIVE" in words:
 

@@ -1,7 +1,7 @@
-"""Executes machine code: the warps of some programs, all warps at the same instruction at once.
+"""Executes machine code for the warps of a chunk of programs; warps at the same instruction run together.
 
-Diverged lanes of a warp reconverge by running the lowest address first. The order of warps is a parameter (Order), so
-that both extremes of a device's behaviour are executed.
+Diverged lanes of a warp reconverge because the lowest address runs first. The order of warps is a parameter (Order), so
+that the extremes of a device's behaviour can be executed.
 """
 
 from dataclasses import dataclass
@@ -18,32 +18,31 @@ _FAR = np.int32(1 << 30)
 _MOST = 3_000_000
 """Maximum code segments executed."""
 _PATIENCE = 2048
-"""Segments after which other warps get a turn, in case these wait for them."""
+"""Segments after which other warps get a turn, because the running ones may wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Scheduling choices that a device makes: completion of asynchronous work, and order of warps."""
+    """Scheduling choices of a device: completion of asynchronous work, and order of warps."""
 
     copies: bool = False
-    """Copies complete at the wait for them instead of at once."""
+    """Copies complete at their wait instead of immediately."""
     products: bool = False
-    """The same for products."""
+    """Products complete at their wait instead of immediately."""
     first: int | None = None
-    """Run one warp of each program until it waits, the first (0) or the last (-1) before the others; None: all
-    together."""
+    """Warps of a program run one at a time until they wait, from the first (0) or the last (-1) on; None: together."""
 
 
 EARLY = Order()
 ORDERS = (EARLY, Order(copies=True, first=-1), Order(products=True, first=0), Order(products=True, first=-1))
-"""The extremes of a device's behaviour, for copies and for products. The last one, for launches with asynchronous
-products: a producer that runs after its consumers overwrites operands that their products have yet to read."""
+"""The extremes of a device's behaviour, for copies and for products. The last order is only for launches with
+asynchronous products: a producer that runs after its consumers overwrites operands that pending products still read."""
 
 
 class Warps:
     """State of the programs `numbers` (programs, 1) of a launch: registers, memory, program counters.
 
-    Rows of all arrays are warps: the first warp of every program, then the second.
+    Arrays have a row per warp: the first warps of all programs, then the second warps, and so on.
     """
 
     def __init__(self, launch: Any, numbers: np.ndarray, order: Order) -> None:
@@ -68,7 +67,7 @@ class Warps:
         self.pcs = np.zeros((rows, 32), np.int32)
         self.alive = np.ones((rows, 32), bool)
         self.waiting = np.zeros(rows, bool)
-        """Whether a warp waits at a barrier, or for a condition that is tested again after a change."""
+        """Whether a warp waits at a barrier, or for a condition that is retested after a change (`asks`)."""
         self.asks = np.zeros(rows, bool)
         self.why: dict[int, str] = {}
         self.met = np.zeros((programs, 16), np.int64)
@@ -81,15 +80,15 @@ class Warps:
         self.groups = np.zeros(rows, np.int64)
         """Committed copy groups of each warp."""
         self.products = np.zeros(rows, np.int64)
-        """The same for products."""
+        """Committed product groups of each warp."""
         self.pending: list[tuple] = []
         self.sums = np.zeros((256, rows, 32), F32) if order.products and launch.asynchronous else None
         self.flying = np.zeros((256, rows), bool)
-        """Initial sums of pending late products."""
+        """Warps with pending late products, by the first accumulator register; `sums` holds their accumulators."""
         self.fenced = np.zeros(rows, np.int64)
         """Time of each warp's last fence.proxy.async."""
         self.touched = np.zeros((256, rows), bool)
-        """Product registers written by other instructions since the last wgmma.fence."""
+        """Registers of products that other instructions have written since the last wgmma.fence."""
         self.barriers: dict[tuple[int, int], Any] = {}
         self.bulk: list[Any] = []
         self.stores: list[Any] = []
@@ -108,7 +107,7 @@ class Warps:
         return np.ones(self.shape, bool) if self.m is None else np.broadcast_to(self.m, self.shape)
 
     def whole_warps(self) -> bool:
-        """Whether all live lanes of the selected warps are here."""
+        """Whether all live lanes of the selected warps are active."""
         return bool((self.active() | ~self.alive[self.w]).all())
 
     def bank(self, number: int) -> np.ndarray:
@@ -157,7 +156,7 @@ class Warps:
         self.launch.fault(kind, code.address, message, code.location)
 
     def unfenced(self, grains: Any, fenced: Any) -> bool:
-        """Whether any of these 16-byte units was written after `fenced`, by a warp without a fence since."""
+        """Whether any of these 16-byte units was written after `fenced` by a warp that has passed no fence since."""
         shared = self.shared
         late = shared.written[grains] > fenced
         return bool((late & (shared.written[grains] > self.fenced[shared.writer[grains]])).any())
@@ -214,7 +213,7 @@ class Warps:
         self.alone = bool(self.m is None and here.all() and self.order.first is None)
 
     def stretch(self) -> None:
-        """Run instructions up to one that diverges or waits, or to an address where other warps may wait."""
+        """Run instructions up to one of control flow, or to a branch target, where other warps may wait."""
         instructions, leaders = self.launch.instructions, self.launch.leaders
         pc, chosen, here = self.pc, self.w, self.m
         while True:
@@ -240,7 +239,7 @@ class Warps:
                 return
 
     def narrow(self, guard: Any, here: Any) -> bool:
-        """Restrict the selection to warps in which some lane passes a guard. False: there are none."""
+        """Restrict the selection to the lanes that pass a guard. Returns whether there are any."""
         mask = guard(self) if here is None else guard(self) & here
         some = mask.any(1)
         if not some.all():
@@ -283,7 +282,7 @@ class Warps:
         self.asks[:] = False
 
     def go_on_without(self, waits: Any) -> bool:
-        """Make some selected warps retry this instruction after a change. False: no others are left."""
+        """Make some of the selected warps retry this instruction after a change. Returns whether others are left."""
         if waits.any():
             rows = self.rows[waits]
             self.waiting[rows] = self.asks[rows] = True
@@ -293,7 +292,7 @@ class Warps:
         return len(self.rows) > 0
 
     def meet(self, code: Any, names: Any, counts: Any, *, waits: bool) -> None:
-        """Warps arrive at a barrier."""
+        """Let the selected warps arrive at barriers; waits: and wait there."""
         for name in np.unique(names).tolist():
             here = names == name
             rows = self.rows[here]
@@ -312,7 +311,7 @@ class Warps:
             self.release(name)
 
     def living(self) -> Any:
-        """Live warps of each program."""
+        """Number of live warps of each program."""
         return self.alive.any(1).reshape(self.count_of, self.programs).sum(0)
 
     def release(self, name: int) -> bool:
@@ -325,7 +324,10 @@ class Warps:
         return True
 
     def stuck(self) -> bool:
-        """No warp can continue: complete pending copies and release barriers of exited warps. False: deadlock."""
+        """Unblock warps if none can run: complete a bulk load, or release barriers that exited warps would have joined.
+
+        Returns False, with a fault, for a deadlock.
+        """
         if self.bulk:
             self.bulk.pop().arrive(self)
             return True

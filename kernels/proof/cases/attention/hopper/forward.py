@@ -1,4 +1,4 @@
-"""Compile cases of attention/hopper/forward.py, and the tensor maps shared by the kernels beside it."""
+"""Compile cases of attention/hopper/forward.py, and the tensor maps shared with the backward kernels."""
 
 from collections.abc import Iterator
 from dataclasses import replace
