@@ -89,7 +89,8 @@ def test_a_heavier_kernel_is_a_regression_and_the_source_of_a_kernel_is_everythi
     texts = output["text"]
     assert any("def hide(" in text for text in texts)
     assert any("1.442695" in text for text in texts)  # LOG2E
-    assert not any("#" in text for text in texts)
+    assert any("class Masking(" in text for text in texts)
+    assert not any("#" in text or '"""' in text for text in texts)  # comments and docstrings
     assert not any(" at 0x" in text for text in texts)  # addresses differ by process
 
 
