@@ -367,3 +367,20 @@ def test_a_converted_model_frees_its_old_weights():
     weights = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]
     model.double()
     assert all(each.expired() for each in weights)
+
+
+def test_stacks_that_two_threads_prepare_at_once_are_told_apart(monkeypatch):
+    one, other = (model_and_batch(heads=heads)[0].encoder for heads in (2, 4))
+    prepared = []
+
+    class Interrupted(dict):
+        """The other thread runs when the first is about to add its kind."""
+
+        def setdefault(self, kind, number):
+            if not prepared:
+                prepared.append(None)
+                prepared[0] = stacks.PreparedStack([*other.layers], None)
+            return super().setdefault(kind, number)
+
+    monkeypatch.setattr(stacks, "_numbers", Interrupted())
+    assert {*stacks.PreparedStack([*one.layers], None)._kinds}.isdisjoint(prepared[0]._kinds)
