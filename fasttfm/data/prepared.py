@@ -61,6 +61,9 @@ class StoredIds:
         if size != expected:
             raise ValueError(f"{size:,} bytes, expected {expected:,} from its header")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredIds, (self.path, [self.dtype.type])  # a copy opens the file for itself
+
     def __len__(self) -> int:
         return self._count
 
