@@ -7,8 +7,8 @@
     valid.src.txt, valid.tgt.txt           raw text of the validation pairs, for BLEU
     sha256sums                             of all these (see fasttfm.system.folders)
 
-Ids contain neither bos nor eos. A kill at any time leaves the old data, the new data, or a directory that is refused
-until `prepare` is run again.
+Ids contain neither bos nor eos, but the language codes of an imported model. A kill at any time leaves the old data,
+the new data, or a directory that is refused until `prepare` is run again.
 """
 
 import itertools
