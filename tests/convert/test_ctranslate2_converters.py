@@ -59,7 +59,7 @@ def test_a_model_without_source_end_translates_and_exports_but_cannot_be_trained
     assert "sources have no end token" in capsys.readouterr().out
     ours = Translator.from_directory(model)
     assert not ours.source_tokenizer.source_end
-    assert EOS not in ours.encode_lines(LINES)[0]
+    assert EOS not in ours.encode_lines(LINES, range(len(LINES)))[0]
     assert ours.translate(["", "a dog"])[0] == ""
     assert ours.score(["", "a dog"], ["", "ein Hund"])[0] < 0
     assert main(["export", str(model), "--format", "ctranslate2", "--out", str(there)]) == 0

@@ -10,7 +10,8 @@ import pytest
 from fasttfm.cli.main import main
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import PreparedData
-from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary
+from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import UserError
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -82,6 +83,19 @@ def test_an_existing_model_is_used(files):
     assert any("nothing to do" in line for line in said)
     run(files, "TAGGED", [model], said, source_tags=("<2de>", "<2fr>"), valid_source_tags=("<2de>", "<2fr>"))
     assert any("is several pieces" in line for line in said)
+
+
+def test_every_line_begins_with_the_language_code_of_an_imported_model(files):
+    plain = run(files).source_tokenizer
+    codes = ["__en__", "__de__"]
+    pieces = [*plain.pieces(range(len(plain))), *codes]
+    sides = [Tokenizer(plain.model, Vocabulary(pieces=pieces, prefix=[code], silent=codes)) for code in codes]
+    (files / "MODEL").mkdir()
+    save_tokenizers(files / "MODEL", *sides)
+    data = run(files, "CODED", [files / "MODEL"])
+    for pairs, line in ((data.train, "a one one"), (data.valid, "valid-a one one")):
+        for ids, side in ((pairs.source(0), sides[0]), (pairs.target(0), sides[1])):
+            assert ids.tolist() == [*side.prefix, *side.encode(line)]
 
 
 def test_options_that_do_not_match_the_files_are_refused(files):

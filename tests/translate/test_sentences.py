@@ -68,6 +68,8 @@ def test_sentencex_keeps_every_character_and_knows_abbreviations():
     pytest.importorskip("sentencex")
     english = sentence_splitter("en")
     assert english("Dr. Smith went home.  He slept.") == ["Dr. Smith went home.  ", "He slept."]
+    for language in ("de", "DE", "de-AT"):
+        assert sentence_splitter(language)("Er kam am 3. Mai an.") == ["Er kam am 3. Mai an."]
     for line in (*LINES, "a\u2028b. c", "東京に行く。大学です。", "\ufeffA. B\u0301 c?! d", "x" * 10_000):
         assert "".join(english(line)) == line
 

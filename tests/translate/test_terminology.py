@@ -31,10 +31,12 @@ def asked(terms, line, tokenizer) -> list[list[str]]:
         ("C++ C", [["Cpp"]]),
         ("dog-dog (dog)", [["Hund"]] * 3),
         ("", []),
+        ("\u0915\u092e \u0915\u092e\u0940", [["Boot"]]),  # Hindi: the second word goes on with a vowel sign
     ],
 )
 def test_terms_are_found_as_whole_words(tokenizer, line, expected):
     terms = [("dog", ["Hund"]), ("green dog", ["Frosch"]), ("US", ["USA"]), ("C++", ["Cpp"]), ("green dog", ["Lurch"])]
+    terms += [("\u0915\u092e", ["Boot"])]
     assert asked(terms, line, tokenizer) == expected
 
 
