@@ -282,6 +282,7 @@ def generation_settings(decoding: DecodingConfig) -> dict[str, Any]:
         "num_beams": decoding.beam,
         "length_penalty": penalties[decoding.length_penalty],
         "early_stopping": decoding.early_stopping or "never",
+        "no_repeat_ngram_size": decoding.no_repeat_ngram,
         "suppress_tokens": suppressed(decoding),
     }
 

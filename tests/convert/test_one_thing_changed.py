@@ -190,6 +190,9 @@ TOLD: dict[str, tuple[str, Change, str]] = {
     "search settings": (
         "marian-hf", fields("generation_config.json", repetition_penalty=1.5), "left out its search settings",
     ),
+    "a token that is never chosen": (
+        "marian-hf", fields("generation_config.json", suppress_tokens=[5]), "suppress_tokens [5]",
+    ),
     "sampling settings": (
         "gpt2", fields("generation_config.json", temperature=0.5, do_sample=True), "temperature 0.5",
     ),
