@@ -3,7 +3,7 @@
 import pytest
 import torch
 from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
@@ -261,6 +261,17 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
     half = type(theirs).from_pretrained(folder, dtype=torch.bfloat16, dropout=0.3)
     assert half(**given).logits.dtype == torch.bfloat16
     assert half.model.config.dropout == 0.3
+
+
+def test_the_weights_of_a_subfolder_are_loaded_and_not_those_around_it(model_dir, theirs, tmp_path):
+    """As of a run of Trainer, which saves its checkpoints below its last model."""
+    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path / "checkpoint-500")
+    weights = load_file(tmp_path / "model.safetensors")
+    zeros = {name: torch.zeros_like(each) for name, each in weights.items()}
+    save_file(zeros, tmp_path / "checkpoint-500" / "model.safetensors", {"format": "pt"})
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, subfolder="checkpoint-500")
+    assert not any(each.any() for each in loaded.parameters())
 
 
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
