@@ -126,6 +126,11 @@ def test_the_tokenize_command_encodes_and_decodes(files, monkeypatch, capsys, mo
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(encoded.encode())))
         assert main(["tokenize", "--decode", str(model), *more]) == 0
         assert capsys.readouterr().out == text
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))  # of another locale
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("one \u4e00\n".encode())))
+    assert main(["tokenize", str(files / "DATA")]) == 0
+    assert sys.stdout.buffer.getvalue().decode() == " ".join(tokenizer.pieces(tokenizer.encode("one \u4e00"))) + "\n"
+    monkeypatch.undo()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"nonsense\n")))
     assert main(["tokenize", "--decode", str(files / "DATA"), *more]) == 2
     assert "nonsense is not a subword" in capsys.readouterr().err
