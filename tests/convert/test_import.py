@@ -132,6 +132,12 @@ def test_the_unknown_token_is_suppressed_by_its_id(tmp_path, opus, suppressed, a
     assert marian.read(tmp_path / "changed").decoding.allow_unk is allowed
 
 
+def test_the_model_card_names_the_working_folder(tmp_path, opus, monkeypatch):
+    monkeypatch.chdir(opus)
+    card = import_(".", "marian-hf", tmp_path / "out", "--no-check") / "README.md"
+    assert f"imported from {opus.name} (marian-hf)" in card.read_text(encoding="utf-8")
+
+
 def test_the_damaged_one_of_two_vocabularies_is_named(tmp_path, opus):
     shutil.copytree(opus, tmp_path / "changed")
     config = tmp_path / "changed" / "config.json"
