@@ -91,6 +91,11 @@ def test_feed_forward_equals_two_linear_layers(name, activation, bias):
     assert_same(ours, layers(x), [x, *layers.parameters()])
 
 
+def test_an_activation_that_the_specification_lacks_is_refused():
+    with pytest.raises(ValueError, match="activation 'silu' is unknown: choose relu"):
+        reference.feed_forward(double(2, 7), double(19, 7), None, double(5, 19), None, activation="silu")
+
+
 def test_dropout_of_feed_forward_is_on_the_hidden_activation():
     x, weight1, weight2 = double(6, 7), double(19, 7), double(5, 19)
     keep = reference.keep_mask((1, 6, 19), 0.4, SEED)[0]
