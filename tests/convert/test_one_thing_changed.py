@@ -86,6 +86,7 @@ def variables(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
 
 LAYER = "h.0.attn.c_proj.weight"
 WORDS = "bert.embeddings.word_embeddings.weight"
+SHARED = "model.shared.weight"
 LINEAR = "decoder/layer_0/ffn/linear_0"
 
 REFUSED: dict[str, tuple[str, Change, str]] = {
@@ -155,6 +156,10 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "a weight that the index puts elsewhere": (
         "bert", shards(lambda given, places: places.pop("cls.predictions.bias")),
         "disagrees about the weight cls.predictions.bias",
+    ),
+    "float64 beyond float32": (
+        "marian-hf", weights(lambda given: {**given, SHARED: given[SHARED].double() * 1e300}),
+        f"{SHARED} contains NaN or infinity",
     ),
     "bytes behind the end": (
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
