@@ -35,7 +35,7 @@ _STRIDE = 509
 """Distance between the sampled elements that show whether a weight has changed."""
 
 _of_models: WeakKeyDictionary[nn.Module, tuple[list, Tensor, dict[tuple, _Packed]]] = WeakKeyDictionary()
-"""Model -> identity of its weights, a sample of them, and their packed forms by address, shape, dtype and ReLU."""
+"""Model -> identity of its weights, a sample of them, and their packed forms by what _packed() is asked for."""
 
 
 class _Thread(threading.local):
@@ -221,7 +221,7 @@ class _Packed:
 def _packed(
     cache: dict[tuple, _Packed], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool
 ) -> _Packed:
-    key = (weight.data_ptr(), weight.shape, dtype, relu, on_this_thread.int8)
+    key = (weight.data_ptr(), weight.shape, None if bias is None else bias.data_ptr(), dtype, relu, on_this_thread.int8)
     if key not in cache:
         with _lock:
             if key not in cache:  # another thread may have packed it meanwhile
