@@ -29,7 +29,7 @@ def stream_ids(
     UserError if the model's probabilities are NaN.
     """
     rows = config.nbest if config.sampling else config.beam
-    if rows != 1 or config.mbr_samples or config.coverage_penalty:
+    if rows != 1 or config.mbr_samples:  # a coverage penalty does not choose among one
         raise ValueError("only one hypothesis can be streamed: set beam=1, or sampling=True with nbest=1")
     return _stream(model, Waiting(None, source, prefix, number, allowed), config, banned)
 

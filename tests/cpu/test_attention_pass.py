@@ -41,6 +41,7 @@ CASES = {
     "soft cap": (37, 45, {"softcap": 0.7, "causal": True}),
     "slopes": (37, 45, {"alibi_slopes": torch.linspace(0.1, 1, H), "window": (9, 4)}),
     "sinks": (37, 45, {"sinks": torch.tensor(SINKS), "key_lengths": torch.tensor([0, 45])}),
+    "infinite sinks": (37, 45, {"sinks": torch.tensor([math.inf, 0.5, -math.inf, math.inf])}),
     "dropout": (37, 45, {"dropout_p": 0.3, "seed": SEED, "site": 3, "causal": True}),
     "everything": (70, 90, {
         "dropout_p": 0.3, "seed": SEED, "causal": "bottom_right", "softcap": 2.0, "sinks": torch.tensor(SINKS),

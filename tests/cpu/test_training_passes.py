@@ -77,6 +77,18 @@ def test_residual_layer_norm_and_its_gradients_match_pytorch(p, dtype, by_pytorc
         torch.testing.assert_close(value, expected, **bounds)
 
 
+def test_without_eps_a_constant_row_is_nan_as_in_pytorch(by_pytorch):
+    def run():
+        x = tensor(torch.float32, 512, 96)
+        x[7] = 0.0
+        return F.residual_layer_norm(x, torch.zeros_like(x), torch.ones(96), torch.zeros(96), 0.0)[0]
+
+    with torch.no_grad():  # as in validation
+        result, expected = run(), by_pytorch(run)
+    assert result[7].isnan().all()
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=2e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize(("p", "pad_id"), [(0.0, None), (0.3, None), (0.3, 2), (1.0, 0)])

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.coverage import coverage, cross_attention
 from fasttfm.search.ensemble import Ensemble
+from fasttfm.search.streaming import stream_ids
 from fasttfm.translate.alignment import WORDS, pharaoh, word_links
 
 EOS = 3
@@ -92,6 +94,15 @@ def test_the_coverage_penalty_reranks_all_finished_hypotheses():
         assert actual[0].log_probability == expected[0][1].log_probability
         changed += actual[0].tokens != before[0].tokens
     assert changed > 3, "the penalty must change some"
+
+
+def test_samples_are_not_reranked_and_one_hypothesis_is_streamed():
+    model, (sources, _) = make_model(), pairs(5)
+    settings = DecodingConfig(beam=1, sampling=True, nbest=5, max_len_b=3)
+    reranking = replace(settings, coverage_penalty=2.0)
+    assert search_ids(model, sources, reranking) == search_ids(model, sources, settings)
+    greedy = replace(reranking, sampling=False, nbest=1)
+    assert list(stream_ids(model, sources[0], greedy)) == search_ids(model, sources[:1], greedy)[0][0].tokens
 
 
 def test_words_are_linked_if_a_token_of_theirs_is():
