@@ -89,6 +89,19 @@ def test_packed_sequences_equal_the_reference(options, surplus):
     assert torch.equal(varlen.varlen_attn(*packed, window_size=window, enable_gqa=True), output)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1)}])
+def test_max_seqlen_may_be_a_tensor(options):
+    """As transformers passes it. On meta, as on a GPU, it is not read from cu_seqlens."""
+    (x,), starts, longest = tensors((7, H, D), requires_grad=False), torch.tensor([0, 3, 7]), torch.tensor(4)
+    function = flash_attn.flash_attn_varlen_func
+    expected = function(x, x, x, starts, starts, 4, 4, **options)
+    assert torch.equal(function(x, x, x, starts, starts, longest, longest, **options), expected)
+    x, starts = x.to("meta"), starts.to("meta")
+    assert function(x, x, x, starts, starts, longest, longest, **options).shape == x.shape
+    with pytest.raises(TypeError, match=r"max_seqlen_q is a tensor torch.float32 \(\): an int is needed"):
+        function(x, x, x, starts, starts, longest.float(), longest, **options)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_tensors(causal):
     (qkv,) = tensors((B, 5, 3, H, D))

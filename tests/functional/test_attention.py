@@ -176,6 +176,16 @@ def test_scaled_dot_product_attention_takes_the_mask_dtypes_of_torch(dtype, mask
             assert F.scaled_dot_product_attention(q, q, q, given).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("query", "mask"),
+    [((5, 8), (1, 5, 5)), ((4, 5, 8), (3, 5, 5)), ((4, 5, 8), (5, 4)), ((2, 3, 4, 5, 8), (2, 1, 5, 5))],
+)
+def test_scaled_dot_product_attention_refuses_masks_that_do_not_broadcast(query, mask):
+    x = torch.randn(query)
+    with pytest.raises(ValueError, match=r"attn_mask \(.* does not broadcast to \("):
+        F.scaled_dot_product_attention(x, x, x, torch.ones(mask, dtype=torch.bool))
+
+
 def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     q, k = heads(2, 6, 5, 8, requires_grad=True), heads(2, 3, 7, 8, requires_grad=True)
     expected = scaled_dot_product_attention(q, k, k, enable_gqa=True)
