@@ -138,13 +138,13 @@ def columns(words: tuple[str, ...]) -> list[list[int]]:
             if words[position] == words[0] and words[0] != "pred" and draw.random() < 0.2:
                 row[position] = row[0] ^ (draw.getrandbits(1) << (width(words[0]) - 1) if words[0] != "count" else 0)
         rows.append(row)
-    return [list(column) for column in zip(*rows)]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def executed_together(opcodes: list[str], words: tuple[str, ...], result: str, fresh=()) -> Ran:
     """Runs opcodes with the same operands; fresh: places of those that nobody wrote."""
     operands = [(kind(word), np.array(column, f"u{max(2, width(kind(word)) // 8)}"))
-                for word, column in zip(words, columns(words))]  # fmt: skip
+                for word, column in zip(words, columns(words), strict=True)]  # fmt: skip
     return execute(opcodes, kind(result), operands, fresh)
 
 
@@ -177,8 +177,8 @@ def test_every_form_gives_what_an_independent_table_says(base):
             some = opcodes[first : first + TOGETHER]
             ran = executed_together(some, words, result)
             assert not ran.faults, ran.faults
-            for opcode, actual in zip(some, ran["out"].reshape(len(some), COUNT)):
-                for bits, value in zip(zip(*given), actual.tolist()):
+            for opcode, actual in zip(some, ran["out"].reshape(len(some), COUNT), strict=True):
+                for bits, value in zip(zip(*given, strict=True), actual.tolist()):
                     if wrong(opcode, list(bits), value):
                         faults.append(f"{opcode} of {', '.join(map(hex, bits))} gave {value:#x}")
                         break
@@ -192,9 +192,11 @@ def test_every_form_keeps_the_marks_of_what_nobody_wrote():
         words, result = operands(opcode)
         alike[tuple(words), result].append(opcode)
     for (words, result), opcodes in alike.items():
-        for position in range(len(words)):
-            ran = executed_together(opcodes[:TOGETHER], words, result, fresh=(position,))
-            assert ran.kinds == {"unwritten"}, (opcodes[0], position)
+        for position, first in itertools.product(range(len(words)), range(0, len(opcodes), TOGETHER)):
+            some = opcodes[first : first + TOGETHER]
+            ran = executed_together(some, words, result, fresh=(position,))
+            assert ran.kinds == {"unwritten"}, (some[0], position)
+            assert len({fault.location.line for fault in ran.faults}) == len(some), (some, position)
 
 
 MODES = ["rn", "rz", "rna", "ftz", "sat", "satfinite", "relu", "NaN", "approx", "full", "hi", "wide", "x", "noftz",
