@@ -20,7 +20,7 @@ def gradients(output, inputs):
 
 def assert_same(ours, theirs, inputs):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for mine, other in zip(gradients(ours, inputs), gradients(theirs, inputs)):
+    for mine, other in zip(gradients(ours, inputs), gradients(theirs, inputs), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-12)
 
 

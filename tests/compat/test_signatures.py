@@ -61,7 +61,7 @@ def test_flash_attn_func_equals_the_reference(options, queries, keys, key_heads)
 def test_each_batch_row_has_its_own_slopes():
     q, k, v = tensors((B, 4, H, D), (B, 6, H, D), (B, 6, H, D))
     slopes = torch.rand(B, H, generator=torch.Generator().manual_seed(3))
-    expected = torch.stack([plain(*each[:3], slopes=each[3]) for each in zip(q, k, v, slopes)])
+    expected = torch.stack([plain(*each[:3], slopes=each[3]) for each in zip(q, k, v, slopes, strict=True)])
     assert_same(flash_attn.flash_attn_func(q, k, v, alibi_slopes=slopes), expected, (q, k, v))
 
 
@@ -175,7 +175,7 @@ def test_a_window_that_hides_nothing_is_none(window, causal):
 @pytest.mark.parametrize("window", [(6, 5), (7, 4), (6, 0)])
 def test_a_window_that_hides_one_key_hides_it(window):
     q, k, v = tensors((2, 6, H, D), (2, 8, H, D), (2, 8, H, D))
-    expected = torch.stack([plain(*each, window=window) for each in zip(q, k, v)])
+    expected = torch.stack([plain(*each, window=window) for each in zip(q, k, v, strict=True)])
     assert_same(flash_attn.flash_attn_func(q, k, v, window_size=window), expected, (q, k, v))
 
 

@@ -51,7 +51,7 @@ def rows(model_dir, lines):
 
 def moved_left(x, mask):
     """The same rows with padding on the left."""
-    return torch.stack([row.roll(int((seen == 0).sum()), 0) for row, seen in zip(x, mask)])
+    return torch.stack([row.roll(int((seen == 0).sum()), 0) for row, seen in zip(x, mask, strict=True)])
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -86,7 +86,7 @@ def test_padding_on_the_left_gives_what_padding_on_the_right_gives(model_dir, th
     left = {"input_ids": moved_left(ids, mask), "attention_mask": moved_left(mask, mask)}
     assert torch.equal(theirs.generate(**left, **search), expected)
     assert torch.equal(theirs.generate(input_ids=left["input_ids"], **search), expected)  # padding's number tells
-    for row, seen, each in zip(ids, mask, expected.tolist()):
+    for row, seen, each in zip(ids, mask, expected.tolist(), strict=True):
         (alone,) = theirs.generate(row[seen.bool()][None], **search).tolist()
         assert each[: len(alone)] == alone
         assert {*each[len(alone) :]} <= {PAD, EOS}
@@ -103,7 +103,7 @@ def test_target_padding_follows_the_mask(model_dir, theirs):
     actual = theirs(**sources, **moved, output_attentions=True)
     seen = moved["decoder_attention_mask"].bool()
     torch.testing.assert_close(actual.logits[seen], expected.logits[mask.bool()])
-    for theirs_, ours in zip(actual.cross_attentions, expected.cross_attentions):
+    for theirs_, ours in zip(actual.cross_attentions, expected.cross_attentions, strict=True):
         for row, length in enumerate(mask.sum(dim=1)):
             torch.testing.assert_close(theirs_[row, :, -length:, -length:], ours[row, :, :length, :length])
     given = theirs.model.attention_weights(ids, targets, mask.sum(dim=1))
@@ -335,7 +335,7 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
     after = trainer.evaluate()["eval_loss"]
     assert after < before / 2
     predicted = trainer.predict(data).predictions
-    for row, each in zip(predicted.tolist(), data):
+    for row, each in zip(predicted.tolist(), data, strict=True):
         (alone,) = model.generate(torch.tensor([each["input_ids"]]), num_beams=1, max_length=20).tolist()
         assert row[: len(alone)] == alone
     trainer.save_model(str(tmp_path / "last"))

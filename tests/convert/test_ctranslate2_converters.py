@@ -93,9 +93,9 @@ def compare(folder, close: float = 1e-4) -> None:
         sources, beam_size=1, max_decoding_length=LONGEST, suppress_sequences=never or None
     )
     targets = [[target[number] for number in each] for each in ours]
-    for answer, written in zip(answers, targets):
+    for answer, written in zip(answers, targets, strict=True):
         assert answer.hypotheses[0][: LONGEST - 1] == written[: LONGEST - 1]
-    for score, each, tokens in zip(theirs.score_batch(sources, targets), ids, ours):
+    for score, each, tokens in zip(theirs.score_batch(sources, targets), ids, ours, strict=True):
         with torch.inference_mode():
             logits = network(torch.tensor([[*each, *end]]), torch.tensor([[BOS, *tokens]]))[0]
         log_probabilities = logits.log_softmax(-1)[range(len(tokens) + 1), [*tokens, EOS]]

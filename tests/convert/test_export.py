@@ -78,7 +78,7 @@ def test_the_documented_settings_give_the_same_search(tmp_path, monkeypatch):
         model_dir, workers=1, beam=4, length_penalty="power", alpha=1.0, early_stopping=True
     )
     ours = translator.translate(lines)
-    equal = sum(one.strip() == other for one, other in zip(ours, theirs))
+    equal = sum(one.strip() == other for one, other in zip(ours, theirs, strict=True))
     assert equal >= 0.95 * len(lines), f"{equal} of {len(lines)}"
 
 

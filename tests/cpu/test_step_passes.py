@@ -136,7 +136,7 @@ def test_a_search_matches_one_without_the_loops(monkeypatch, dtype, norm_first, 
     if dtype == torch.float32:
         tokens, expected_tokens = ([[each.tokens for each in some] for some in all_] for all_ in (found, expected))
         assert tokens == expected_tokens
-    pairs = [(source, each) for source, some in zip(sources, found) for each in some]
+    pairs = [(source, each) for source, some in zip(sources, found, strict=True) for each in some]
     scores = score_ids(model, [source for source, _ in pairs], [each.tokens for _, each in pairs])
     relative, absolute = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (0.05, 0.3), torch.float16: (0.01, 0.05)}[dtype]
     assert [each.log_probability for _, each in pairs] == pytest.approx(scores, rel=relative, abs=absolute)

@@ -146,7 +146,7 @@ def test_cross_entropy_and_its_gradient_match_pytorch(options, smoothing, dtype,
     if smoothing:
         raw[4, 7] = -9.0
     expected, actual = by_pytorch(solve), solve()
-    for x, wanted in zip(actual[:2], expected[:2]):
+    for x, wanted in zip(actual[:2], expected[:2], strict=True):
         torch.testing.assert_close(x, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(actual[2], expected[2], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
     assert not actual[2][::5].any()

@@ -82,7 +82,7 @@ def test_float16_products_beyond_its_range_are_scaled_before_they_overflow(backe
             F.attention_weights(*leaf_tensors[:2], scale=scale) @ leaf_tensors[2],
         ):
             torch.testing.assert_close(output.double(), expected, atol=2e-3, rtol=2e-3)
-            for actual, want in zip(torch.autograd.grad(output.sum(), leaf_tensors), wanted):
+            for actual, want in zip(torch.autograd.grad(output.sum(), leaf_tensors), wanted, strict=True):
                 torch.testing.assert_close(actual.double(), want, atol=2e-2, rtol=2e-2)
 
 
@@ -164,12 +164,12 @@ def test_scaled_dot_product_attention_takes_torchs_masks():
 def test_scaled_dot_product_attention_takes_the_mask_dtypes_of_torch(dtype, mask):
     q, given = torch.ones(1, 2, 5, 8, dtype=dtype), torch.ones(5, 5).to(mask)
     try:
-        scaled_dot_product_attention(q, q, q, given)
+        expected = scaled_dot_product_attention(q, q, q, given)
     except RuntimeError:
         with pytest.raises(ValueError, match=r"attn_mask has dtype .*bool"):
             F.scaled_dot_product_attention(q, q, q, given)
     else:
-        F.scaled_dot_product_attention(q, q, q, given)
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, given), expected)
         return
     if mask.is_floating_point:
         with torch.autocast("cpu", torch.bfloat16):

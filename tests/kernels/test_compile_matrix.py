@@ -68,10 +68,12 @@ def test_there_is_a_budget_for_exactly_the_listed_cases():
 @pytest.mark.parametrize("chip", KNOWN)
 def test_no_budget_breaks_a_rule(chip):
     _, recorded = budgets.read()
+    cases = [case for task, case in ALL.items() if task.chip == chip]
+    kept = [(case, budget) for case in cases if (budget := recorded.get(budgets.key(KNOWN[chip], case))) is not None]
+    assert len(kept) > len(cases) / 2
     broken = [
         f"{case.name} {case.dtype} {complaint}"
-        for task, case in ALL.items()
-        if task.chip == chip and (budget := recorded.get(budgets.key(KNOWN[chip], case))) is not None
+        for case, budget in kept
         for complaint in budgets.broken_rules(KNOWN[chip], case, budget)
     ]
     assert not broken, "\n".join(broken)
@@ -187,8 +189,9 @@ def test_the_page_shows_the_budgets():
 
 
 def test_the_page_shows_the_records_of_other_toolchains():
-    page = compile_report.PAGE.read_text()
-    for record in records.read(records.RESULTS / "compile-matrix.jsonl"):
+    page, recorded = compile_report.PAGE.read_text(), records.read(records.RESULTS / "compile-matrix.jsonl")
+    assert recorded
+    for record in recorded:
         broken = {(line["chip"], line["case"], line["dtype"]) for line in record["broken"]}
         row = (record["toolchain"], ", ".join(record["chips"]), str(record["cases"]), str(len(broken)))
         assert f"| {' | '.join(row)} |" in page, row

@@ -230,7 +230,7 @@ def test_nested_input_goes_through_torch() -> None:
     with torch.no_grad():
         expected, got = (m.eval()(torch.nested.nested_tensor(rows)) for m in (theirs, ours))
     assert got.is_nested
-    for a, b in zip(got.unbind(), expected.unbind()):
+    for a, b in zip(got.unbind(), expected.unbind(), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -42,10 +42,10 @@ def test_a_beam_that_holds_everything_finds_the_best_of_the_mean(mean):
             total += together[token].item()
         return total
 
-    for source, results in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings)):
+    for source, results in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings), strict=True):
         outputs = [target for length in range(4) for target in itertools.product((4, 5), repeat=length)]
         scores = [log_probability(source[0], target) / penalty(len(target) + 1, settings) for target in outputs]
-        best = sorted(zip(scores, outputs), reverse=True)[:3]
+        best = sorted(zip(scores, outputs, strict=True), reverse=True)[:3]
         assert [each.tokens for each in results] == [list(target) for _, target in best]
         assert [each.score for each in results] == pytest.approx([score for score, _ in best], abs=1e-5)
 
@@ -68,7 +68,7 @@ def test_transformers_search_and_score_together(beam):
     assert [[each.tokens for each in some] for some in twice] == [[each.tokens for each in some] for some in single]
     results = search_ids(Ensemble(models), SOURCES, settings)
     assert results != single
-    pairs = [(source, each) for source, some in zip(SOURCES, results) for each in some]
+    pairs = [(source, each) for source, some in zip(SOURCES, results, strict=True) for each in some]
     scores = score_ids(Ensemble(models), [source for source, _ in pairs], [each.tokens for _, each in pairs])
     assert [each.log_probability for _, each in pairs] == pytest.approx(scores, abs=1e-3)
     assert search_ids(Ensemble(models), SOURCES[:1], settings)[0] == results[0], "whatever the batch"

@@ -38,7 +38,7 @@ def test_attention_has_the_same_bits_in_every_batch_and_its_rows_sum_to_one(dtyp
     model = make_model().to(dtype)
     sources, targets = pairs(40)
     together = cross_attention(model, sources, targets, DecodingConfig(batch_tokens=4000))
-    for source, target, weights in zip(sources, targets, together):
+    for source, target, weights in zip(sources, targets, together, strict=True):
         assert weights.shape == (len(target) + 1, len(source))
         torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target) + 1), atol=0.02, rtol=0)
         assert torch.equal(weights, cross_attention(model, [source], [target], DecodingConfig())[0])
@@ -64,7 +64,7 @@ def test_an_ensemble_averages_cross_attention():
     sources, targets = pairs(3)
     each = [cross_attention(model, sources, targets, DecodingConfig()) for model in models]
     together = cross_attention(Ensemble(models), sources, targets, DecodingConfig())
-    for one, other, mean in zip(*each, together):
+    for one, other, mean in zip(*each, together, strict=True):
         torch.testing.assert_close(mean, (one + other) / 2)
     with pytest.raises(UserError, match="layers 1 to 1"):
         cross_attention(Ensemble(models), sources, targets, DecodingConfig(alignment_layer=2))
@@ -85,7 +85,7 @@ def test_the_coverage_penalty_reranks_all_finished_hypotheses():
     plain = search_ids(model, sources, DecodingConfig(beam=5, nbest=5, max_len_b=3))
     settings = DecodingConfig(beam=5, nbest=2, max_len_b=3, coverage_penalty=2.0)
     changed = 0
-    for source, before, actual in zip(sources, plain, search_ids(model, sources, settings)):
+    for source, before, actual in zip(sources, plain, search_ids(model, sources, settings), strict=True):
         attention = cross_attention(model, [source] * 5, [each.tokens for each in before], settings)
         expected = sorted(((each.score + 2.0 * coverage(a), each) for each, a in zip(before, attention)), reverse=True,
                           key=lambda pair: pair[0])  # fmt: skip

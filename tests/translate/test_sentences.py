@@ -26,7 +26,7 @@ def test_a_line_joins_the_translations_of_its_sentences(translator):
         assert [each.text for each in actual] == [
             " ".join(part.text for part in each if part.text) for each in expected
         ]
-        for each, sentences in zip(actual, expected):
+        for each, sentences in zip(actual, expected, strict=True):
             total = sum(part.log_probability for part in sentences)
             assert each.log_probability == pytest.approx(total)
 

@@ -115,7 +115,7 @@ def test_every_term_is_translated_with_all_other_options(tokenizer, seed):
     alternatives: dict[str, list[str]] = {}
     for term, texts in terms:
         alternatives.setdefault(term, []).extend(texts)
-    for line, text in zip(lines, translator.translate(lines)):
+    for line, text in zip(lines, translator.translate(lines), strict=True):
         for term, texts in alternatives.items():
             occurs = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", line, re.IGNORECASE if term.islower() else 0)
             assert not occurs or any(

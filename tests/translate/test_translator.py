@@ -86,10 +86,10 @@ def test_sampling_does_not_depend_on_the_buffer(translator):
 def test_a_translation_begins_with_its_prefix(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
     results = translator.translate(LINES, prefixes)
-    assert all(text.startswith(prefix) for text, prefix in zip(results, prefixes))
+    assert all(text.startswith(prefix) for text, prefix in zip(results, prefixes, strict=True))
     free = translator.translate(LINES)
-    assert [text for text, prefix in zip(results, prefixes) if not prefix] == [
-        text for text, prefix in zip(free, prefixes) if not prefix
+    assert [text for text, prefix in zip(results, prefixes, strict=True) if not prefix] == [
+        text for text, prefix in zip(free, prefixes, strict=True) if not prefix
     ]
 
 
