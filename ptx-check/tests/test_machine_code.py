@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ptx_check.__main__ import main
-from ptx_check.ledger import count, gcn, latency, published, sass, units
+from ptx_check.ledger import count, counted, gcn, latency, published, sass, units
 from ptx_check.ledger.code import Instruction
 from ptx_check.ledger.count import Count, Usage
 from ptx_check.ledger.products import PRODUCTS
@@ -257,6 +257,22 @@ def test_a_library_without_machine_code_ends_in_a_line(tmp_path, capsys):
     file.write_bytes(b"nothing")
     assert main(["ledger", "--peer", str(file)]) == 1
     assert "holds no cubin" in capsys.readouterr().err
+
+
+def test_images_that_the_disassembler_does_not_know_are_passed_over(tmp_path, capsys):
+    ptx = """.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry mine() { ret; }
+"""
+    images = {chip: counted.assemble(ptx, chip) for chip in ("sm_70", "sm_80")}
+    file = tmp_path / "lib.so"
+    file.write_bytes(b"".join(images.values()))
+    assert main(["ledger", "--peer", str(file)]) == 0
+    assert re.search(r"mine +sm_80 ", capsys.readouterr().out)
+    file.write_bytes(images["sm_70"])
+    assert main(["ledger", "--peer", str(file)]) == 1
+    assert "holds no cubin of sm_75 or newer" in capsys.readouterr().err
 
 
 def test_published_shares_are_printed(capsys):
