@@ -112,6 +112,10 @@ def test_layers_that_share_parameters_share_no_mask():
 def test_a_row_beyond_the_positions_is_refused():
     with pytest.raises(ValueError, match="13 tokens: this model has positions for 12"):
         Bert(BertConfig(**SMALL))(torch.ones(1, 13, dtype=torch.int64))
+    model = Bert(BertConfig(**SMALL)).train()
+    with pytest.raises(ValueError, match="13 tokens"):
+        model.attention_weights(torch.ones(1, 13, dtype=torch.int64))
+    assert model.training
 
 
 def test_attention_weights_are_of_every_layer_and_leave_padding_out():

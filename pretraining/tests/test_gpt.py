@@ -157,6 +157,9 @@ def test_attention_weights_look_back_and_sum_to_one():
         torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7))
         assert not each.triu(1).any()
     assert model.training
+    with pytest.raises(ValueError, match="positions"):
+        model.attention_weights(torch.zeros(1, model.config.max_length + 1, dtype=torch.int64))
+    assert model.training
 
 
 def test_checkpointed_activations_give_the_same_gradient():

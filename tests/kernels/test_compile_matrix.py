@@ -243,7 +243,13 @@ def test_a_case_must_name_every_parameter():
         ("sm_90", 128, 0, 4, 0.25),  # 65536 registers hold 512 threads of 128
         ("sm_90", 32, 100 * 1024, 4, 0.125),  # two programs of 101 KiB in 228
         ("sm_60", 32, 48 * 1024, 8, 0.125),  # one program of 48 KiB in 64
+        ("sm_103", 32, 100 * 1024, 4, 0.125),  # as sm_90
+        ("sm_110", 128, 0, 4, 1 / 3),  # 65536 registers hold 16 warps of 48
+        ("sm_121", 32, 60 * 1024, 4, 1 / 12),  # one program of 61 KiB in 100
         ("gfx942", 128, 0, 4, 0.5),  # four waves a SIMD of eight
+        ("gfx950", 32, 80 * 1024, 4, 0.25),  # two programs of 80 KiB in 160
+        ("gfx1100", 128, 0, 4, 10 / 16),  # ten waves of 144 registers a SIMD
+        ("gfx1201", 32, 64 * 1024, 4, 0.125),  # two programs of 64 KiB in 128
     ],
 )
 def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):

@@ -91,9 +91,11 @@ class Bert(Model):
         """Every layer's weights, (B, H, L, L), without dropout."""
         mode = self.training
         self.eval()
-        with recorded_weights(layer.self_attn for layer in self.encoder.layers) as weights:
-            self(tokens, segments, lengths)
-        self.train(mode)
+        try:
+            with recorded_weights(layer.self_attn for layer in self.encoder.layers) as weights:
+                self(tokens, segments, lengths)
+        finally:
+            self.train(mode)
         return weights
 
 
