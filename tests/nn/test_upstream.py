@@ -26,7 +26,7 @@ def test_the_inputs_that_torch_tests_itself_with() -> None:
     assert verdict.passed >= 900
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 4, 8, 12])
 def test_the_inputs_that_torch_tests_itself_with_on_the_kernels(first: int) -> None:
