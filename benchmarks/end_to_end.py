@@ -8,7 +8,7 @@
 
 FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. Arguments after `--` go to `fasttfm train`.
 The demo corpus is generated. Without --work, the demo and the speedrun use a temporary folder. An interrupted run can
-be restarted: training resumes, and a finished run is only scored.
+be restarted: training resumes, and a finished run is only scored. Its record lacks the minutes of the steps.
 
 --peer replaces `fasttfm train` and `translate` by the plain torch.nn trainer (peers/torch_nn_trainer.py) on the same
 prepared data, with the preset's model and batches, for --minutes, with greedy search. It always trains from scratch.
@@ -157,6 +157,7 @@ def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
     """Prepares, trains, translates the test set and scores it. Returns the record without the machine."""
     corpus, model, output = CORPORA[name], work / "model", work / "output.txt"
+    resumes = model.exists()
     marks = [time.perf_counter()]
     data = prepare(name, text, work)
     marks.append(time.perf_counter())
@@ -174,7 +175,7 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
         "corpus": name,
         "train_command": " ".join(["fasttfm", *machine.without_folders(train_command)]),
         "translate_seconds": round(seconds["translate"], 1),
-        "minutes_of": {step: round(each / 60, 2) for step, each in seconds.items()},
+        **({} if resumes else {"minutes_of": {step: round(each / 60, 2) for step, each in seconds.items()}}),
         **scores,
         **training_fields(read_log(model)),
     }
@@ -214,7 +215,7 @@ def keep(record: dict[str, Any], folder: Path) -> None:
     result = f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training"
     print(f"{result}; kept in {file}", flush=True)
     goal = CORPORA[record["corpus"]].goal if record["corpus"] in CORPORA else None
-    if goal is not None:
+    if goal is not None and "minutes_of" in record:
         minutes = sum(record["minutes_of"].values())
         reached = "reached" if record["bleu"] >= goal[0] and minutes <= goal[1] else "not reached"
         print(f"{minutes:.2f} minutes from text to score: {goal[0]} in {goal[1]:g} minutes is {reached}")

@@ -34,11 +34,12 @@ def measured(model: Path, sources: Sequence[str], references: Sequence[str]) -> 
             translator = Translator.from_directory(model, workers=1, **settings)
             begin = time.perf_counter()
             lines = translator.translate(sources)
+            seconds = time.perf_counter() - begin
             yield {
                 "beam": beam, "length_penalty": penalty, "alpha": alpha, "early_stopping": early,
                 "bleu": round(bleu(lines, references, tokenize=tokenize).value, 2),
                 "length_ratio": round(sum(len(line.split()) for line in lines) / words, 4),
-                "empty": sum(not line for line in lines), "seconds": round(time.perf_counter() - begin, 2),
+                "empty": sum(not line for line in lines), "seconds": round(seconds, 2),
             }  # fmt: skip
 
 

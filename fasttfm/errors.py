@@ -59,7 +59,8 @@ _OUT_OF_MEMORY = (
     "allocate memory",
     "not enough memory",
     "out of memory",
-    "overflow",  # a size of more than 64 bits
+    "calculation overflowed",  # a size of more than 64 bits
+    "multiplication overflow",
     "bad_alloc",
     "start new thread",  # no memory for its stack
     "could not create a primitive",  # no memory for oneDNN's code
@@ -73,7 +74,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means out of memory: MemoryError, or an error from torch, its libraries or the loader."""
     if isinstance(error, UserError):
         return False
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if isinstance(error, OSError) and error.errno is not None:  # its text may name a path with any word in it
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError):
         return True
     kinds = (RuntimeError, ImportError, SystemError, OSError)
     raised = isinstance(error, kinds) or type(error).__name__ == "SafetensorError"

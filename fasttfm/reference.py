@@ -342,6 +342,8 @@ def feed_forward(
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's. activation:
     relu (max(0, .)), gelu or gelu_tanh.
     """
+    if activation not in ("relu", "gelu", "gelu_tanh"):
+        raise ValueError(f"activation {activation!r} is unknown: choose relu, gelu or gelu_tanh")
     hidden = torch.nn.functional.linear(x, weight1, bias1)
     hidden = hidden.relu() if activation == "relu" else gelu(hidden, tanh=activation == "gelu_tanh")
     return torch.nn.functional.linear(dropout(hidden, dropout_p, seed, site), weight2, bias2)

@@ -63,7 +63,9 @@ def compare(model_dir: Path, texts: Sequence[str], beam: int) -> None:
     assert len(set(ours)) > 3
     assert len(texts) == len(LINES)
     theirs = translator.score(LINES, [text.strip() for text in texts])
-    assert all(a >= b - 1e-3 for a, b in zip(translator.score(LINES, [text.strip() for text in ours]), theirs))
+    assert all(
+        a >= b - 1e-3 for a, b in zip(translator.score(LINES, [text.strip() for text in ours]), theirs, strict=True)
+    )
 
 
 def contents(path: Path, *without: str) -> dict[str, bytes]:

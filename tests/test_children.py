@@ -11,7 +11,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from waiting import PATIENCE, wait_for_end, wait_until
+from waiting import PATIENCE, is_alive, wait_for_end, wait_until
 
 from fasttfm.errors import Stopped
 from fasttfm.store.steps import saved_steps
@@ -178,6 +178,19 @@ def test_a_command_is_terminated_by_until(tmp_path):
     run = f"import pathlib, time; pathlib.Path({str(tmp_path / 'done')!r}).touch(); time.sleep(1000)"
     ended = run_to_end([sys.executable, "-c", run], until=(tmp_path / "done").exists)
     assert ended.returncode == -signal.SIGTERM
+
+
+def test_no_child_is_left_when_until_fails(tmp_path):
+    told = tmp_path / "told"
+
+    def until() -> bool:
+        if told.exists() and told.read_text():
+            raise RuntimeError("it cannot say")
+        return False
+
+    with pytest.raises(RuntimeError, match="it cannot say"):
+        run_to_end(["sh", "-c", f"echo $$ > {told}; exec sleep 600"], until=until)
+    assert not is_alive(int(told.read_text()))
 
 
 def test_input_and_output_of_a_child():

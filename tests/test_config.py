@@ -222,6 +222,9 @@ def test_an_unknown_preset_names_the_closest():
         ("lr", "5e-4", 5e-4),
         ("embedding_dropout", "None", None),
         ("valid_bleu", "False", False),
+        ("adam_betas", "(0.9, 0.98)", (0.9, 0.98)),
+        ("rates", "[ed]*coder.*=0.1, *embedding.weight=0", ("[ed]*coder.*=0.1", "*embedding.weight=0")),
+        ("rates", "none", ()),
     ],
 )
 def test_strings_are_converted_to_the_fields_type(kind, text, value):

@@ -1,9 +1,15 @@
 """The record of executed PTX: what is executed again, and that the pages quote it."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from benchmarks.measure import machine, records
 from tests.executed import __main__ as executed
+from tests.executed import unchanged
+
+TESTS = Path(__file__).parent
 
 
 @pytest.fixture
@@ -73,6 +79,21 @@ def test_what_has_passed_is_executed_again_where_its_ptx_has_changed(small, tmp_
     assert kept == [0, 1, 0]
     assert commits == [commits[0], ["of-then"], []]
     assert file.with_suffix(".log").read_text().split() == ["executed"]
+
+
+@pytest.mark.parametrize("folder", executed.TESTS, ids=lambda folder: folder.parent.parent.name)
+def test_the_key_of_a_case_covers_every_file_that_it_imports(folder):
+    """One that is not digested may change and the case counts as passed."""
+    covered, imported = set(unchanged.files(folder)), set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            places = (folder, TESTS, TESTS / "kernels", TESTS.parent / "ptx-check" / "src")
+            imported |= {place.joinpath(*name.split(".")).with_suffix(".py") for name in named for place in places}
+    imported = {path for path in imported if path.exists() and path.name not in unchanged._ELSEWHERE}
+    assert len(imported) > 3
+    assert not imported - covered
 
 
 def test_the_pages_quote_the_records():

@@ -50,7 +50,16 @@ def test_out_of_memory_errors_are_recognized(error):
     assert is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("memory"), UserError("out of memory: told already")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("a bug"),
+        KeyError("memory"),
+        UserError("out of memory: told already"),
+        PermissionError(13, "Permission denied", "/data/stackoverflow/train.en"),
+        RuntimeError("value cannot be converted to type at::Half without overflow"),
+    ],
+)
 def test_other_errors_are_not_out_of_memory(error):
     assert not is_out_of_memory(error)
 

@@ -110,6 +110,8 @@ def test_json_may_be_nested_up_to_the_limit_and_start_with_a_byte_order_mark():
         ("".join("  " * i + "a:\n" for i in range(1000)), "is not plain YAML in line 64: nested too deeply"),
         (r'a: "\ud800"', r"is not plain YAML in line 1: has a lone surrogate \ud800"),
         ("a: 1\n---\nb: 1", "is not plain YAML in line 2: not valid YAML"),
+        ("a: 1\nlayers: 9223372036854775808", "layers has a number of more than 64 bits"),
+        ("a: {b: [1e400]}", "a.b[0] has a number that is too large"),
     ],
 )
 def test_invalid_yaml_is_refused_in_one_line(content, problem):

@@ -20,7 +20,7 @@ def gradients(output, inputs):
 
 def assert_same(ours, theirs, inputs):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for mine, other in zip(gradients(ours, inputs), gradients(theirs, inputs)):
+    for mine, other in zip(gradients(ours, inputs), gradients(theirs, inputs), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-12)
 
 
@@ -89,6 +89,11 @@ def test_feed_forward_equals_two_linear_layers(name, activation, bias):
     x = (3 * double(2, 3, 7)).detach().requires_grad_()
     ours = reference.feed_forward(x, first.weight, first.bias, second.weight, second.bias, activation=name)
     assert_same(ours, layers(x), [x, *layers.parameters()])
+
+
+def test_an_activation_that_the_specification_lacks_is_refused():
+    with pytest.raises(ValueError, match="activation 'silu' is unknown: choose relu"):
+        reference.feed_forward(double(2, 7), double(19, 7), None, double(5, 19), None, activation="silu")
 
 
 def test_dropout_of_feed_forward_is_on_the_hidden_activation():

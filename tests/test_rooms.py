@@ -62,7 +62,9 @@ def modules() -> dict[str, Path]:
         ("scripts.hub", ROOT / "scripts" / "hub"),
         ("ptx_check", ROOT / "ptx-check" / "src" / "ptx_check"),
     ):
-        for path in sorted(folder.rglob("*.py")):
+        files = sorted(folder.rglob("*.py"))
+        assert files, f"{folder} has no code: has it moved?"
+        for path in files:
             parts = path.relative_to(folder).with_suffix("").parts
             if (parts[0] == "kernels" and top == "fasttfm") or (top == "pretraining" and len(parts) > 1):
                 continue  # the link; the package and its tests, of which only the benchmark is beside them
@@ -93,6 +95,10 @@ def package_of(module: str) -> tuple[int, str]:
     parts = module.split(".")
     name = next(n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in levels)
     return levels[name], name
+
+
+def test_every_room_of_the_levels_has_files():
+    assert {package_of(name)[1] for name in MODULES} == {name for names in LEVELS for name in names}
 
 
 def test_no_import_points_up():

@@ -28,7 +28,7 @@ def test_every_norm_starts_with_ones_and_zeros():
 
 def test_twins_share_no_memory_and_their_comparison_can_fail():
     theirs, ours = twins("LayerNorm", 6)
-    for a, b in zip(theirs.parameters(), ours.parameters()):
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
         assert a.data_ptr() != b.data_ptr()
     x = torch.randn(3, 6, dtype=torch.float64)
     compare(theirs, ours, x)
@@ -82,5 +82,5 @@ def test_compiled_and_eager_have_the_same_bits(backend, eps):
         for run in (norm, torch.compile(norm, fullgraph=True, backend="aot_eager")):
             output = run(x)
             results.append((output, *torch.autograd.grad(output, (x, norm.weight, norm.bias), grad)))
-    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert all(a.any() for a in results[1])

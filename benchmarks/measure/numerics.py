@@ -131,8 +131,10 @@ def equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
-    items = _items(one)
-    return one == other if items is None else all(map(equal, items, _items(other) or ()))
+    items, others = _items(one), _items(other)
+    if items is None or others is None:
+        return one == other
+    return len(items) == len(others) and all(map(equal, items, others))
 
 
 def lazy(value: Any) -> str | None:

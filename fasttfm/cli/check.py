@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> list[Finding]:
     checked, found = faults(folder)
     if not checked and not found:
         raise UserError(f"{folder}: holds no {MANIFEST} to compare with: give what a command of fasttfm wrote")
-    return [Finding(str(folder), fault, "" if "anew" in fault else "copy it back, or make it anew") for fault in found]
+    return [Finding(str(folder), fault, remedy) for fault, remedy in found]
 
 
 def text(findings: Sequence[Finding], folders: Sequence[Path]) -> str:

@@ -16,10 +16,11 @@ from fasttfm.system.children import child_environment, command_line, run_to_end
 
 _UPDATES, _WARM = 6, 2
 """Updates of a trial, and the warm-up updates among them, which compile."""
-_FLAGS = {
+_FLAGS: dict[str, str | None] = {
     "--valid-interval-updates": str(10**9),
     "--save-interval-updates": str(10**9),
     "--log-interval": "1",
+    "--resume-with": None,  # a trial is a new run
 }
 """Flags of a trial, chosen to be compatible with all other settings; the trial is stopped from outside."""
 
@@ -39,8 +40,8 @@ class Division(NamedTuple):
         return replaced(arguments, {"--workers": str(self.workers), "--threads": str(self.threads)})
 
 
-def replaced(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
-    """Return a command's arguments with these flags set; each takes one value."""
+def replaced(arguments: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
+    """Return a command's arguments with these flags set, or left out if None; each takes one value."""
     kept: list[str] = []
     skip = False
     for word in arguments:
@@ -48,7 +49,7 @@ def replaced(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
         if not skip and flag not in flags:
             kept.append(word)
         skip = not skip and flag in flags and not equals
-    return [*kept, *(word for flag in flags.items() for word in flag)]
+    return [*kept, *(word for flag, value in flags.items() if value is not None for word in (flag, value))]
 
 
 def divisions(cores: int) -> list[Division]:

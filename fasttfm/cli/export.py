@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
         notes = module.export(model, replacement.path)
         if args.check:
             notes = [*notes, *check(model, args.format, replacement.path)]
-        add_notes(replacement.path, [f"exported from {args.model.name} ({args.format})", *notes])
+        add_notes(replacement.path, [f"exported from {args.model.absolute().name} ({args.format})", *notes])
     Output.of(args, "export").result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
         out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=notes,

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     notes = [*model.notes, *warned]
     if args.check:
         notes += check(model, args.format, args.directory, (args.source_language, args.target_language))
-    store(model, args.out, [f"imported from {args.directory.name} ({args.format})", *notes])
+    store(model, args.out, [f"imported from {args.directory.absolute().name} ({args.format})", *notes])
     size = sum(weight.numel() for weight in model.weights.values())
     Output.of(args, "import").result(
         f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",

@@ -155,9 +155,10 @@ def _listening(host: str, port: int) -> "Listener":
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()  # clients that connect while models load wait
-    except OSError as error:
-        wrong = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another {wrong}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host with an empty or a too long part
+        number, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or error
+        wrong = "--port" if number in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise UserError(f"cannot listen on {host}:{port}: {reason}; give another {wrong}") from None
     return listener
 
 

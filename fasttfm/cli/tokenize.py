@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     for count, line in enumerate(decode_lines(sys.stdin.buffer, "standard input"), start=1):
         if not args.decode:
             words = tokenizer.encode(line)
-            sys.stdout.write(" ".join(map(str, words) if args.ids else tokenizer.pieces(words)) + "\n")
+            _write(" ".join(map(str, words) if args.ids else tokenizer.pieces(words)))
             continue
         try:
             text = tokenizer.decode([id_of[word] for word in line.split(" ") if word])
@@ -38,4 +38,9 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(
                 f"standard input: line {count:,}: {error.args[0]} is not a subword of {args.model}"
             ) from None
-        sys.stdout.write(f"{text}\n")
+        _write(text)
+
+
+def _write(line: str) -> None:
+    """Write a line; always UTF-8, whatever the locale."""
+    sys.stdout.buffer.write(f"{line}\n".encode())

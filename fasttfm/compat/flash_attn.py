@@ -9,6 +9,7 @@ function returns (output, softmax_lse, S_dmask), see probabilities().
 Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
+from operator import index
 from typing import Any
 
 from torch import Tensor
@@ -119,10 +120,12 @@ def flash_attn_varlen_func(
 ) -> Result:
     """flash_attn_func() on packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), cu_seqlens (B + 1,) int32; (Tq, H, D).
 
-    block_table (B, pages per sequence): k and v are pages (P, page, Hk, D), of any size. Their rows are packed by a
-    copy, and gradients pass; flash_attn_with_kvcache() reads pages in place.
+    max_seqlen may be an integer tensor (), which the host waits for. block_table (B, pages per sequence): k and v are
+    pages (P, page, Hk, D), of any size. Their rows are packed by a copy, and gradients pass; flash_attn_with_kvcache()
+    reads pages in place.
     """
     name = "flash_attn_varlen_func"
+    max_seqlen_q, max_seqlen_k = (index(x) if isinstance(x, Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
     is_flag("deterministic", deterministic)
     is_flag("return_attn_probs", return_attn_probs)
     check_rank(name, 3, q=q)

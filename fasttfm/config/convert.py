@@ -35,7 +35,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             return str(value)
         raise UserError(f"{where}: {shown(value)} must be one of {', '.join(map(str, options))}")
     if typing.get_origin(kind) is tuple:
-        items = value.strip("()[] ").split(",") if isinstance(value, str) else value
+        items = _items(value, any_number=options[-1] is ...) if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or (options[-1] is not ... and len(items) != len(options)):
             raise UserError(f"{where}: {shown(value)} must be {len(options)} values such as 0.9,0.98")
         kinds = [options[0]] * len(items) if options[-1] is ... else options
@@ -52,6 +52,13 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     except (KeyError, TypeError, ValueError):
         pass
     raise UserError(f"{where}: {shown(value)} must be {_RULES.get(kind, kind)}")
+
+
+def _items(text: str, *, any_number: bool) -> list[str]:
+    """Split the text of a tuple. any_number: of strings, which may begin with a bracket; none is the empty tuple."""
+    if not any_number:
+        return text.strip("()[] ").split(",")
+    return [] if text.strip().lower() in ("", "none") else [item.strip() for item in text.split(",")]
 
 
 def to_int(value: Any) -> int:

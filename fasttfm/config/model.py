@@ -72,8 +72,9 @@ class TransformerConfig:
             raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
         if self.positional_encoding == "learned" and self.first_position:
             raise ValueError(f"first_position {self.first_position} needs sinusoids: learned positions start at 0")
-        if not 0 <= self.pad_id < self.vocab_size:
-            raise ValueError(f"pad_id {self.pad_id} is outside the vocabulary of {self.vocab_size}")
+        least = min(self.vocab_size, self.source_vocab_size or self.vocab_size)
+        if not 0 <= self.pad_id < least:
+            raise ValueError(f"pad_id {self.pad_id} is outside the vocabulary of {least}")
 
     @property
     def embedding_dropout_p(self) -> float:

@@ -42,7 +42,7 @@ from fasttfm.store.weights import model_weights, with_weights
 from fasttfm.system.folders import MANIFEST
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
-           "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
+           "revision", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
 """Options of from_pretrained() that only concern downloads."""
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 """Name of the cache in transformers' calls and outputs: `cache` since 5.24."""
@@ -111,15 +111,16 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         dtype: of the weights, default float32. Fields of the configuration, such as dropout, are accepted too.
         output_loading_info: return (model, info); info lists no missing or unexpected weights.
         """
-        path, with_info = pretrained_model_name_or_path, options.pop("output_loading_info", False)
+        path = Path(pretrained_model_name_or_path, options.pop("subfolder", None) or "")
+        with_info = options.pop("output_loading_info", False)
         dtype = options.pop("dtype", options.pop("torch_dtype", None))
         if config is None:
             config, options = FasttfmConfig.from_pretrained(path, return_unused_kwargs=True, **options)
         adapter = (options.pop("adapter_kwargs", None) or {}).get("_adapter_model_path")  # set by AutoModel with peft
         _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
-        weights, saved = read_pretrained(Path(path))[1:]
+        weights, saved = read_pretrained(path)[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
-        if Path(path, "generation_config.json").is_file():
+        if (path / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(path)
         else:
             model.generation_config = GenerationConfig(**generation_settings(DecodingConfig(**config.decoding)))

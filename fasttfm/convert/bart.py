@@ -40,13 +40,15 @@ FIELDS = (
     Field("encoder_layers", "encoder_layers"),
     Field("decoder_layers", "decoder_layers"),
     Field("dropout", "dropout", 0.1),
+    Field("attention_dropout", "attention_dropout", 0.0),
+    Field("relu_dropout", "activation_dropout", 0.0),
     Field("max_length", "max_position_embeddings", 1024),
 )
 KNOWN = {
     *(each.theirs for each in FIELDS),
     *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "add_bias_logits"),
     *("share_encoder_decoder_embeddings", "decoder_vocab_size", "forced_eos_token_id"),
-    *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
+    *("decoder_start_token_id", "unk_token_id"),
     *("length_penalty", "num_beams", "early_stopping", "no_repeat_ngram_size", "suppress_tokens"),
     # training, search and runtime
     *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
@@ -55,7 +57,7 @@ KNOWN = {
 """Fields of config.json that are read or do not affect logits, besides those common to all models."""
 _SHARED = r"model\.shared\.weight"
 """Present but unused if each side has its own table."""
-_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "suppress_tokens")
+_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size")
 _OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
 """Search settings in config.json before generation_config.json existed."""
 
@@ -148,10 +150,12 @@ def bart_config(
     return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, **fields)
 
 
-def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None, pad: int | None) -> DecodingConfig:
+def decoding(
+    folder: Path, given: Mapping[str, Any], *, eos: int, unk: int, start: int | None, pad: int | None
+) -> DecodingConfig:
     """Return the search settings of generation_config.json, or of an older config.json.
 
-    Warns of settings without a counterpart. eos, start, pad: the vocabulary's ids; UserError if a file has others.
+    Warns of settings without a counterpart. eos, unk, start, pad: the vocabulary's ids; UserError if a file has others.
     """
     path = folder / "generation_config.json"
     search = read_search(folder)
@@ -163,8 +167,10 @@ def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None
                     f"{file}: {name} is {shown(value)}, in the vocabulary it is {number}: copy both from one model"
                 )
     older = {name: given[name] for name in _OF_SEARCHES if name in given}
-    tell_search(folder, {**older, **search}, (*_READ, "eos_token_id", "decoder_start_token_id"))
     suppressed = field(settings, "suppress_tokens", list, where, [])
+    others = [token for token in suppressed if token not in (unk, start, pad)]
+    left = {**older, **search, "suppress_tokens": others or None}
+    tell_search(folder, left, (*_READ, "eos_token_id", "decoder_start_token_id"))
     try:
         return DecodingConfig(
             beam=field(settings, "num_beams", int, where, 1) or 1,
@@ -172,7 +178,7 @@ def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None
             early_stopping=settings.get("early_stopping") is True,
             alpha=float(field(settings, "length_penalty", float, where, 1.0)),
             no_repeat_ngram=field(settings, "no_repeat_ngram_size", int, where, 0) or 0,
-            allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
+            allow_unk=unk not in suppressed,
         )
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None

@@ -135,6 +135,7 @@ def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[li
         [[source[token] for token in ids[: len(ids) - ended]] for ids in (_source(model, line) for line in lines)],
         target_prefix=[prefix] * len(lines) if prefix else None,
         beam_size=1,
+        min_decoding_length=0,
         max_decoding_length=_LONGEST,
         suppress_sequences=suppressed or None,
     )
@@ -202,7 +203,7 @@ def _ids(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
 def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
     """Return whether our greedy search produces their tokens, ties of logits aside."""
     source, prefix = _source(model, line), model.target_tokenizer.prefix
-    greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
+    greedy = DecodingConfig(beam=1, length_penalty="none", min_len=0, max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
     ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens
     both = [each[len(prefix) :] if each[: len(prefix)] == prefix else each for each in (ours, theirs)]
     shortest = min(map(len, both))

@@ -94,7 +94,7 @@ def export(model: Model, folder: Path) -> list[str]:
         folder, model.config, model.weights, model.decoding, tokenizers=model.tokenizers, model_dir=model.folder
     )
     if model.source_tokenizer is not model.target_tokenizer:
-        return ["no tokenizer.json was written, because it has one vocabulary and this model has two"]
+        return ["no tokenizer.json was written, because it holds one tokenizer and this model has two"]
     return write_tokenizer(model.source_tokenizer, folder, "end")
 
 
@@ -282,6 +282,7 @@ def generation_settings(decoding: DecodingConfig) -> dict[str, Any]:
         "num_beams": decoding.beam,
         "length_penalty": penalties[decoding.length_penalty],
         "early_stopping": decoding.early_stopping or "never",
+        "no_repeat_ngram_size": decoding.no_repeat_ngram,
         "suppress_tokens": suppressed(decoding),
     }
 

@@ -52,13 +52,15 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
         vocabulary = Vocabulary(pieces=ours, prefix=[language_token(codes, side, language)], silent=silent)
         sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
     refuse_other_corpus(folder, sides)
-    search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)
+    ids = {"eos": theirs.eos_token_id, "unk": theirs.unk_token_id, "start": start, "pad": theirs.pad_token_id}
+    search = decoding(folder, given, **ids)
     return Model(config, result, (sides[0], sides[1]), search)
 
 
 def _codes(theirs: Any, pieces: list[str]) -> dict[str, str]:
     """Return language -> token."""
     if hasattr(theirs, "lang_code_to_token"):  # M2M-100: en is __en__
-        return {code: token for code, token in theirs.lang_code_to_token.items() if token in set(pieces)}
+        known = set(pieces)
+        return {code: token for code, token in theirs.lang_code_to_token.items() if token in known}
     special = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
     return {str(token): str(token) for token in theirs.all_special_tokens if str(token) not in special}

@@ -105,8 +105,6 @@ def marian_config(config: TransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": config.heads,
         "decoder_ffn_dim": config.d_ff,
         "activation_function": THEIR_ACTIVATIONS[config.activation],
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.relu_dropout,
         "scale_embedding": True,
         "static_position_embeddings": True,
         "share_encoder_decoder_embeddings": config.share_embeddings == "all",
@@ -157,17 +155,15 @@ def read(folder: Path, **languages: Any) -> Model:
     tell_unknown_fields(given, path, {*KNOWN, *refused})
     weights = read_tensors(folder)
     joint = field(given, "share_encoder_decoder_embeddings", bool, str(path), True)
-    vocabulary = read_json(folder / "vocab.json")
-    target_vocabulary = vocabulary if joint else read_json(folder / "target_vocab.json")
     sides = []
-    for words in (vocabulary, target_vocabulary):
-        pieces = ordered_pieces(words, folder / "vocab.json")
-        unk, eos = (special_id(pieces, piece, folder / "vocab.json") for piece in ("<unk>", "</s>"))
+    for name in ("vocab.json", "vocab.json" if joint else "target_vocab.json"):
+        pieces = ordered_pieces(read_json(folder / name), folder / name)
+        unk, eos = (special_id(pieces, piece, folder / name) for piece in ("<unk>", "</s>"))
         pad = pieces.index("<pad>") if "<pad>" in pieces else None
         start = field(given, "decoder_start_token_id", int, str(path), pad)
         arrangement = Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
         sides.append((arrangement, arrangement.pieces(pieces)))
-    search = decoding(folder, given, eos, start, pad)  # of the target side, the last in the loop
+    search = decoding(folder, given, eos=eos, unk=unk, start=start, pad=pad)  # of the target side, the last in the loop
     config = bart_config(given, path, len(sides[1][0]), "gelu", positional_encoding="paper")
     embeddings = tables(weights, given, path, joint=joint)
     for table, (arrangement, _) in zip(embeddings[:2], sides):

@@ -89,5 +89,6 @@ def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path}: holds more than weights ({name!r}): it is not loaded")
         if each.layout != torch.strided or each.is_nested or each.is_quantized or each.is_meta:
             raise UserError(f"{path}: {name} is a sparse, nested, quantized or empty tensor: save it as plain numbers")
-    refuse_nonfinite(weights, path)
-    return {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}
+    result = {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}
+    refuse_nonfinite(result, path)  # float64 may overflow
+    return result

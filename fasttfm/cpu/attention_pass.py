@@ -25,6 +25,7 @@ Measured on two cores of AMD EPYCs, with AVX2 and with AVX-512."""
 SAVED_KEYS, SAVED_WEIGHTS = 256, 1 << 22
 """Most keys of a row, and most weights in all (16 MiB), at which the weights are saved for the backward pass."""
 _FAR = 1 << 30
+_LARGEST_SINK = 1e30
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
@@ -166,7 +167,7 @@ def _options(query: Tensor, key: Tensor, options: Any) -> tuple[tuple, tuple, tu
         slopes[:] = options.slopes.float().expand(batch, heads).reshape(-1).numpy()
     sinks = np.full(heads, -np.inf, np.float32)
     if options.sinks is not None:
-        sinks[:] = options.sinks.detach().float().numpy()
+        sinks[:] = options.sinks.detach().float().clamp(max=_LARGEST_SINK).numpy()  # inf - inf is NaN
     mask_args = lengths, offsets, slopes, sinks, *_mask(options.mask, (batch, heads, queries, keys))
     scale, cap = np.float32(options.scale), np.float32(options.softcap)
     params = bool(options.causal), options.window, options.past, scale, cap

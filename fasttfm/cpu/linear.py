@@ -35,7 +35,7 @@ _STRIDE = 509
 """Distance between the sampled elements that show whether a weight has changed."""
 
 _of_models: WeakKeyDictionary[nn.Module, tuple[list, Tensor, dict[tuple, _Packed]]] = WeakKeyDictionary()
-"""Model -> identity of its weights, a sample of them, and their packed forms by address, shape, dtype and ReLU."""
+"""Model -> identity of its weights, a sample of them, and their packed forms by what _packed() is asked for."""
 
 
 class _Thread(threading.local):
@@ -170,26 +170,30 @@ class FrozenLinear:
             return functools.partial(multiply, self._product, classes=classes)
         return self._product
 
-    def reading(self, rows: Tensor) -> Callable[[], Any]:
-        """A function that multiplies the current content of rows (M, K) and returns an array for the loops, which later
-        calls may overwrite."""
+    def reading(self, rows: Tensor, memory: Tensor) -> Callable[[], Any]:
+        """A function that multiplies the current content of rows (M, K) and returns an array (M, N) for the loops,
+        which may lie in memory, flat and of the results' dtype."""
         product = self.of_rows(len(rows))
         of = getattr(product, "of", None)  # PanelProduct's, which checks its rows only once
-        return (lambda: step_passes.array(product(rows))) if of is None else of(rows)
+        return (lambda: step_passes.array(product(rows))) if of is None else of(rows, self._first(memory, len(rows)))
 
-    def followed_by(self, other: FrozenLinear, rows: Tensor) -> Callable[[], Any]:
+    def followed_by(self, other: FrozenLinear, rows: Tensor, memory: Tensor) -> Callable[[], Any]:
         """reading() of two layers: rows times this weight, then the result times the other's."""
         product, last = self.of_rows(len(rows)), other.of_rows(len(rows))
         if not (hasattr(product, "of") and hasattr(last, "of")):
             return lambda: step_passes.array(last(product(rows)))
-        between = rows.new_empty(len(rows), self.outputs)
-        first, second = product.of(rows, between), last.of(between)
+        between = self._first(memory, len(rows))
+        first, second = product.of(rows, between), last.of(between, other._first(memory[between.numel() :], len(rows)))
 
         def both() -> Any:
             first()
             return second()
 
         return both
+
+    def _first(self, memory: Tensor, rows: int) -> Tensor:
+        """The beginning of memory as a result (rows, N)."""
+        return memory[: rows * self.outputs].view(rows, self.outputs)
 
 
 def kept_with_weights(key: tuple, make: Callable[[], Any]) -> Any:
@@ -221,7 +225,7 @@ class _Packed:
 def _packed(
     cache: dict[tuple, _Packed], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool
 ) -> _Packed:
-    key = (weight.data_ptr(), weight.shape, dtype, relu, on_this_thread.int8)
+    key = (weight.data_ptr(), weight.shape, None if bias is None else bias.data_ptr(), dtype, relu, on_this_thread.int8)
     if key not in cache:
         with _lock:
             if key not in cache:  # another thread may have packed it meanwhile

@@ -61,7 +61,7 @@ def residual_layer_norm(
     over_threads(_norm_rows, team, np.uintp(rows), rows_of_part(width, PART), args)
 
 
-@inlined()
+@inlined(error_model="numpy")  # with eps 0 a constant row gives NaN, as in PyTorch, and no exception
 def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
     width = np.uintp(weight.shape[0])
     row = np.empty(width, np.float32)

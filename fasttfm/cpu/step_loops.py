@@ -276,7 +276,7 @@ def add_layer_norm(team, x, scales, x_bias, residual, weight, bias, eps, rows, y
     over_threads(_add_layer_norm, team, np.uintp(rows), rows_of_part(x.shape[1], _PART), args)
 
 
-@inlined()
+@inlined(error_model="numpy")  # as norm_loops._norm_rows()
 def _add_layer_norm(begin, end, x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales):
     width = np.uintp(x.shape[1])
     flat, added, flat_y, flat_s = x.reshape(-1), residual.reshape(-1), y.reshape(-1), s.reshape(-1)

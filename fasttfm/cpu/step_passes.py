@@ -11,6 +11,7 @@ reads two rows and writes two.
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +28,18 @@ _VIEWS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.floa
 
 @functools.cache
 def usable() -> bool:
-    """Return whether numba is installed and works."""
+    """Return whether numba is installed and works; warn if it is installed and does not."""
     if importlib.util.find_spec("numba") is None:
         return False
     try:
         loops()
-    except Exception:  # a numba that does not support this Python, NumPy or processor
+    except Exception as error:  # this Python, NumPy or processor is not supported, or no folder for the cache is found
+        warnings.warn(
+            f"numba is installed but does not work, and PyTorch computes several times slower instead: {error} (if it "
+            "finds no folder for its cache, set NUMBA_CACHE_DIR to one that can be written)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return False
     return True
 

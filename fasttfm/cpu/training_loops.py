@@ -86,13 +86,15 @@ def weigh(s, at, count, sink):
 
 @inlined()
 def _weigh_any(s, at, count, sink):
-    """weigh() of a row with infinities or NaN: all NaN if an element is NaN or +inf."""
+    """weigh() of a row with infinities or NaN: all NaN if an element is NaN or +inf, or all that are not masked are
+    -inf, without a sink."""
     largest = sink
     for t in range(count):
         if s[at + t] != s[at + t]:
             largest = np.float32(np.nan)
             break
-        largest = max(largest, s[at + t])
+        if s[at + t] != HIDDEN:
+            largest = max(largest, s[at + t])
     if not (largest < np.inf and largest > -np.inf):
         for t in range(count):
             s[at + t] = np.nan

@@ -54,6 +54,8 @@ def decode_lines(
             if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # "Unicode" on Windows
                 raise UserError(f"{name}: is UTF-16: convert it first, with iconv -f utf-16 -t utf-8")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
+            if not raw:  # a byte order mark is all there is
+                return
             if raw.startswith((b"<?xml ", b"<tmx ", b"<xliff ")):
                 raise UserError(f"{name}: is XML, such as TMX or XLIFF: extract its sentences first, one per line")
         if number <= 2 and raw.count(0) * 3 >= len(raw):

@@ -135,10 +135,6 @@ class MosesTokenizer(Tokenizer):
         """Whether the codes produce this piece for some word."""
         return piece in self._pieces or len(piece.removesuffix(JOINED)) == 1
 
-    def piece_id(self, piece: str) -> int | None:
-        """The id of a piece; None if the vocabulary does not have it."""
-        return self._ids.get(piece)
-
 
 def _read_codes(content: bytes) -> tuple[dict[tuple[str, str], int], bool]:
     """The rank of each pair, and whether the end of a word is a separate symbol (subword-nmt before 0.2).

@@ -258,6 +258,12 @@ def _copies(number: int, weight: float) -> int:
     return int(number * weight + 1e-9) - int((number - 1) * weight + 1e-9)
 
 
+def _encoded(tokenizer: Tokenizer, lines: Sequence[str], threads: int) -> list[list[int]]:
+    """The ids of lines; those with any begin with the codes that a translation forces, such as a language."""
+    ids = tokenizer.encode_lines(lines, threads)
+    return [[*tokenizer.prefix, *each] if each else each for each in ids] if tokenizer.prefix else ids
+
+
 def _write_split(
     directory: Path,
     name: str,
@@ -287,8 +293,8 @@ def _write_split(
             if held_out is None
         ]
         while chunk := list(itertools.islice(pairs, _CHUNK)):
-            source_ids = tokenizers[0].encode_lines([pair.source for pair in chunk], threads)
-            target_ids = tokenizers[1].encode_lines([pair.target for pair in chunk], threads)
+            source_ids = _encoded(tokenizers[0], [pair.source for pair in chunk], threads)
+            target_ids = _encoded(tokenizers[1], [pair.target for pair in chunk], threads)
             numbers = itertools.islice(parts, len(chunk))
             for part, pair, source, target in zip(numbers, chunk, source_ids, target_ids, strict=True):
                 if not rules.keeps(pair, source, target):

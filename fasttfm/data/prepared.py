@@ -7,8 +7,8 @@
     valid.src.txt, valid.tgt.txt           raw text of the validation pairs, for BLEU
     sha256sums                             of all these (see fasttfm.system.folders)
 
-Ids contain neither bos nor eos. A kill at any time leaves the old data, the new data, or a directory that is refused
-until `prepare` is run again.
+Ids contain neither bos nor eos, but the language codes of an imported model. A kill at any time leaves the old data,
+the new data, or a directory that is refused until `prepare` is run again.
 """
 
 import itertools
@@ -60,6 +60,9 @@ class StoredIds:
         size, expected = os.fstat(self._file).st_size, self._begin + self._count * self.dtype.itemsize
         if size != expected:
             raise ValueError(f"{size:,} bytes, expected {expected:,} from its header")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredIds, (self.path, [self.dtype.type])  # a copy opens the file for itself
 
     def __len__(self) -> int:
         return self._count

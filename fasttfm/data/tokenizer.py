@@ -197,7 +197,7 @@ class Tokenizer:
 
     def piece_id(self, piece: str) -> int | None:
         """The id of a piece; None if the vocabulary does not have it."""
-        number = self._processor.PieceToId(piece)
+        number = self._processor.PieceToId(piece) if self.vocabulary is None else self._ids.get(piece, UNK)
         return None if number == UNK else number
 
     def cuts_into(self, piece: str) -> bool:

@@ -44,7 +44,7 @@ def weights_of_rows(
             continue
         if weights.shape != shape or not weights.is_floating_point():
             raise ValueError(f"{name} is {tuple(weights.shape)} of {weights.dtype}: it must be {tuple(shape)} floats")
-        if weights.requires_grad:
+        if weights.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires a gradient, but has none: multiply the losses of reduction='none'")
         if weights.device != target.device:
             raise ValueError(f"{name} is on {weights.device}, target on {target.device}: move one of them")

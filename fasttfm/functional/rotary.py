@@ -35,7 +35,7 @@ def rotary(
     rotates back, and saves nothing of x; cos and sin take no gradient. Raises ValueError for arguments that do not
     agree.
     """
-    if cos.requires_grad or sin.requires_grad:
+    if (cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled():
         raise ValueError("cos and sin take no gradient: give them detached")
     if positions is not None and x.dim() == 4 and positions.shape == x.shape[2:3] and positions.dtype in WHOLE:
         positions = positions[None]

@@ -106,7 +106,7 @@ class AttentionCache:
             )
         end, size = self.length + keys.shape[2], self._buffers[0].shape[2] if self._buffers else 0
         if end > size:  # doubling: amortized constant time per token
-            size = max(end, 2 * size, _FIRST_CAPACITY) if self.capacity is None else max(end, self.capacity)
+            size = max(end, 2 * size, self.capacity or _FIRST_CAPACITY)
             self._buffers = [_enlarged(x, size) for x in self.kept or (keys[:, :, :0], values[:, :, :0])]
         for buffer, new in zip(self._buffers, (keys, values)):
             buffer[:, :, self.length : end] = new

@@ -39,6 +39,7 @@ class Sinusoids(nn.Module):
             self._fill(self.table.shape[0], self.table.device)
         return self
 
+    @torch.inference_mode(False)  # DDP writes to buffers, also to one that a search has extended
     def _fill(self, length: int, device: torch.device) -> None:
         table = positional_encoding(length, self.table.shape[1], self.variant, first=self.first, device="cpu")
         self.table = table.to(device, self.table.dtype)

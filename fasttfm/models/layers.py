@@ -94,9 +94,10 @@ class _PaperLayer(Layer):
             setattr(self, f"norm{number}", nn.LayerNorm(config.d_model, config.layer_norm_eps))
 
     def dropouts(self) -> list[Any]:
-        """See Layer."""
+        """See Layer; 0 in eval mode, as of a part that is frozen."""
         count = len(norms_of(self))
-        return [*[self.attention_dropout_p] * (count - 1), self.relu_dropout_p, *[self.dropout_p] * count]
+        rates = [*[self.attention_dropout_p] * (count - 1), self.relu_dropout_p, *[self.dropout_p] * count]
+        return rates if self.training else [0.0] * len(rates)
 
 
 class EncoderLayer(_PaperLayer):
@@ -112,7 +113,7 @@ class EncoderLayer(_PaperLayer):
         self, lengths: Lengths = None, *, seed: LayerSeed = NO_SEED, cache: LayerCache | None = None
     ) -> list[SubLayer]:
         """See forward()."""
-        dropout = seed.dropout(Site.SELF_ATTENTION_WEIGHTS, self.attention_dropout_p)
+        dropout = seed.dropout(Site.SELF_ATTENTION_WEIGHTS, self.dropouts()[0])
         self_cache = None if cache is None else cache.target
         own = partial(self.self_attn, lengths=lengths, causal=self.causal, cache=self_cache, dropout=dropout)
         return self.with_network([own], seed)
@@ -138,8 +139,8 @@ class DecoderLayer(_PaperLayer):
         seed: LayerSeed = NO_SEED, cache: LayerCache | None = None,
     ) -> list[SubLayer]:  # fmt: skip
         """See forward()."""
-        p, (self_cache, memory_cache) = self.attention_dropout_p, (None, None) if cache is None else cache
-        own_dropout, cross_dropout = (seed.dropout(site, p) for site in WEIGHT_SITES)
+        self_cache, memory_cache = (None, None) if cache is None else cache
+        own_dropout, cross_dropout = map(seed.dropout, WEIGHT_SITES, self.dropouts())
         own = partial(self.self_attn, lengths=lengths, causal=self.causal, cache=self_cache, dropout=own_dropout)
         cross = partial(
             self.multihead_attn, memory=memory, lengths=lengths, memory_lengths=memory_lengths, cache=memory_cache,

@@ -11,6 +11,7 @@ A layer that is wrapped, hooked, sharded or of a derived class is called as a mo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -52,6 +53,7 @@ _plans: dict[tuple, list[LayerPlan]] = {}
 on_forget(_plans.clear)
 _numbers: dict[tuple, int] = {}
 """By settings of a layer, and shapes, strides and alignment of its parameters."""
+_unused_numbers = itertools.count()  # not len(_numbers), which two threads may read at once
 _OTHERS = PLAIN_TENSORS | {Packing, type(None)}
 """Allowed classes of seeds and lengths; the operators raise for others."""
 _has_storage = torch._C._has_storage  # batched gradients of torch.vmap and is_grads_batched have none
@@ -78,7 +80,7 @@ class PreparedStack:
         first = next(p for p in self._parameters if p is not None)
         self._dtype, self._device = first.dtype, first.device
         kinds = zip(self._settings, (tuple(map(_kind, each)) for each in parameters))
-        self._kinds = tuple([_numbers.setdefault(kind, len(_numbers)) for kind in kinds])
+        self._kinds = tuple([_numbers.setdefault(kind, next(_unused_numbers)) for kind in kinds])
         products = [[p for i, p in enumerate(each) if i % PER_SUBLAYER < 4] for each in parameters]
         self._weights = StackWeights(products, is_decoder=len(attentions_of(layers[0])) == 2)
 
@@ -435,8 +437,9 @@ class Stack(nn.Module):
             return x if pre_norm or norm is None else normalise(x, norm)
         for layer, is_ours, each in zip(layers, ours, options):
             if checkpointed and cache is None:
-                # our dropouts depend on the seed alone; other layers draw from torch's generator
-                x = checkpoint(layer, x, *inputs, use_reentrant=False, preserve_rng_state=not is_ours, **each)
+                # dropouts of plain layers depend on the seed alone; others, such as LoRA's, draw from torch's generator
+                draws = not (is_ours and plain_width(layer))
+                x = checkpoint(layer, x, *inputs, use_reentrant=False, preserve_rng_state=draws, **each)
             else:
                 x = layer(x, *inputs, **each)
         return x if norm is None else normalise(x, norm)

@@ -71,7 +71,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             ("need_weights", need_weights), ("average_attn_weights", average_attn_weights), ("is_causal", is_causal)
         ):  # fmt: skip
             is_flag(name, flag)
+        if key_packing is not None and packing is None:
+            raise ArgumentError("key_packing goes with packing: pass both, or neither")
         if packing is None and not self.takes(query, key, value):
+            if cache is not None:
+                raise ArgumentError("cache does not go with tensor subclasses: give plain tensors and parameters")
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )

@@ -118,7 +118,7 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
 
 def _plain(layers: Any, tgt: Tensor, memory: Tensor) -> bool:
     """Return whether all layers are plain and in eval mode, and tgt is one new position per row."""
-    if not all(plain_width(each) and not overrides(each, TorchDecoderLayer) for each in layers):
+    if not (layers and all(plain_width(each) and not overrides(each, TorchDecoderLayer) for each in layers)):
         return False
     attentions = [a for each in layers for a in attentions_of(each)]
     width, first, heads = attentions[0].embed_dim, attentions[0].batch_first, attentions[0].num_heads

@@ -35,10 +35,15 @@ def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: T
         raise ArgumentError(f"{name} is on {tensor.device} but the module is on {weight.device}: move one of them")
     if tensor.shape[-1:] != (width,):
         raise ArgumentError(f"{name} {tuple(tensor.shape)} must be {width} wide in the last dimension ({argument})")
-    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type):
+    if tensor.dtype != weight.dtype and not autocasts(tensor):
         raise ArgumentTypeError(
             f"{name} has dtype {tensor.dtype} but the module has {weight.dtype}: convert one of them, or use autocast"
         )
+
+
+def autocasts(x: Tensor) -> bool:
+    """Return whether autocast is on for x's device; it does not know meta."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def refuse_scripting(module: nn.Module) -> Any:

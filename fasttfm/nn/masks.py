@@ -81,14 +81,14 @@ def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> b
     """Return is_causal unless None, else whether mask is the square causal mask of this length.
 
     Comparing the mask synchronizes with the device, as in torch.nn; pass is_causal to avoid it. While tracing, the mask
-    is not compared but applied, with the same result.
+    is not compared but applied, with the same result; so is one that requires a gradient, which only applying it gives.
     """
     if is_causal is not None:
         is_flag("is_causal", is_causal)
         return is_causal
     if mask is None or mask.is_meta or not ordinary(mask) or tuple(mask.shape) != (length, length):
         return False
-    if torch.compiler.is_compiling():
+    if mask.requires_grad or torch.compiler.is_compiling():
         return False
     causal = causal_mask(length, length, mask.device)
     if not mask.is_floating_point():

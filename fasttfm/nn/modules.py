@@ -15,7 +15,7 @@ from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.embedding import Sinusoids
 from fasttfm.models.layers import feed_forward
 from fasttfm.models.residual import dropout_of
-from fasttfm.nn.errors import check_dropout, check_sizes, refuse_scripting
+from fasttfm.nn.errors import autocasts, check_dropout, check_sizes, refuse_scripting
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -39,7 +39,7 @@ class LayerNorm(torch.nn.LayerNorm):
             return super().forward(input)
         if weight is not None and input.dtype != weight.dtype:
             mixed = weight.dtype == torch.float32 and input.dtype in (torch.float16, torch.bfloat16)
-            if not mixed and not torch.is_autocast_enabled(input.device.type):
+            if not mixed and not autocasts(input):
                 raise ArgumentTypeError(
                     f"input has dtype {input.dtype} but the module has {weight.dtype}: convert one of them, or use "
                     "autocast"

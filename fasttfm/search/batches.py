@@ -1,7 +1,7 @@
 """Padded batches, and the model state for evaluation and search (eval mode, no gradients, frozen weights)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,18 +33,27 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: i
 
 @contextmanager
 def evaluating(model: nn.Module, device: torch.device, autocast: torch.dtype | None = None) -> Iterator[None]:
-    """Disable dropout and gradients; the training mode is restored on exit.
+    """Disable dropout and gradients; each module's training mode is restored on exit.
 
     autocast: dtype of matrix products on the device; None: that of the weights. Unlike inference(), which is for
     search, this neither freezes weights nor creates inference tensors.
     """
-    training = model.training
-    model.eval()
+    with _eval_mode(model), torch.no_grad(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        yield
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode of all modules; each module's own mode is restored on exit."""
+    modes = [(each, each.training) for each in model.modules()]
+    if any(training for _, training in modes):  # eval() writes to every module
+        model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, autocast, enabled=autocast is not None):
-            yield
+        yield
     finally:
-        model.train(training)
+        for each, training in modes:  # a module comes before its children, whose modes train() sets too
+            if each.training != training:
+                each.train(training)
 
 
 def multiply_in_int8(model: Any, enabled: bool = True) -> None:
@@ -59,17 +68,15 @@ def multiplies_in_int8(model: nn.Module) -> bool:
 
 @contextmanager
 def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[torch.device]:
-    """Disable dropout and gradients and freeze the weights; the training mode is restored on exit.
+    """Disable dropout and gradients and freeze the weights; each module's training mode is restored on exit.
 
     batch_invariant: on a CPU, sequences padded to one length get the same bits whatever their batch contains.
     Yields the model's device.
     """
-    training, int8 = model.training, multiplies_in_int8(model)
-    if not froze(model) and any(each.training for each in model.modules()):  # eval() writes to every module
-        model.eval()
-    try:
-        with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant, int8=int8):
-            yield next(model.parameters()).device
-    finally:
-        if training:
-            model.train()
+    int8 = multiplies_in_int8(model)
+    with (
+        nullcontext() if froze(model) else _eval_mode(model),
+        torch.inference_mode(),
+        frozen_weights(model, batch_invariant=batch_invariant, int8=int8),
+    ):
+        yield next(model.parameters()).device

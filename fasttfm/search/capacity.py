@@ -34,8 +34,9 @@ def refuse_more_than_available(
     A GPU reports an allocation failure by itself.
     """
     available = available_bytes() if device.type == "cpu" else None
-    element_bytes = next(model.parameters()).element_size()
-    needed = at_once * search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
+    batch = len(sources), max(map(len, sources)), next(model.parameters()).element_size()
+    members = getattr(model, "models", [model])  # an ensemble's caches
+    needed = at_once * sum(search_bytes(each.config, config, *batch) for each in members)
     if available is None or needed <= available:
         return
     sentences = at_once * len(sources)

@@ -69,8 +69,8 @@ def search_ids(
     _check(
         sources, {"prefixes": prefixes, "numbers": numbers, "required": required, "allowed": allowed}, banned, config
     )
-    nbest = config.nbest
-    if config.coverage_penalty and not config.sampling:
+    nbest, reranks = config.nbest, config.coverage_penalty and not config.sampling
+    if reranks:
         config = replace(config, nbest=config.beam)
     batched = config if max_tokens is None else replace(config, batch_tokens=max_tokens)
     options = zip(
@@ -94,8 +94,8 @@ def search_ids(
         for index, hypotheses in _run(model, calls, workers, single_thread=single_thread):
             refuse_failed(hypotheses)
             outputs[index] = hypotheses
-    if config.coverage_penalty:
-        outputs = [best[:nbest] for best in rescore_by_coverage(model, sources, outputs, config)]
+    if reranks:
+        outputs = [best[:nbest] for best in rescore_by_coverage(model, sources, outputs, batched)]
     return outputs
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.data.unicode_forms import has_text
 from fasttfm.search.batches import inference
 from fasttfm.search.hypotheses import refuse_failed
 from fasttfm.search.search import running_search
@@ -28,7 +29,7 @@ def stream_ids(
     UserError if the model's probabilities are NaN.
     """
     rows = config.nbest if config.sampling else config.beam
-    if rows != 1 or config.mbr_samples or config.coverage_penalty:
+    if rows != 1 or config.mbr_samples:  # a coverage penalty does not choose among one
         raise ValueError("only one hypothesis can be streamed: set beam=1, or sampling=True with nbest=1")
     return _stream(model, Waiting(None, source, prefix, number, allowed), config, banned)
 
@@ -49,7 +50,7 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
 
 
 def stream_text(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yields pieces of text that concatenate to the decoded line.
+    """Yields pieces of text that concatenate to the decoded line; none if it has no text (has_text()).
 
     Characters spelled in bytes, and what Moses' rules may still join, are held back until they are complete.
     """
@@ -59,8 +60,8 @@ def stream_text(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
         written.append(token)
         text = " ".join(tokenizer.decode(written).splitlines())
         whole = " ".join(tokenizer.stable_prefix(written).splitlines())
-        if len(whole) > len(sent):
+        if len(whole) > len(sent) and (sent or has_text(whole)):
             yield whole[len(sent) :]
             sent = whole
-    if text != sent:
+    if text != sent and (sent or has_text(text)):
         yield text[len(sent) :]

@@ -65,7 +65,7 @@ def _lines(digests: Mapping[str, str]) -> bytes:
 
 def read_digests(folder: Path) -> dict[str, str]:
     """File name -> SHA-256 in a checkpoint directory; OSError if they cannot be read."""
-    lines = (folder / DIGESTS_FILE).read_text(encoding="utf-8").splitlines()
+    lines = (folder / DIGESTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 

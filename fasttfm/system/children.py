@@ -130,6 +130,11 @@ def run_to_end(
                 if until is not None and until():
                     process.terminate()
                     until = None
+    except BaseException:  # of until()
+        signal_group(signal.SIGKILL)
+        if process is not None:
+            process.wait()
+        raise
     finally:
         if received:
             ignore_repeats()

@@ -131,6 +131,11 @@ def unpacked(path: Path) -> Iterator[Path]:
             with ZipFile(path) as archive:
                 archive.extractall(folder)  # sanitizes names that lead out of the folder
         except (BadZipFile, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise UserError(
+                    f"{path}: cannot be unpacked into {folder} ({error.strerror}): free some space there, or give the "
+                    "unpacked folder"
+                ) from None
             raise UserError(f"{path}: is neither a folder nor a complete .zip ({error}): copy it again") from None
         yield Path(folder)
 
@@ -166,16 +171,17 @@ def _listed(folder: Path, digests: Mapping[str, str]) -> list[tuple[Path, str]]:
     return [(folder / name, digest) for name, digest in digests.items() if name not in _UNREAD]
 
 
-def faults(folder: Path) -> tuple[int, list[str]]:
-    """The number of files in all manifests below a folder, and a message per damaged or missing file.
+def faults(folder: Path) -> tuple[int, list[tuple[str, str]]]:
+    """The number of files in all manifests below a folder, and (message, remedy) for each damaged or missing file.
 
-    Includes the manifests of checkpoints; prepared data and checkpoints must have one.
+    The remedy is empty where the message ends in one. Includes the manifests of checkpoints; prepared data and
+    checkpoints must have one.
     """
     files: list[tuple[Path, str]] = []
     required = [path.parent for path in folder.glob("checkpoints/[!.]*/model.safetensors")]
     if (folder / "data.yaml").exists() and not (folder / "config.yaml").exists():
         required.append(folder)
-    messages = [f"{path / MANIFEST}: {_MISSING_MANIFEST}" for path in required if not (path / MANIFEST).exists()]
+    found = [(f"{path / MANIFEST}: {_MISSING_MANIFEST}", "") for path in required if not (path / MANIFEST).exists()]
     for manifest in sorted(folder.rglob(MANIFEST)):
         inside = manifest.parent
         if any(part.startswith(".") for part in inside.relative_to(folder).parts):
@@ -184,13 +190,14 @@ def faults(folder: Path) -> tuple[int, list[str]]:
             digests = read_manifest(inside) if has_manifest(inside) else _plain_manifest(manifest)
             files += _listed(inside, digests)
         except UserError as error:
-            messages.append(str(error))
+            found.append((str(error), ""))
     for path, digest in files:
         try:
-            messages += filter(None, [_fault(path, digest)])
+            if fault := _fault(path, digest):
+                found.append((fault, _RESTORE))
         except UserError as error:
-            messages.append(str(error))
-    return len(files), messages
+            found.append((str(error), ""))
+    return len(files), found
 
 
 def _plain_manifest(path: Path) -> dict[str, str]:
@@ -199,7 +206,7 @@ def _plain_manifest(path: Path) -> dict[str, str]:
     digests = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64}) [ *](.+)\n", text, re.MULTILINE)}
     weights = {each.name for each in path.parent.glob("*.safetensors")}
     if len(digests) < max(1, len(text.splitlines())) or not weights <= digests.keys():
-        raise UserError(f"{path}: is truncated or damaged")
+        raise UserError(f"{path}: is truncated or damaged: copy it back")
     return digests
 
 

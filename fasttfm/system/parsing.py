@@ -321,6 +321,7 @@ def parse_yaml(content: bytes, kind: type | None = None) -> Any:
     except Malformed as error:
         place = f" in line {error.line:,}" if error.line else ""
         raise Malformed(f"is not plain YAML{place}: {error}") from None
+    _check(value, finite=True)
     _check_kind(value, kind)
     return value
 

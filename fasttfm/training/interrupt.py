@@ -17,8 +17,8 @@ class Interruption:
     """While active, the first Ctrl-C, SIGTERM or SIGHUP sets `requested` and lets the current update finish.
 
     A second Ctrl-C stops immediately; a second SIGTERM does not, because some senders (GNU timeout) send two. Within
-    at_once() the first signal raises KeyboardInterrupt. SIGHUP stays ignored under nohup. Outside the main thread
-    nothing changes, because Python delivers no signals there.
+    at_once() the first signal, or one before it, raises KeyboardInterrupt. SIGHUP stays ignored under nohup. Outside
+    the main thread nothing changes, because Python delivers no signals there.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,8 @@ class Interruption:
         """Let signals raise KeyboardInterrupt within the block, which has nothing to undo."""
         self._immediate = True
         try:
+            if self.requested:
+                raise Stopped(number=self.number)
             yield
         finally:
             self._immediate = False

@@ -39,7 +39,7 @@ class RunLog:
             os.replace(self.path, self.previous)
             records = []
         valid_step = resume_step if validated is None else validated
-        newest = {"train": resume_step, "skipped": resume_step, "valid": valid_step}
+        newest = {**dict.fromkeys(("train", "skipped", "resumed"), resume_step), "valid": valid_step}
         kept = [r for r in records if r["step"] <= newest.get(r["kind"], -1)]
         replace_file(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self._file: TextIO = self.path.open("a", encoding="utf-8")

@@ -50,7 +50,8 @@ def polar(blocks: Tensor) -> Tensor:
     Singular values above LEAST of the block's Frobenius norm become 1 within 2%, smaller ones less; zeros stay zeros.
     The polynomials are evaluated on the symmetric X X^T (r, r), so X enters only the first and the last product.
     """
-    x = blocks / blocks.norm(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
+    least = torch.finfo(blocks.dtype).tiny ** 0.5  # squares of smaller elements underflow, and so does the norm
+    x = blocks / blocks.norm(dim=(-2, -1), keepdim=True).clamp_min(least)
     gram = x @ x.mT
     product = None
     for number, (a, b, c) in enumerate(POLYNOMIALS):

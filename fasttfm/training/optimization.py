@@ -76,8 +76,8 @@ class Optimization:
     def step(self, lr: Tensor) -> Tensor:
         """Update the weights and drop the gradients; returns the gradient norm before clipping (0-d).
 
-        lr: 0-d on the device, of rate_dtype(). If the norm is not finite nothing changes: fused Adam and Muon check
-        that on the device.
+        lr: 0-d on the device, of rate_dtype(). If the norm is not finite, weights and moments do not change: fused Adam
+        and Muon check that on the device.
         """
         self.scaler.unscale_(self.adam)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -196,7 +196,8 @@ class Optimization:
 
     def source_of(self, key: str) -> nn.Parameter | None:
         """The model's parameter that belongs to a tensor of the state."""
-        return next((source for name, source in zip(self.names, self.sources) if key.endswith(f".{name}")), None)
+        name = key.split(".", 1 if key.startswith("raw.") else 2)[-1]
+        return self.sources[self.names.index(name)] if name in self.names else None
 
     def _part(self, key: str, tensor: Tensor) -> Tensor:
         """This rank's shard of a full tensor of the state."""

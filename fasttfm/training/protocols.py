@@ -36,7 +36,7 @@ class TrainableModel(Protocol):
 
     @property
     def config(self) -> Any:
-        """The only constructor argument of its class; d_model: used by the noam schedule."""
+        """The only constructor argument of its class; has vocab_size and, for the noam schedule, d_model."""
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """The loss to minimize, and the negative log-likelihood without gradient, 0-d each.

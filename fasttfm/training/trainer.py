@@ -90,7 +90,8 @@ class Trainer:
             stopping = self._agree(interruption)
             reason = self._reason_to_stop()
             improved = False
-            if self._is_due(config.valid_interval_updates, reason) and position.validated != position.step:
+            is_due = self._is_due(config.valid_interval_updates, reason) and position.validated != position.step
+            if is_due and not stopping:  # a signal waits for no validation: the resumed run does it
                 improved = self._validate(interruption)
                 stopping = self._agree(interruption)
                 reason = reason or self._reason_to_stop()

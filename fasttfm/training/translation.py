@@ -18,7 +18,7 @@ from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.search import DecodingConfig, translate_ids
+from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.store.weights import layer_map
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
@@ -90,8 +90,9 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         sums = self.loss_sums(model, self._batches[rank::size])
         if self.decoding is None:
             return sums, []
-        outputs = translate_ids(model, self._sources[rank::size], self.decoding)
-        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
+        sources, tokenizer = self._sources[rank::size], self.data.target_tokenizer
+        outputs = search_ids(model, sources, self.decoding, prefixes=[tokenizer.prefix] * len(sources))
+        return sums, [one_line(tokenizer.decode(best[0].tokens)) for best in outputs]
 
     def score(self, part: tuple[list[float], list[str]], workers: Workers) -> Validation:
         """The score of all pairs; with BLEU, also their translations in order."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fasttfm.errors import LOST_PEER, UserError, interrupted
+from fasttfm.errors import LOST_PEER, UserError, interrupted, is_out_of_memory
 from fasttfm.system.machine import allowed_cores
 from fasttfm.system.signals import ending_at_once, ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
@@ -221,6 +221,8 @@ def _ending_with_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         if _is_timeout(error):
             raise UserError(
                 "another rank has not answered for --rank-timeout-minutes: it hangs, or takes that long to validate or "

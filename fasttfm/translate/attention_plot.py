@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.data.unicode_forms import has_text
 from fasttfm.errors import UserError
 from fasttfm.search.batches import inference
-from fasttfm.search.search import translate_ids
+from fasttfm.search.search import search_ids
 from fasttfm.system.drawing import drawing, save
 from fasttfm.translate.translator import Translator
 
@@ -51,15 +52,16 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
 
     Raises UserError if it is empty or too long to plot.
     """
-    source = translator.source_tokenizer.encode(sentence)
-    if not sentence.strip() or not source:
+    tokenizer = translator.source_tokenizer
+    source = [*tokenizer.prefix, *tokenizer.encode(sentence)]
+    if not has_text(sentence) or len(source) == len(tokenizer.prefix):
         raise UserError("the sentence is empty: give some text to translate")
     if len(source) > MOST_TOKENS:
         raise UserError(
             f"the sentence has {len(source):,} tokens, a picture can show {MOST_TOKENS}: give a shorter one"
         )
-    read = [*source, *translator.source_tokenizer.source_end]
-    target = translate_ids(translator.model, [read], translator.config)[0]
+    read = [*source, *tokenizer.source_end]
+    target = search_ids(translator.model, [read], translator.config, prefixes=[translator.beginning("")])[0][0].tokens
     shown = target[:MOST_TOKENS]
     with inference(translator.model) as device:
         ids = torch.tensor([read], device=device), torch.tensor([[BOS, *shown]], device=device)
@@ -69,7 +71,7 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
     pieces = translator.target_tokenizer.pieces
     return Attention(
         weights=weights,
-        source=[*translator.source_tokenizer.pieces(source), *("</s>" for _ in read[len(source) :])],
+        source=[*tokenizer.pieces(source), *("</s>" for _ in read[len(source) :])],
         read=["<s>", *pieces(shown)],
         written=pieces([*target, EOS][: len(shown) + 1]),
         translation=translator.target_tokenizer.decode(target),

@@ -46,14 +46,14 @@ class ContinuousBatching:
         key: identifies its result. config: its options. prefix: required beginning. number: sampling seed beside
         config.sampling_seed. aligned: add alignments even if the translator does not.
         """
-        source = self.translator.encode_lines([line]).get(0)
+        source = self.translator.encode_lines([line], [number]).get(0)
         if source is None:
             self._empty.append(key)
             return
-        self._lines[key] = line, source, aligned or self.translator.aligned, config.sampling
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
         beginning = self.translator.beginning(prefix)
+        self._lines[key] = line, source, aligned or self.translator.aligned, config.sampling
         self._new.append(Waiting(key, source, beginning, number, allowed=allowed, config=config))
 
     def drop(self, keys: Collection[Hashable]) -> None:
@@ -76,11 +76,11 @@ class ContinuousBatching:
             line, source, aligned, sampled = self._lines.pop(key)
             try:
                 refuse_failed(hypotheses)
+                translations, tokens = self.translator.translations(hypotheses, distinct=not sampled)
+                if aligned:
+                    self.translator.align([line], {0: source}, {0: tokens}, [translations])
             except UserError as error:
                 results.append((key, error))
-                continue
-            translations, tokens = self.translator.translations(hypotheses, distinct=not sampled)
-            if aligned:
-                self.translator.align([line], {0: source}, {0: tokens}, [translations])
-            results.append((key, translations))
+            else:
+                results.append((key, translations))
         return results

@@ -34,11 +34,12 @@ def sentence_splitter(language: str, option: str = "--split-sentences") -> Calla
     """
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language, re.IGNORECASE):
         raise UserError(f"{option} {language!r}: give the language of the input, such as en or de")
-    code = language.lower().partition("-")[0]
+    name = language.lower()  # sentencex knows no other case
+    code = name.partition("-")[0]
     if len(code) == 2 and code not in LANGUAGES:
         raise UserError(f"{option} {language!r}: is not a language of ISO 639-1: give one such as en or de")
     segment = optional("sentencex", "sentences").segment
-    return lambda line: list(segment(language, line))
+    return lambda line: list(segment(name, line))
 
 
 def sentences_of(line: str, split: Callable[[str], list[str]]) -> list[str]:

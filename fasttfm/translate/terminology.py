@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,10 +14,10 @@ from fasttfm.data.tokenizer import EOS, UNK, Tokenizer
 from fasttfm.data.unicode_forms import composed
 from fasttfm.errors import UserError
 
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 """Thai, Lao, Burmese, Khmer, kana and Chinese characters: scripts without spaces between words."""
-_EDGE = re.compile(rf"[^\W{_UNSPACED}]")
-"""A letter or digit that forms one word with an adjacent one."""
 
 
 class Terminology:
@@ -161,9 +162,15 @@ def _is_whole(line: str, begin: int, end: int) -> bool:
     """Return whether line[begin:end] is not part of a longer word."""
 
     def goes_on(before: int) -> bool:
-        return bool(0 < before < len(line) and _EDGE.match(line, before - 1) and _EDGE.match(line, before))
+        return 0 < before < len(line) and _in_word(line[before - 1]) and _in_word(line[before])
 
     return not goes_on(begin) and not goes_on(end)
+
+
+def _in_word(character: str) -> bool:
+    """Return whether a character forms one word with adjacent ones: a letter, a digit, or a mark such as a vowel."""
+    is_mark = unicodedata.category(character).startswith("M")
+    return (is_mark or character.isalnum() or character == "_") and not _UNSPACED.match(character)
 
 
 @lru_cache(4096)
@@ -186,7 +193,7 @@ def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
         raise UserError(f"the model's vocabulary cannot write {text!r}: leave it out")
     phrases = [ids]
     (first,) = tokenizer.pieces(ids[:1])
-    if re.match(rf"[{_UNSPACED}]", text.strip()) and first.startswith("\u2581"):
+    if _UNSPACED.match(text.strip()) and first.startswith("\u2581"):
         inside = tokenizer.piece_id(first[1:]) if len(first) > 1 else None
         if len(first) == 1 and len(ids) > 1:
             phrases.append(ids[1:])
@@ -201,4 +208,4 @@ def _continues_word(piece: str) -> bool:
     if byte:
         value = int(byte[1], 16)
         return value >= 0x80 or chr(value).isalnum()
-    return bool(_EDGE.match(piece[:1]))
+    return bool(piece) and _in_word(piece[0])

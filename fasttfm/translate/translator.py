@@ -145,8 +145,9 @@ class Translator:
         dtype of weights and products, int8 for products only; None: int8 for a model of `fasttfm quantize`, otherwise
         fp32. workers: processes that search batches in parallel on a CPU; None: as many as PyTorch has threads, if
         there is enough work. banned, aligned: see Translator. ensemble: other model directories with the same
-        tokenizers, whose probabilities are averaged. terminology: file for Terminology.from_lines(). shortlist: file
-        for Shortlist.load(). decoding: fields of DecodingConfig that override the model's config.yaml.
+        tokenizers, whose probabilities are averaged; their best checkpoints if `checkpoint` is a path. terminology:
+        file for Terminology.from_lines(). shortlist: file for Shortlist.load(). decoding: fields of DecodingConfig that
+        override the model's config.yaml.
         Raises UserError for files that are missing, damaged or of another model.
         """
         chosen = pick_device(device)
@@ -162,10 +163,11 @@ class Translator:
             config = build(values, sizes)
             refuse_idle(decoding, config.decoding, is_aligned=aligned)
             others = [(Path(each), build(read_values(each, {}), sizes).model) for each in members]
-            models = []
+            models: list[Any] = []
+            is_name = checkpoint in ("best", "last", "average") or checkpoint.isdecimal()
             for folder, shape in ((path, config.model), *others):
                 _check_same_tokenizers(path, folder)
-                weights, saved = read_checkpoint(folder, checkpoint)
+                weights, saved = read_checkpoint(folder, checkpoint if is_name or not models else "best")
                 model = with_weights(partial(Transformer, shape), weights, saved)
                 precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
                 if precision == "int8" and chosen.type != "cpu":
@@ -212,18 +214,19 @@ class Translator:
         self,
         lines: Sequence[str],
         prefixes: Sequence[str] | None = None,
-        first_line: int = 1,
+        numbers: Sequence[int] | None = None,
         required: Sequence[Sequence[Phrases]] | None = None,
     ) -> list[list[Translation]]:
         """The config.nbest best translations of each line, best first; an empty line has one empty translation.
 
-        Duplicate texts are removed, except among samples, so a line may have fewer. first_line: number of lines[0] in
-        the whole input, for sampling seeds and counters. required: phrases that each translation must contain; None:
-        those of the terminology.
+        Duplicate texts are removed, except among samples, so a line may have fewer. numbers: of each line in the whole
+        input, from 0, for sampling seeds and counters; None: `lines` are all of it. required: phrases that each
+        translation must contain; None: those of the terminology.
         """
         if prefixes is not None and len(prefixes) != len(lines):
             raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one for each, '' for none")
-        sources = self.encode_lines(lines, first_line)
+        numbers = range(len(lines)) if numbers is None else numbers
+        sources = self.encode_lines(lines, numbers)
         if required is None and self.terminology is not None:
             required = [self.terminology.required(line) for line in lines]
         samples = self.config.mbr_samples
@@ -232,7 +235,7 @@ class Translator:
             list(sources.values()),
             replace(self.config, sampling=True, nbest=samples) if samples else self.config,
             prefixes=[self.beginning(prefixes[row] if prefixes else "") for row in sources],
-            numbers=[first_line - 1 + row for row in sources],
+            numbers=[numbers[row] for row in sources],
             banned=self.banned,
             required=None if required is None else [required[row] for row in sources],
             continuations=frozenset() if required is None else continuations_of(self.target_tokenizer),
@@ -248,7 +251,7 @@ class Translator:
                 results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
                 written[row] = [written[row][index] for index, _ in chosen]
             if not results[row][0].text:
-                self.empty.add(first_line + row)
+                self.empty.add(numbers[row] + 1)
         if self.aligned:
             self.align(lines, sources, written, results)
         return results
@@ -294,11 +297,11 @@ class Translator:
 
         If reading fails, the lines before the error are translated first.
         """
-        first_line = 1
+        first = 0
         for buffer in _buffers(_paired(lines, prefixes), self.config.buffer_size):
             some, beginnings = zip(*buffer)
-            yield from self.translate_nbest(some, beginnings, first_line)
-            first_line += len(buffer)
+            yield from self.translate_nbest(some, beginnings, range(first, first + len(buffer)))
+            first += len(buffer)
 
     def stream(self, line: str, prefix: str = "", *, number: int = 1) -> Iterator[str]:
         """Yield the translation of one line in pieces while the search runs; joined, they equal translate().
@@ -309,7 +312,7 @@ class Translator:
         if self.terminology is not None:
             raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
         begun = self.beginning(prefix)
-        sources = self.encode_lines([line], number)
+        sources = self.encode_lines([line], [number - 1])
         source = sources.get(0, [EOS])
         allowed = None if self.shortlist is None else self.shortlist.tokens(source)
         ids = stream_ids(
@@ -334,20 +337,23 @@ class Translator:
             raise UserError(f"the prefix {shown(prefix)} has {len(ids):,} tokens: {most:,} at most are taken")
         return [*self.target_tokenizer.prefix, *ids]
 
-    def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
-        """Model inputs by line index, for the lines with any text; long ones are truncated. Updates the counters."""
+    def encode_lines(self, lines: Sequence[str], numbers: Sequence[int]) -> dict[int, list[int]]:
+        """Model inputs by line index, for the lines with any text; long ones are truncated. Updates the counters.
+
+        numbers: of each line in the whole input, from 0.
+        """
         longest = self.config.max_source_length
         sources = {}
-        for row, line in enumerate(lines):
+        for row, (line, number) in enumerate(zip(lines, numbers, strict=True)):
             ids = [*self.source_tokenizer.prefix, *self.source_tokenizer.encode(line)] if has_text(line) else []
             if not is_composed(line) and self.source_tokenizer.encode(line) != self.source_tokenizer.encode(
                 composed(line)
             ):
-                self.decomposed.add(first_line + row)
+                self.decomposed.add(number + 1)
             if self.trained_length is not None and len(ids) > 2 * self.trained_length:
-                self.long.add(first_line + row)
+                self.long.add(number + 1)
             if len(ids) > longest:
-                self.cut.add(first_line + row)
+                self.cut.add(number + 1)
                 ids = ids[:longest]
             if ids:
                 sources[row] = [*ids, *self.source_tokenizer.source_end]

@@ -17,7 +17,7 @@ def assert_equal_and_goes_back(their_model, read, write, folder, *, rtol=1e-5, a
     repeated, told = type(their_model).from_pretrained(folder / "ours", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
-    for (name, one), other in zip(their_model.named_parameters(), repeated.parameters()):
+    for (name, one), other in zip(their_model.named_parameters(), repeated.parameters(), strict=True):
         assert torch.equal(one, other), name
     torch.testing.assert_close(repeated.eval()(tokens).logits, expected.logits)
     with torch.no_grad():  # the gradients under their names, by writing a model whose weights are its gradients

@@ -83,7 +83,7 @@ def test_the_kernels_give_the_same_gradients(share):
             loss = torch.nn.functional.cross_entropy(said.masked, labels)
             (loss + torch.nn.functional.cross_entropy(said.sentence, torch.tensor([0, 1, 0]))).backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    for plain, kernel in zip(*gradients):
+    for plain, kernel in zip(*gradients, strict=True):
         torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=2e-5)
 
 
@@ -112,6 +112,10 @@ def test_layers_that_share_parameters_share_no_mask():
 def test_a_row_beyond_the_positions_is_refused():
     with pytest.raises(ValueError, match="13 tokens: this model has positions for 12"):
         Bert(BertConfig(**SMALL))(torch.ones(1, 13, dtype=torch.int64))
+    model = Bert(BertConfig(**SMALL)).train()
+    with pytest.raises(ValueError, match="13 tokens"):
+        model.attention_weights(torch.ones(1, 13, dtype=torch.int64))
+    assert model.training
 
 
 def test_attention_weights_are_of_every_layer_and_leave_padding_out():
@@ -184,7 +188,7 @@ def test_layers_computed_again_give_the_same_bits(share):
         said = model(tokens, segments, lengths, torch.tensor([1, 9, 17]))
         (said.masked.square().sum() + said.sentence.square().sum()).backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients))
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A BERT that learns from another one: what its loss is made of, what it begins with, and the command."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -154,6 +155,9 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
     assert "masked tokens" in capsys.readouterr().out
     records = [json.loads(line) for line in (tmp_path / "whole" / "train.log.jsonl").read_text().splitlines()]
     assert records[-1]["kind"] == "valid"
+    shutil.rmtree(tmp_path / "whole" / "student")
+    assert main([*command, "--heads", "2", "--out", str(tmp_path / "whole"), "--dump-config"]) == 0
+    assert not (tmp_path / "whole" / "student").exists()  # it prints alone
 
 
 def test_what_does_not_fit_ends_in_one_line(teacher, tmp_path, refusal_of):

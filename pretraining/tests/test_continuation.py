@@ -59,7 +59,7 @@ def test_a_seed_decides_each_text_whatever_is_drawn_beside_it(model):
     assert among != continue_ids(model, [END], 12, 6, Sampling(seed=6), END)
     assert all(END not in text for text in among)
     endless = continue_ids(model, [END], 12, 6, Sampling(seed=5), None)
-    for text, without_end in zip(among, endless):
+    for text, without_end in zip(among, endless, strict=True):
         assert text == (without_end[: without_end.index(END)] if END in without_end else without_end)
 
 

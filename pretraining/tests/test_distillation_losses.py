@@ -72,6 +72,20 @@ def test_cosine_and_hidden_losses_by_hand():
     assert hidden_loss(one, other).item() == pytest.approx((1 + 4) / 2 + (4 + 4) / 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_of_halves_are_sums_in_float32(dtype):
+    """Over more tokens and pairs than float16 has numbers, as in the batches of the presets."""
+    student, teacher = (draw(20_000, 4, seed=seed, grad=False).to(dtype) for seed in (0, 1))
+    scores = [draw(4, 1, 160, 160, seed=seed, grad=False).to(dtype) for seed in (2, 3)]
+    lengths = torch.full((4,), 160)
+    for loss, given in (
+        (hidden_loss, (student, teacher)),
+        (cosine_loss, (student, teacher)),
+        (lambda a, b: attention_loss(a, b, lengths), scores),
+    ):
+        torch.testing.assert_close(loss(*given).double(), loss(*(x.double() for x in given)), rtol=1e-5, atol=0.0)
+
+
 def test_layers_are_mapped_evenly_and_the_last_to_the_last():
     assert layer_map(12, 4) == [2, 5, 8, 11]
     assert layer_map(6, 3) == [1, 3, 5]

@@ -141,7 +141,7 @@ def test_log_probabilities_are_those_of_the_last_tokens():
     model = gpt().eval()
     sequences, scored = [[3, 5, 6, 7], [3, 9], [3, 4, 4, 8, 8, 2]], [2, 1, 3]
     given = model.log_probabilities(sequences, scored)
-    for tokens, count, value in zip(sequences, scored, given.tolist()):
+    for tokens, count, value in zip(sequences, scored, given.tolist(), strict=True):
         rows = model(torch.tensor([tokens[:-1]]))[0].log_softmax(-1)
         expected = sum(
             rows[position, tokens[position + 1]].item() for position in range(len(tokens) - 1 - count, len(tokens) - 1)
@@ -157,6 +157,9 @@ def test_attention_weights_look_back_and_sum_to_one():
         torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7))
         assert not each.triu(1).any()
     assert model.training
+    with pytest.raises(ValueError, match="positions"):
+        model.attention_weights(torch.zeros(1, model.config.max_length + 1, dtype=torch.int64))
+    assert model.training
 
 
 def test_checkpointed_activations_give_the_same_gradient():
@@ -166,7 +169,7 @@ def test_checkpointed_activations_give_the_same_gradient():
         model.checkpoint_activations(enabled)
         model.batch_loss(packed_batch())[0].backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    for one, other in zip(*gradients):
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 

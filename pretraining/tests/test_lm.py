@@ -78,7 +78,7 @@ def test_few_shot_tells_by_model_and_number_of_solved_examples_how_many_are_righ
     told = json.loads(capsys.readouterr().out)
     assert (told["shots"], told["examples"]) == ([0, 2], 6)
     for row in told["models"]:
-        for shots, right in zip(told["shots"], row["right"]):
+        for shots, right in zip(told["shots"], row["right"], strict=True):
             assert main(["lm", "prompt", str(made / "M"), "--shots", str(shots), "--json", *options]) == 0
             assert json.loads(capsys.readouterr().out)["right"] == right
     assert main(["lm", "few-shot", *models, "--shots", "0", "2", *options]) == 0

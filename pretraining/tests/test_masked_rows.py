@@ -73,7 +73,7 @@ def test_a_batch_holds_what_its_rows_say():
 
 def test_chance_follows_from_seed_epoch_and_row_alone():
     made, repeated = batches(pairs="nsp"), batches(pairs="nsp")
-    assert all(np.array_equal(one, other) for one, other in zip(made.epoch(2), repeated.epoch(2)))
+    assert all(np.array_equal(one, other) for one, other in zip(made.epoch(2), repeated.epoch(2), strict=True))
     indices = made.epoch(2)[0]
     whole = repeated.batch(indices, 2)
     parts = [made.batch(indices[:3], 2), made.batch(indices[3:], 2)]

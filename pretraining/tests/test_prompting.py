@@ -32,7 +32,7 @@ def test_shots_are_solved_examples_and_never_the_question_itself():
 def test_scores_are_the_sums_of_each_options_tokens():
     model, tokenizer = gpt().eval(), ByteTokenizer()
     scores = option_scores(model, tokenizer, "Is it? ", ["yes", "no, it is not"])
-    for option, score in zip(["yes", "no, it is not"], scores):
+    for option, score in zip(["yes", "no, it is not"], scores, strict=True):
         ids = [tokenizer.end, *tokenizer.encode("Is it? " + option)]
         with torch.no_grad():
             rows = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)

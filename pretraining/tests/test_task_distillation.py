@@ -136,7 +136,7 @@ def test_the_loss_is_that_of_the_papers_formulas(task):
         return torch.cat([each.flatten() for each in differences]).square().mean()
 
     def outputs(number, through):
-        return mean_square([through(m[0][number]) - t[0][2 * number] for m, t in zip(mine, theirs)])
+        return mean_square([through(m[0][number]) - t[0][2 * number] for m, t in zip(mine, theirs, strict=True)])
 
     embedding = outputs(0, student.embedding_map)  # equation 9
     hidden = outputs(1, student.hidden_map) + outputs(2, student.hidden_map)  # equation 8
@@ -148,7 +148,7 @@ def test_the_loss_is_that_of_the_papers_formulas(task):
         plain_scores(model, task, [row[0][-1] for row in each])
         for model, each in ((student.student, mine), (teacher, theirs))
     ]
-    for z_student, z_teacher in zip(*scores):
+    for z_student, z_teacher in zip(*scores, strict=True):
         p, q = torch.softmax(z_teacher / 2, -1), torch.softmax(z_student / 2, -1)
         soft = soft + 4 * (p * (p / q).log()).sum() / (2 if task == "squad" else 1)
     layers = len(given) * (0.25 * embedding + 0.75 * hidden + 1.5 * attention)

@@ -96,6 +96,8 @@ def test_labels_come_from_the_data():
     assert names == ["2", "9", "10"]
     assert label_numbers(examples, names, "f.tsv") == [2, 1, 2, 0]
     assert label_names([LabelledText("t", None, each) for each in "ba"], "f.tsv") == ["a", "b"]
+    alike = [f"{'0' * left}1.{'0' * right}" for left in range(4) for right in range(4)]  # one number in 16 spellings
+    assert label_names([LabelledText("t", None, each) for each in alike], "f.tsv") == sorted(alike)
     with pytest.raises(UserError, match="row 2 has the label '3', the model knows 1, 2"):
         label_numbers([LabelledText("t", None, "1"), LabelledText("t", None, "3")], ["1", "2"], "f.tsv")
     with pytest.raises(UserError, match="every row has the label '1'"):

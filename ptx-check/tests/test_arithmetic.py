@@ -12,7 +12,7 @@ from ptx_check import Unsupported, rounding
 def test_bytes_are_permuted_as_an_immediate_says(selector):
     a, b = np.random.default_rng(8).integers(1 << 32, size=(2, 64)).astype("u4")
     actual = apply("prmt.b32", "b32", ("b32", a), ("b32", b), f"{selector:#x}U")
-    assert actual.tolist() == [permuted(x, y, selector) for x, y in zip(a.tolist(), b.tolist())]
+    assert actual.tolist() == [permuted(x, y, selector) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
 
 
 def test_an_immediate_float32_is_its_bits():

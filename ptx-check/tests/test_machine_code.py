@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ptx_check.__main__ import main
-from ptx_check.ledger import count, gcn, latency, published, sass, units
+from ptx_check.ledger import count, counted, gcn, latency, published, sass, units
 from ptx_check.ledger.code import Instruction
 from ptx_check.ledger.count import Count, Usage
 from ptx_check.ledger.products import PRODUCTS
@@ -157,6 +157,8 @@ def test_a_group_product_is_shared_by_four_warps():
     assert units.tensor_cycles(product, units.RATES["sm_90"], 4) == 64
     single = dataclasses.replace(product, opcode="HGMMA.64x128x8.F32.TF32")
     assert units.tensor_cycles(single, units.RATES["sm_90"], 4) == 64  # half the depth at half the rate
+    integers = dataclasses.replace(product, opcode="IGMMA.64x128x32.S8.S8")
+    assert units.tensor_cycles(integers, units.RATES["sm_90"], 4) == 64  # twice the depth at twice the rate
 
 
 def test_a_product_of_sm_100_takes_its_shape_from_its_descriptor():
@@ -178,6 +180,39 @@ def test_every_rate_gives_the_tensor_rate_that_the_vendor_prints():
             rates = units.RATES.get(product.chip) or gcn.RATES[product.chip]
             rate = 2 * rates.fma * product.schedulers * product.clock / 1e3
             assert rate == pytest.approx(teraflops, rel=0.02), name
+
+
+@pytest.mark.parametrize(
+    ("name", "opcode", "printed"),
+    [
+        ("A100", "IMMA.16832.S8.S8", 624),
+        ("RTX 3090", "IMMA.16832.S8.S8", 284),
+        ("RTX 4090", "IMMA.16832.S8.S8", 660),
+        ("RTX 4090", "QMMA.16832.F32.E4M3.E4M3", 330),
+        ("H100", "IGMMA.64x128x32.S8.S8", 1979),
+        ("MI250X die", "v_mfma_f32_32x32x2f32", 47.9),
+        ("MI250X die", "v_mfma_i32_32x32x8i8", 191.5),
+        ("MI300X", "v_mfma_f32_32x32x2_f32", 163.4),
+        ("MI300X", "v_mfma_f32_32x32x4_xf32", 653.7),
+        ("MI300X", "v_mfma_i32_32x32x16_i8", 2615),
+        ("MI300X", "v_mfma_f32_32x32x16_fp8_fp8", 2615),
+        ("MI355X", "v_mfma_f32_16x16x4_f32", 157.3),
+    ],
+)
+def test_other_types_have_the_rate_that_the_vendor_prints(name, opcode, printed):
+    product, instruction = PRODUCTS[name], Instruction(0, opcode, "")
+    if product.chip in gcn.RATES:
+        work = gcn.multiply_adds(instruction) / gcn.tensor_cycles(instruction, gcn.RATES[product.chip])
+    else:
+        work = units.multiply_adds(instruction, 4) / units.tensor_cycles(instruction, units.RATES[product.chip], 4)
+    assert 2 * work * product.schedulers * product.clock / 1e3 == pytest.approx(printed, rel=0.02)
+
+
+def test_widths_of_atomic_and_transposed_accesses_are_read():
+    atomics = ("REDG.E.ADD.F32.STRONG.GPU", "ATOM.E.ADD.64")
+    assert [units.global_bytes(Instruction(0, opcode, "")) for opcode in atomics] == [4, 8]
+    reads = ("ds_read_b64_tr_b16", "ds_read_u16_d16_hi")
+    assert [gcn.width(Instruction(0, opcode, "")) for opcode in reads] == [8, 2]
 
 
 GCN = """
@@ -225,6 +260,7 @@ def test_the_lightest_of_loops_with_products_bounds_a_kernel_and_loops_without_f
 def test_resident_warps_share_the_waiting():
     used, needs = Usage(stall=1000), Resources(128, 0, 0, 0)
     assert latency.latency("sm_90", used, needs, 4) == 1000 / (0.25 * 64 / 4)
+    assert latency.latency("sm_103", used, needs, 4) == 1000 / (0.25 * 64 / 4)
     assert latency.latency("gfx942", used, needs, 4) == 0
 
 
@@ -257,6 +293,22 @@ def test_a_library_without_machine_code_ends_in_a_line(tmp_path, capsys):
     file.write_bytes(b"nothing")
     assert main(["ledger", "--peer", str(file)]) == 1
     assert "holds no cubin" in capsys.readouterr().err
+
+
+def test_images_that_the_disassembler_does_not_know_are_passed_over(tmp_path, capsys):
+    ptx = """.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry mine() { ret; }
+"""
+    images = {chip: counted.assemble(ptx, chip) for chip in ("sm_70", "sm_80")}
+    file = tmp_path / "lib.so"
+    file.write_bytes(b"".join(images.values()))
+    assert main(["ledger", "--peer", str(file)]) == 0
+    assert re.search(r"mine +sm_80 ", capsys.readouterr().out)
+    file.write_bytes(images["sm_70"])
+    assert main(["ledger", "--peer", str(file)]) == 1
+    assert "holds no cubin of sm_75 or newer" in capsys.readouterr().err
 
 
 def test_published_shares_are_printed(capsys):

@@ -214,6 +214,7 @@ def test_the_exit_status_after_ctrl_c_is_130(tmp_path):
     assert process.returncode == 130
 
 
+@pytest.mark.whole
 def test_a_closed_pipe_ends_it_quietly():
     line = f"{sys.executable} -m benchmarks report --all | head -n 1"
     done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -34,7 +34,7 @@ def sets(hypotheses):
     return [{*map(tuple, each)} for each in hypotheses]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("peer", ["Hugging Face", "CTranslate2"])
 def test_a_peer_with_our_weights_finds_the_same_hypotheses(model, peer, beam):

@@ -280,6 +280,13 @@ def test_peak_memory_on_the_host():
     assert host_peak_bytes(run) == pytest.approx(8_000_000, abs=1000)  # plus scalars
 
 
+def test_a_list_that_has_lost_its_end_is_not_equal():
+    assert numerics.equal([[1, 2], [3]], [[1, 2], [3]])
+    assert not numerics.equal([[1, 2]], [[1, 2], [3]])
+    assert not numerics.equal([[1, 2], [3]], [[1, 2]])
+    assert not numerics.equal([torch.ones(2)], [])
+
+
 def test_the_error_is_that_of_the_worst_tensor():
     expected = [torch.tensor([1000.0, 1.0]), torch.tensor([0.01, 0.02])]
     results = [torch.tensor([1000.0, 2.0]), torch.tensor([0.01, 0.03])]

@@ -60,6 +60,7 @@ def test_a_time_is_the_minimum_of_alternating_runs(monkeypatch):
     assert host.least([call("slow"), call("quick")], CPU, 0.1) == pytest.approx([6000.0, 4000.0])
 
 
+@pytest.mark.whole
 def test_rows_have_our_cost_and_the_peers():
     rows = measured("--only", "norm", "--quick")
     assert list(rows) == [

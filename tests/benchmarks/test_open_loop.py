@@ -102,6 +102,7 @@ def test_a_mixed_load_has_a_record_of_its_own(tmp_path):
     assert record["measured"][0]["requests"] > 0
 
 
+@pytest.mark.whole
 def test_a_wrong_answer_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(open_loop.Translator, "translate", lambda self, lines: ["another"] * len(lines))
     with pytest.raises(SystemExit, match="was answered with"):

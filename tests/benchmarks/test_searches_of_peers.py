@@ -76,13 +76,13 @@ def ours_of(model, beam: int, alpha: float, min_len: int):
 def compare(model, ours, outputs, alpha: float, beam: int) -> int:
     """Number of equal outputs; no other output that ended may be better than ours."""
     exact = score_ids(model, SOURCES, outputs)
-    for results, output, log_probability in zip(ours, outputs, exact):
+    for results, output, log_probability in zip(ours, outputs, exact, strict=True):
         if len(output) < LONGEST and beam > 1:
             assert results.score >= log_probability / (len(output) + 1) ** alpha - 1e-4
     lengths = {len(results.tokens) for results in ours}
     assert len(lengths) > 1
     assert min(lengths) < 10
-    return sum(results.tokens == output for results, output in zip(ours, outputs))
+    return sum(results.tokens == output for results, output in zip(ours, outputs, strict=True))
 
 
 @pytest.mark.sample(1)
@@ -131,7 +131,7 @@ def test_attention_equals_hugging_faces(longer, layer):
     theirs.set_attn_implementation("eager")
     targets = [source[-2::-1] for source in FEW]
     results = cross_attention(longer, FEW, targets, DecodingConfig(alignment_layer=layer))
-    for source, target, weights in zip(FEW, targets, results):
+    for source, target, weights in zip(FEW, targets, results, strict=True):
         ids = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([[BOS, *target]])}
         with torch.inference_mode():
             attended = theirs(**ids, output_attentions=True).cross_attentions[layer - 1][0].mean(dim=0)
@@ -151,8 +151,8 @@ def test_scores_with_the_coverage_penalty_equal_ctranslate2s(longer, ctranslate2
         max_len_a=0.0, max_len_b=SHORT, allow_unk=True,
     )  # fmt: skip
     both = 0
-    for ours, (outputs, found) in zip(search_ids(longer, FEW, settings), theirs):
-        scores = {tuple(tokens): score for tokens, score in zip(outputs, found) if len(tokens) < SHORT}
+    for ours, (outputs, found) in zip(search_ids(longer, FEW, settings), theirs, strict=True):
+        scores = {tuple(tokens): score for tokens, score in zip(outputs, found, strict=True) if len(tokens) < SHORT}
         for each in ours:
             if tuple(each.tokens) in scores:
                 both += 1
@@ -172,7 +172,9 @@ def test_prefixes_are_continued_as_by_ctranslate2(longer, ctranslate2, beam):
     results = [each[0] for each in search_ids(longer, FEW, settings, prefixes=prefixes)]
     outputs = [hypotheses[0] for hypotheses, _ in found]
     equal = compared = 0
-    for prefix, ours, output, log_probability in zip(prefixes, results, outputs, score_ids(longer, FEW, outputs)):
+    for prefix, ours, output, log_probability in zip(
+        prefixes, results, outputs, score_ids(longer, FEW, outputs), strict=True
+    ):
         assert ours.tokens[: len(prefix)] == output[: len(prefix)] == prefix
         equal += ours.tokens == output
         if beam > 1 and len(output) < SHORT:  # it ended by itself

@@ -23,7 +23,7 @@ def commands(tmp_path, monkeypatch):
         recorded.append(words)
         if words[0] == "train":
             out = Path(words[words.index("--out") + 1])
-            out.mkdir(parents=True)
+            out.mkdir(parents=True, exist_ok=True)
             counts = {"target_tokens": 100, "tokens_per_second": 50, "padding": 0.1}
             lines = [
                 {"kind": "train", "step": step, "seconds": step / 5, "loss": 9 - step / 100, **counts}
@@ -59,10 +59,21 @@ def test_the_minutes_cover_all_steps_and_the_record_is_valid(tmp_path, commands,
         assert stop.value.code == 0
 
 
+def test_a_resumed_run_has_no_minutes_and_claims_no_goal(tmp_path, commands, capsys):
+    (tmp_path / "work" / "model").mkdir(parents=True)
+    arguments = ["--text", str(tmp_path), "--results", str(tmp_path), "--work", str(tmp_path / "work")]
+    assert end_to_end.main([NAME, *arguments]) == 0
+    (record,) = map(json.loads, (tmp_path / "end-to-end-multi30k-fast.jsonl").read_text().splitlines())
+    records.validate(record)
+    assert "minutes_of" not in record
+    assert "reached" not in capsys.readouterr().out
+
+
 def test_the_preset_leaves_time_for_the_other_steps():
     """The longest time of any record, and ten seconds to save and end after the last update."""
     training = preset_section(NAME, "training")
-    runs = [run["minutes_of"] for run in records.read(records.RESULTS / f"end-to-end-{NAME}.jsonl")]
+    kept = records.read(records.RESULTS / f"end-to-end-{NAME}.jsonl")
+    runs = [run["minutes_of"] for run in kept if "minutes_of" in run]  # not of a resumed run
     others = max(run["prepare"] + run["translate"] + run["score"] for run in runs)
     assert 0 < training["max_minutes"] <= end_to_end.CORPORA[NAME].goal[1] - others - 10 / 60
     assert training["schedule"] == "cosine-minutes"  # the rate is 0 at the end, on any machine

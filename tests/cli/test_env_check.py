@@ -102,8 +102,9 @@ def test_damaged_files_are_found_by_their_digests(tmp_path, capsys):
         file.seek(-1, 2)
         file.write(b"x")
     assert main(["env", "--check", str(whole), str(run), "--json"]) == 1
-    faults = [each["fault"] for each in json.loads(capsys.readouterr().out)["findings"]]
-    assert faults == [
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {each["remedy"] for each in findings} == {"copy it back, or recreate the folder"}
+    assert [each["fault"] for each in findings] == [
         f"{whole / 'a'}: is damaged or was changed, its SHA-256 differs from sha256sums",
         f"{whole / 'b'}: is missing",
         f"{step_folder(run, 2) / 'model.safetensors'}: is damaged or was changed, its SHA-256 differs from sha256sums",
@@ -113,6 +114,7 @@ def test_damaged_files_are_found_by_their_digests(tmp_path, capsys):
         listed.write_text(content)
         assert main(["env", "--check", str(run)]) == 1
         assert f"{listed}: {told}" in capsys.readouterr().out
+        assert [each.remedy for each in check.check_folder(run) if str(listed) in each.fault] == [""], "told once"
     listed.unlink()
     (whole / "data.yaml").touch()
     (whole / "sha256sums").rename(tmp_path / "sha256sums")

@@ -38,7 +38,7 @@ def place(data_dir: Path, dataset: str, corpora: Path) -> None:
                 (fresh.path / f"{stem}.{language}").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensor2tensor-base-de-en", "paper-base-en-de"])
 def test_a_dry_run_goes_through_every_command(name: str, corpora: Path, tmp_path: Path, capfd, monkeypatch):

@@ -42,7 +42,7 @@ def test_translations_use_only_tokens_of_the_map(folder, monkeypatch, capsysbina
     assert kept[: len(PAIRS)] == free[: len(PAIRS)]
     translator = Translator.from_directory(model, workers=1, shortlist=told["out"])
     assert translator.shortlist is not None
-    for line, best in zip(LINES, translator.translate_nbest(LINES)):
+    for line, best in zip(LINES, translator.translate_nbest(LINES), strict=True):
         allowed = translator.shortlist.tokens(translator.source_tokenizer.encode(line))
         assert set(translator.target_tokenizer.encode(best[0].text)) <= set(allowed)
 

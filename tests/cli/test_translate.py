@@ -159,7 +159,7 @@ def test_alignments_have_a_line_for_every_output_line(translate, model_dir, tmp_
         numbers = [int(row[0]) for row in rows] if len(rows[0]) > 1 else range(4)
         aligned = file.read_text(encoding="utf-8").splitlines()
         assert len(aligned) == len(rows)
-        for number, row, links in zip(numbers, rows, aligned):
+        for number, row, links in zip(numbers, rows, aligned, strict=True):
             source, target = text.splitlines()[number].split(), (row[1] if len(row) > 1 else row[0]).split()
             pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
             assert {word for _, word in pairs} == {*range(len(target))}, "every word of the translation is linked"

@@ -45,7 +45,7 @@ def test_pages_equal_packed_keys_with_gradients(case, options):
     output = flash_attn.flash_attn_varlen_func(q, *pages, *starts, 5, 9, **options, block_table=TABLE)
     assert torch.equal(output, expected)
     grad = torch.randn(output.shape)
-    for ours, theirs in zip(*(torch.autograd.grad(x, (q, *pages), grad) for x in (output, expected))):
+    for ours, theirs in zip(*(torch.autograd.grad(x, (q, *pages), grad) for x in (output, expected)), strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.manual_seed(3)
     dropped = flash_attn.flash_attn_varlen_func(q, *packed, *starts, 5, 9, 0.3, **options)
@@ -62,7 +62,7 @@ def test_varlen_attn_takes_pages_and_partly_used_keys(case):
     given = {"window_size": (-1, 0), "enable_gqa": True, "seqused_k": KEYS.int()}
     assert torch.equal(varlen.varlen_attn(q, *pages, starts, None, 5, 9, **given, block_table=TABLE), expected)
     room = [torch.full((12, 3, HK, D), math.nan) for _ in range(2)]
-    for filled, x in zip(room, packed):
+    for filled, x in zip(room, packed, strict=True):
         for b, part in enumerate(x.split(KEYS.tolist())):
             filled[: len(part), b] = part
     room = [x.transpose(0, 1).flatten(0, 1) for x in room]  # unused rows are NaN

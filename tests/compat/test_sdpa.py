@@ -69,7 +69,7 @@ def test_dropout_is_the_same_in_both_passes(on_the_cpu):
     given = F.attention(*inputs, causal=True, dropout_p=0.5, seed=seed.view(torch.int64)[:1])
     torch.testing.assert_close(output, given)
     gradients = (torch.autograd.grad(each.square().sum(), inputs) for each in (output, given))
-    for ours, expected in zip(*gradients):
+    for ours, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
     assert not torch.equal(on_the_cpu(*inputs, 0.5, True, False)[0], output)
 
@@ -86,7 +86,7 @@ def test_outputs_match_torchs_fake(on_the_cpu, heads_last):
         for given, output in ((inputs, real), (meta, fake))
     )
     assert real[4:6] == tuple(map(int, fake[4:6]))
-    for ours, theirs in [*zip(real[:2] + real[6:8], fake[:2] + fake[6:8]), *zip(*gradients)]:
+    for ours, theirs in [*zip(real[:2] + real[6:8], fake[:2] + fake[6:8], strict=True), *zip(*gradients, strict=True)]:
         assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
 
 

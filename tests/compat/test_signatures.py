@@ -61,7 +61,7 @@ def test_flash_attn_func_equals_the_reference(options, queries, keys, key_heads)
 def test_each_batch_row_has_its_own_slopes():
     q, k, v = tensors((B, 4, H, D), (B, 6, H, D), (B, 6, H, D))
     slopes = torch.rand(B, H, generator=torch.Generator().manual_seed(3))
-    expected = torch.stack([plain(*each[:3], slopes=each[3]) for each in zip(q, k, v, slopes)])
+    expected = torch.stack([plain(*each[:3], slopes=each[3]) for each in zip(q, k, v, slopes, strict=True)])
     assert_same(flash_attn.flash_attn_func(q, k, v, alibi_slopes=slopes), expected, (q, k, v))
 
 
@@ -87,6 +87,19 @@ def test_packed_sequences_equal_the_reference(options, surplus):
     left, right = options.get("window", (-1, -1))
     window = (left, 0) if "causal" in options else (left, right)
     assert torch.equal(varlen.varlen_attn(*packed, window_size=window, enable_gqa=True), output)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1)}])
+def test_max_seqlen_may_be_a_tensor(options):
+    """As transformers passes it. On meta, as on a GPU, it is not read from cu_seqlens."""
+    (x,), starts, longest = tensors((7, H, D), requires_grad=False), torch.tensor([0, 3, 7]), torch.tensor(4)
+    function = flash_attn.flash_attn_varlen_func
+    expected = function(x, x, x, starts, starts, 4, 4, **options)
+    assert torch.equal(function(x, x, x, starts, starts, longest, longest, **options), expected)
+    x, starts = x.to("meta"), starts.to("meta")
+    assert function(x, x, x, starts, starts, longest, longest, **options).shape == x.shape
+    with pytest.raises(TypeError, match=r"max_seqlen_q is a tensor torch.float32 \(\): an int is needed"):
+        function(x, x, x, starts, starts, longest.float(), longest, **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -162,7 +175,7 @@ def test_a_window_that_hides_nothing_is_none(window, causal):
 @pytest.mark.parametrize("window", [(6, 5), (7, 4), (6, 0)])
 def test_a_window_that_hides_one_key_hides_it(window):
     q, k, v = tensors((2, 6, H, D), (2, 8, H, D), (2, 8, H, D))
-    expected = torch.stack([plain(*each, window=window) for each in zip(q, k, v)])
+    expected = torch.stack([plain(*each, window=window) for each in zip(q, k, v, strict=True)])
     assert_same(flash_attn.flash_attn_func(q, k, v, window_size=window), expected, (q, k, v))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
@@ -51,7 +51,7 @@ def rows(model_dir, lines):
 
 def moved_left(x, mask):
     """The same rows with padding on the left."""
-    return torch.stack([row.roll(int((seen == 0).sum()), 0) for row, seen in zip(x, mask)])
+    return torch.stack([row.roll(int((seen == 0).sum()), 0) for row, seen in zip(x, mask, strict=True)])
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -86,7 +86,7 @@ def test_padding_on_the_left_gives_what_padding_on_the_right_gives(model_dir, th
     left = {"input_ids": moved_left(ids, mask), "attention_mask": moved_left(mask, mask)}
     assert torch.equal(theirs.generate(**left, **search), expected)
     assert torch.equal(theirs.generate(input_ids=left["input_ids"], **search), expected)  # padding's number tells
-    for row, seen, each in zip(ids, mask, expected.tolist()):
+    for row, seen, each in zip(ids, mask, expected.tolist(), strict=True):
         (alone,) = theirs.generate(row[seen.bool()][None], **search).tolist()
         assert each[: len(alone)] == alone
         assert {*each[len(alone) :]} <= {PAD, EOS}
@@ -103,7 +103,7 @@ def test_target_padding_follows_the_mask(model_dir, theirs):
     actual = theirs(**sources, **moved, output_attentions=True)
     seen = moved["decoder_attention_mask"].bool()
     torch.testing.assert_close(actual.logits[seen], expected.logits[mask.bool()])
-    for theirs_, ours in zip(actual.cross_attentions, expected.cross_attentions):
+    for theirs_, ours in zip(actual.cross_attentions, expected.cross_attentions, strict=True):
         for row, length in enumerate(mask.sum(dim=1)):
             torch.testing.assert_close(theirs_[row, :, -length:, -length:], ours[row, :, :length, :length])
     given = theirs.model.attention_weights(ids, targets, mask.sum(dim=1))
@@ -263,6 +263,17 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
     assert half.model.config.dropout == 0.3
 
 
+def test_the_weights_of_a_subfolder_are_loaded_and_not_those_around_it(model_dir, theirs, tmp_path):
+    """As of a run of Trainer, which saves its checkpoints below its last model."""
+    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path / "checkpoint-500")
+    weights = load_file(tmp_path / "model.safetensors")
+    zeros = {name: torch.zeros_like(each) for name, each in weights.items()}
+    save_file(zeros, tmp_path / "checkpoint-500" / "model.safetensors", {"format": "pt"})
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, subfolder="checkpoint-500")
+    assert not any(each.any() for each in loaded.parameters())
+
+
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
 def test_save_pretrained_and_from_pretrained_round_trip(tmp_path, shared):
     model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
@@ -324,7 +335,7 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
     after = trainer.evaluate()["eval_loss"]
     assert after < before / 2
     predicted = trainer.predict(data).predictions
-    for row, each in zip(predicted.tolist(), data):
+    for row, each in zip(predicted.tolist(), data, strict=True):
         (alone,) = model.generate(torch.tensor([each["input_ids"]]), num_beams=1, max_length=20).tolist()
         assert row[: len(alone)] == alone
     trainer.save_model(str(tmp_path / "last"))

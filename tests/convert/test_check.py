@@ -7,6 +7,9 @@ from model_dirs import write_model_dir
 from fasttfm.cli.main import main
 from fasttfm.convert import check, ctranslate2, marian
 from fasttfm.convert.exchange import load
+from fasttfm.data.tokenizer import EOS
+from fasttfm.store.checkpoint import read_weights, save_checkpoint
+from fasttfm.store.steps import step_folder
 
 PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers"}
 BEAMS = {"ctranslate2": 2, "marian-hf": 4}
@@ -35,6 +38,19 @@ def test_export_and_import_report_a_comparison(tmp_path, capsys, form, fields):
     assert f"- imported from there ({form})" in card
     for line in notes:
         assert line.replace("note: ", "- ") in card
+
+
+@pytest.mark.parametrize("form", [*PACKAGES, "onnx"])
+def test_a_model_that_ends_every_translation_at_once_does_so_in_both(tmp_path, capsys, form):
+    """As after a few updates; our search alone would choose another first word."""
+    for package in ("onnxruntime", "onnxscript") if form == "onnx" else (PACKAGES[form],):
+        pytest.importorskip(package)
+    model_dir = write_model_dir(tmp_path / "model", trained=False, output_bias=True)
+    weights = read_weights(step_folder(model_dir, 1))
+    weights["output.bias"][EOS] = 1e3
+    save_checkpoint(step_folder(model_dir, 1), weights, {"step": 1, "best_step": 1})
+    assert command("export", model_dir, "--format", form, "--out", tmp_path / "there") == 0
+    assert "note: 3 texts are translated as" in capsys.readouterr().out
 
 
 def test_graphs_are_compared_with_onnxruntime(tmp_path, capsys):

@@ -59,7 +59,7 @@ def test_a_model_without_source_end_translates_and_exports_but_cannot_be_trained
     assert "sources have no end token" in capsys.readouterr().out
     ours = Translator.from_directory(model)
     assert not ours.source_tokenizer.source_end
-    assert EOS not in ours.encode_lines(LINES)[0]
+    assert EOS not in ours.encode_lines(LINES, range(len(LINES)))[0]
     assert ours.translate(["", "a dog"])[0] == ""
     assert ours.score(["", "a dog"], ["", "ein Hund"])[0] < 0
     assert main(["export", str(model), "--format", "ctranslate2", "--out", str(there)]) == 0
@@ -93,9 +93,9 @@ def compare(folder, close: float = 1e-4) -> None:
         sources, beam_size=1, max_decoding_length=LONGEST, suppress_sequences=never or None
     )
     targets = [[target[number] for number in each] for each in ours]
-    for answer, written in zip(answers, targets):
+    for answer, written in zip(answers, targets, strict=True):
         assert answer.hypotheses[0][: LONGEST - 1] == written[: LONGEST - 1]
-    for score, each, tokens in zip(theirs.score_batch(sources, targets), ids, ours):
+    for score, each, tokens in zip(theirs.score_batch(sources, targets), ids, ours, strict=True):
         with torch.inference_mode():
             logits = network(torch.tensor([[*each, *end]]), torch.tensor([[BOS, *tokens]]))[0]
         log_probabilities = logits.log_softmax(-1)[range(len(tokens) + 1), [*tokens, EOS]]

@@ -8,6 +8,7 @@ from docs.blocks import blocks, run
 from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
 
 from fasttfm.cli.main import main
+from fasttfm.convert import marian
 from fasttfm.convert.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.convert.exchange import load
 from fasttfm.translate import Translator
@@ -77,7 +78,7 @@ def test_the_documented_settings_give_the_same_search(tmp_path, monkeypatch):
         model_dir, workers=1, beam=4, length_penalty="power", alpha=1.0, early_stopping=True
     )
     ours = translator.translate(lines)
-    equal = sum(one.strip() == other for one, other in zip(ours, theirs))
+    equal = sum(one.strip() == other for one, other in zip(ours, theirs, strict=True))
     assert equal >= 0.95 * len(lines), f"{equal} of {len(lines)}"
 
 
@@ -98,6 +99,16 @@ def test_hugging_face_translates_as_we_do(tmp_path, fields):
         compare(model_dir, tokenizer.batch_decode(result, skip_special_tokens=True), beam)
     assert theirs.generation_config.num_beams == 4
     assert theirs.generation_config.length_penalty == 0.0
+
+
+def test_settings_survive_a_way_to_hugging_face_and_back(tmp_path):
+    rates = {"dropout": 0.1, "attention_dropout": 0.2, "relu_dropout": 0.3}
+    model_dir = write_model_dir(tmp_path / "model", trained=False, no_repeat_ngram=3, beam=5, **rates)
+    out = tmp_path / "out"
+    assert main(["export", str(model_dir), "--format", "marian-hf", "--out", str(out), "--no-check"]) == 0
+    model = marian.read(out)
+    assert (model.decoding.no_repeat_ngram, model.decoding.beam, model.decoding.allow_unk) == (3, 5, False)
+    assert {name: getattr(model.config, name) for name in rates} == rates
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_same_logits_and_translations(tmp_path, capsys, shared, pre, new, le
     import sentencepiece
 
     spm = sentencepiece.SentencePieceProcessor(model_proto=tokenizer().model)
-    for line, translation in zip(LINES, translations):
+    for line, translation in zip(LINES, translations, strict=True):
         source = torch.tensor([numbers[0].get(piece, UNK) for piece in spm.encode(line, out_type=str)] + [EOS])
         target = torch.tensor([EOS, *torch.randint(4, len(pieces[1]), (6,)).tolist()])
         inverse = [{theirs: mine for mine, theirs in reversed(list(enumerate(side)))} for side in indices]

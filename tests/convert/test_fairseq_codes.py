@@ -34,7 +34,7 @@ def corpus():
     tokens = [
         " ".join(sacremoses.MosesTokenizer(language).tokenize(line))
         for pair in pairs
-        for language, line in zip(LANGUAGES, pair)
+        for language, line in zip(LANGUAGES, pair, strict=True)
     ]
     codes = learn(tokens, 150)
     pieces = sorted({piece for line in tokens for word in line.split() for piece in apply(codes, word)})
@@ -63,7 +63,7 @@ def test_translations_equal_those_of_a_reimplementation(model, corpus):
         translations = translator.translate(lines)
     numbers = {piece: number for number, piece in enumerate(pieces)}
     detokenize = sacremoses.MosesDetokenizer("de").detokenize
-    for line, translation in zip(lines, translations):
+    for line, translation in zip(lines, translations, strict=True):
         source = [numbers.get(piece, UNK) for piece in corpus.cut(line, "en")]
         written = [pieces[number] for number in reference.greedy(torch.tensor([*source, EOS]), 20)]
         words = (" ".join(written) + " ").replace("@@ ", "").split()

@@ -114,7 +114,7 @@ def test_half_precision_is_as_near_to_float32_as_eager(name: str, dtype: torch.d
     exact, theirs, got = solve(eager), solve(copy.deepcopy(eager).to(dtype)), solve(ours.to(dtype))
     errors = [torch.stack([(a - b).norm() for a, b in zip(found, exact, strict=True)]) for found in (theirs, got)]
     size = torch.stack([x.norm() for x in exact])
-    assert (errors[1] <= 2 * errors[0] + torch.finfo(dtype).eps * (size + 1)).all()
+    assert (errors[1] <= 2 * errors[0] + torch.finfo(dtype).eps * (size + 0.01 * size.max())).all()
 
 
 @pytest.mark.parametrize("name", ["bart", "bert"])

@@ -123,6 +123,30 @@ def test_pickled_and_sharded_weights_are_read(tmp_path, opus):
         marian.read(folder)
 
 
+@pytest.mark.parametrize(("suppressed", "allowed"), [([], True), ([1], False), (None, True)])
+def test_the_unknown_token_is_suppressed_by_its_id(tmp_path, opus, suppressed, allowed):
+    """No file of MarianMTModel names unk_token_id: the vocabulary does."""
+    shutil.copytree(opus, tmp_path / "changed")
+    path = tmp_path / "changed" / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "suppress_tokens": suppressed}))
+    assert marian.read(tmp_path / "changed").decoding.allow_unk is allowed
+
+
+def test_the_model_card_names_the_working_folder(tmp_path, opus, monkeypatch):
+    monkeypatch.chdir(opus)
+    card = import_(".", "marian-hf", tmp_path / "out", "--no-check") / "README.md"
+    assert f"imported from {opus.name} (marian-hf)" in card.read_text(encoding="utf-8")
+
+
+def test_the_damaged_one_of_two_vocabularies_is_named(tmp_path, opus):
+    shutil.copytree(opus, tmp_path / "changed")
+    config = tmp_path / "changed" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "share_encoder_decoder_embeddings": False}))
+    (tmp_path / "changed" / "target_vocab.json").write_text('{"a": 1}')
+    with pytest.raises(UserError, match=r"changed/target_vocab\.json: does not number its 1 pieces"):
+        marian.read(tmp_path / "changed")
+
+
 # M2M-100
 
 

@@ -28,7 +28,7 @@ def both_agree(theirs: nn.Module, ours: nn.Module, *inputs: Any, **options: Any)
         output.sin().sum().backward()
         results.append([output, *(p.grad for p in module.parameters() if p.grad is not None)])
     assert len(results[0]) == len(results[1])
-    for expected, got in zip(*results):
+    for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -86,6 +86,7 @@ def variables(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
 
 LAYER = "h.0.attn.c_proj.weight"
 WORDS = "bert.embeddings.word_embeddings.weight"
+SHARED = "model.shared.weight"
 LINEAR = "decoder/layer_0/ffn/linear_0"
 
 REFUSED: dict[str, tuple[str, Change, str]] = {
@@ -156,6 +157,10 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         "bert", shards(lambda given, places: places.pop("cls.predictions.bias")),
         "disagrees about the weight cls.predictions.bias",
     ),
+    "float64 beyond float32": (
+        "marian-hf", weights(lambda given: {**given, SHARED: given[SHARED].double() * 1e300}),
+        f"{SHARED} contains NaN or infinity",
+    ),
     "bytes behind the end": (
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
         "model.bin: is truncated or damaged (it has bytes after its end)",
@@ -189,6 +194,9 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
 TOLD: dict[str, tuple[str, Change, str]] = {
     "search settings": (
         "marian-hf", fields("generation_config.json", repetition_penalty=1.5), "left out its search settings",
+    ),
+    "a token that is never chosen": (
+        "marian-hf", fields("generation_config.json", suppress_tokens=[5]), "suppress_tokens [5]",
     ),
     "sampling settings": (
         "gpt2", fields("generation_config.json", temperature=0.5, do_sample=True), "temperature 0.5",

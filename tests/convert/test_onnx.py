@@ -31,7 +31,7 @@ def greedy(folder, sources: list[list[int]]) -> list[list[int]]:
         logits, *past = step.run(None, {"tokens": tokens, "keys": past[0], "values": past[1], **memory})
         logits[:, search["never"]] = -np.inf
         tokens = logits.argmax(1)
-        for output, token in zip(outputs, tokens.tolist()):
+        for output, token in zip(outputs, tokens.tolist(), strict=True):
             output.append(token)
     return [output[: output.index(EOS)] if EOS in output else output for output in outputs]
 

@@ -51,7 +51,7 @@ def test_every_supported_module_is_replaced_in_place_and_computes_the_same(batch
     expected = model(*batch)
     report = fasttfm.replace_modules(model)
     assert [id(m) for m in model.modules()] == [id(m) for m in modules]
-    assert all(a is b for a, b in zip(model.parameters(), parameters))
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     torch.testing.assert_close(model(*batch), expected)
     # transformer, 2 stacks, 3 layers, 4 attentions, 7 norms in layers, 2 final norms, the model's norm
     assert len(report.replaced) == 20 == ours(model)

@@ -41,6 +41,7 @@ CASES = {
     "soft cap": (37, 45, {"softcap": 0.7, "causal": True}),
     "slopes": (37, 45, {"alibi_slopes": torch.linspace(0.1, 1, H), "window": (9, 4)}),
     "sinks": (37, 45, {"sinks": torch.tensor(SINKS), "key_lengths": torch.tensor([0, 45])}),
+    "infinite sinks": (37, 45, {"sinks": torch.tensor([math.inf, 0.5, -math.inf, math.inf])}),
     "dropout": (37, 45, {"dropout_p": 0.3, "seed": SEED, "site": 3, "causal": True}),
     "everything": (70, 90, {
         "dropout_p": 0.3, "seed": SEED, "causal": "bottom_right", "softcap": 2.0, "sinks": torch.tensor(SINKS),
@@ -96,7 +97,7 @@ def test_output_and_gradients_match_the_reference(case, key_heads, most_keys, ca
     expected = solve(lambda *x, **options: reference.attention(*x, **options)[0], torch.float64)
     actual = solve(F.attention, torch.float32)
     assert calls
-    for x, wanted in zip(actual, expected):
+    for x, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, wanted.float(), rtol=2e-5, atol=2e-5)
     assert actual[0].transpose(1, 2).is_contiguous()
 
@@ -126,8 +127,8 @@ def test_bits_depend_on_neither_threads_nor_the_batch(calls, threads):
 
     expected = solve(B)
     threads(3)
-    assert all(torch.equal(x, y) for x, y in zip(solve(B), expected))
-    assert all(torch.equal(x, y[:1]) for x, y in zip(solve(1), expected))
+    assert all(torch.equal(x, y) for x, y in zip(solve(B), expected, strict=True))
+    assert all(torch.equal(x, y[:1]) for x, y in zip(solve(1), expected, strict=True))
     assert len(calls) == 3
 
 
@@ -158,7 +159,7 @@ def test_packed_sequences_match_padded_rows(options, calls):
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         return output, *torch.autograd.grad((output * weights).sum(), inputs)
 
-    for wanted, x in zip(*without_and_with_the_loop(solve, calls)):
+    for wanted, x in zip(*without_and_with_the_loop(solve, calls), strict=True):
         torch.testing.assert_close(x, wanted, rtol=2e-5, atol=2e-5)
 
 
@@ -213,7 +214,7 @@ def test_gradients_of_packed_projections_have_their_layout(case, cross, layout, 
     gradients = compare(lambda *x: F.packed_qkv_attention(*x, **JOINT[case]), inputs, expected, probe)
     assert len(calls) == 1
     if layout in ("batch first", "positions first"):
-        assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs))
+        assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs, strict=True))
 
 
 @pytest.mark.parametrize("covered", [False, True], ids=["filler", "covered"])
@@ -255,7 +256,7 @@ def test_multihead_attention_uses_the_loop(memory, causal, calls):
         output = module(leaf, keys, keys, need_weights=False, attn_mask=hidden, is_causal=causal)[0]
         return output, *torch.autograd.grad(output, (leaf, *module.parameters()), probe)
 
-    for actual, wanted in zip(solve(ours), solve(theirs)):
+    for actual, wanted in zip(solve(ours), solve(theirs), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     assert len(calls) == 1
 
@@ -273,7 +274,7 @@ def test_a_training_step_uses_the_loop(packed, calls):
         loss = model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
-    for wanted, actual in zip(*without_and_with_the_loop(step, calls)):
+    for wanted, actual in zip(*without_and_with_the_loop(step, calls), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     assert len(calls) == 5
 

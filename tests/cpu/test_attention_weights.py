@@ -84,6 +84,19 @@ def test_infinities_and_nan_propagate_as_in_pytorch(value, dtype):
     torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_whose_visible_scores_are_all_minus_infinity_is_nan(dtype):
+    query, key, case = heads(dtype, H, L), heads(dtype, H, S, 2), CASES["lengths"]
+    query[1, 2, 5], key[1, 2] = 1e25, -1e25  # their products overflow
+    p = attention_pass.weights(query, key, case)
+    expected = products.weights(products.scores(query, key), 0.17, case)[0].to(dtype)
+    row = p[1, 2, 5]
+    assert row[:7].isnan().all()
+    assert expected[1, 2, 5, :7].isnan().all()
+    row[:] = expected[1, 2, 5] = 0.0
+    torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6)
+
+
 def test_few_scores_odd_head_sizes_mixed_dtypes_and_searches_are_not_supported():
     query, key = heads(torch.bfloat16, H, L), heads(torch.bfloat16, H, S)
     assert not attention_pass.weighs(query[:, :, :9], key, options())

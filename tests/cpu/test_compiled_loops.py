@@ -119,15 +119,18 @@ def test_bits_do_not_depend_on_addresses(width):
     assert len(results) == 1
 
 
-@pytest.mark.parametrize(
-    "loops", [*LOOPS, attention_loops, attention_scores, loop_parts], ids=lambda each: each.__name__
-)
-def test_functions_with_fast_math_only_reduce(loops):
+FAST = {
+    each.__name__: each
+    for loops in (*LOOPS, attention_loops, attention_scores, loop_parts)
+    for each in vars(loops).values()
+    if isinstance(each, Dispatcher) and each.targetoptions.get("fastmath")
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_functions_with_fast_math_only_reduce(name):
     """LLVM makes two copies of a loop that stores, for overlapping arrays and others, which would round differently."""
-    functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
-    for each in functions:
-        if each.targetoptions.get("fastmath"):
-            nodes = list(ast.walk(ast.parse(inspect.getsource(each.py_func))))
-            stores = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
-            assert not stores, f"{each.__name__} stores in line {stores[0].lineno}"
-            assert any(isinstance(node, ast.For) for node in nodes), f"{each.__name__} has no loop"
+    nodes = list(ast.walk(ast.parse(inspect.getsource(FAST[name].py_func))))
+    stores = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    assert not stores, f"{name} stores in line {stores[0].lineno}"
+    assert any(isinstance(node, ast.For) for node in nodes), f"{name} has no loop"

@@ -72,6 +72,16 @@ def test_views_of_one_parameter_are_packed_separately(packed):
     assert packed == [(256, 192), (512, 192), (768, 192)], "once each"
 
 
+def test_layers_that_share_a_weight_keep_their_biases():
+    x, layer = layer_of()
+    other = nn.Linear(192, 256)
+    other.weight = layer.weight
+    with torch.inference_mode(), frozen_weights(nn.ModuleList([layer, other])):
+        for bias in (layer.bias, other.bias, None, layer.bias):
+            expected = nnF.linear(x, layer.weight, bias)
+            torch.testing.assert_close(linear(x, layer.weight, bias), expected, rtol=1e-5, atol=1e-5)
+
+
 @packs
 def test_weights_are_packed_once_and_again_after_a_change(packed):
     x, layer = layer_of()

@@ -84,6 +84,23 @@ def test_sum_and_layer_norm(dtype, width):
 
 
 @dtypes
+def test_without_eps_a_constant_row_is_nan_as_in_pytorch(dtype):
+    x, ones = torch.stack([torch.zeros(8), torch.arange(8.0)]).to(dtype), torch.ones(8).to(dtype)
+    y, _ = step_passes.add_layer_norm(x, torch.zeros_like(x), ones, ones, 0.0)
+    assert y.isnan().all(1).tolist() == [True, False]
+    assert torch.nn.functional.layer_norm(x[:1], (8,), ones, ones, 0.0).isnan().all()
+
+
+def test_a_numba_that_does_not_work_is_reported(monkeypatch):
+    def fails():
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr(step_passes, "loops", fails)
+    with pytest.warns(RuntimeWarning, match="no locator available.*set NUMBA_CACHE_DIR"):
+        assert not step_passes.usable.__wrapped__()
+
+
+@dtypes
 def test_nan_and_inf_propagate(dtype):
     x, ones = torch.zeros(2, 8).to(dtype), torch.ones(8).to(dtype)
     x[0, 3], x[1, 2] = torch.nan, torch.inf
@@ -119,7 +136,7 @@ def test_a_search_matches_one_without_the_loops(monkeypatch, dtype, norm_first, 
     if dtype == torch.float32:
         tokens, expected_tokens = ([[each.tokens for each in some] for some in all_] for all_ in (found, expected))
         assert tokens == expected_tokens
-    pairs = [(source, each) for source, some in zip(sources, found) for each in some]
+    pairs = [(source, each) for source, some in zip(sources, found, strict=True) for each in some]
     scores = score_ids(model, [source for source, _ in pairs], [each.tokens for _, each in pairs])
     relative, absolute = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (0.05, 0.3), torch.float16: (0.01, 0.05)}[dtype]
     assert [each.log_probability for _, each in pairs] == pytest.approx(scores, rel=relative, abs=absolute)

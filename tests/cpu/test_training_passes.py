@@ -77,6 +77,18 @@ def test_residual_layer_norm_and_its_gradients_match_pytorch(p, dtype, by_pytorc
         torch.testing.assert_close(value, expected, **bounds)
 
 
+def test_without_eps_a_constant_row_is_nan_as_in_pytorch(by_pytorch):
+    def run():
+        x = tensor(torch.float32, 512, 96)
+        x[7] = 0.0
+        return F.residual_layer_norm(x, torch.zeros_like(x), torch.ones(96), torch.zeros(96), 0.0)[0]
+
+    with torch.no_grad():  # as in validation
+        result, expected = run(), by_pytorch(run)
+    assert result[7].isnan().all()
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=2e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize(("p", "pad_id"), [(0.0, None), (0.3, None), (0.3, 2), (1.0, 0)])
@@ -134,7 +146,7 @@ def test_cross_entropy_and_its_gradient_match_pytorch(options, smoothing, dtype,
     if smoothing:
         raw[4, 7] = -9.0
     expected, actual = by_pytorch(solve), solve()
-    for x, wanted in zip(actual[:2], expected[:2]):
+    for x, wanted in zip(actual[:2], expected[:2], strict=True):
         torch.testing.assert_close(x, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(actual[2], expected[2], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
     assert not actual[2][::5].any()

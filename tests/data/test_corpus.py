@@ -27,6 +27,8 @@ def test_line_ends_and_a_byte_order_mark_are_not_text(tmp_path: Path):
     path = tmp_path / "windows.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo \r\nlast without end")
     assert list(read_lines(path)) == ["one", "", "two ", "last without end"]
+    path.write_bytes(b"\xef\xbb\xbf")
+    assert list(read_lines(path)) == []
 
 
 @pytest.mark.parametrize(

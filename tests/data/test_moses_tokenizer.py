@@ -54,7 +54,7 @@ def vocabulary(codes, lines, **changes):
 @pytest.mark.parametrize("written", [subword_nmt_file, fastbpe_file])
 def test_pieces_match_a_plain_encoding_and_text_round_trips(text, codes, written):
     tokenizer = MosesTokenizer(written(codes).encode(), vocabulary(codes, text + HARD))
-    for line, prepared in zip(text + HARD, moses(text + HARD)):
+    for line, prepared in zip(text + HARD, moses(text + HARD), strict=True):
         expected = [piece for word in prepared.split() for piece in apply(codes, word)]
         assert tokenizer.pieces(tokenizer.encode(line)) == expected
         assert all(map(tokenizer.cuts_into, expected))
@@ -119,7 +119,7 @@ def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "bpe.src.codes", "bpe.src.vocabulary.json", "bpe.tgt.codes", "bpe.tgt.vocabulary.json",
     ]  # fmt: skip
-    for before, loaded in zip(sides, load_tokenizers(tmp_path)):
+    for before, loaded in zip(sides, load_tokenizers(tmp_path), strict=True):
         assert (loaded.vocabulary, loaded.model) == (before.vocabulary, before.model)
         assert loaded.encode(text[0]) == before.encode(text[0])
     (tmp_path / "bpe.src.vocabulary.json").unlink()

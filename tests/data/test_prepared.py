@@ -1,7 +1,10 @@
 """The prepared directory: content, skipped pairs, damaged files, repeated runs."""
 
+import copy
+import gc
 import itertools
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +189,16 @@ def test_a_file_truncated_during_training_is_an_error_and_not_a_crash(text, tmp_
     assert data.train.source(0).tolist() == first
     with pytest.raises(UserError, match=r"train\.src\.npy: was truncated while it was read"):
         data.train.source(len(data.train) - 1)
+
+
+def test_a_copy_of_the_pairs_outlives_them(text, tmp_path: Path):
+    run(text, tmp_path / "DATA")
+    data = PreparedData.open(tmp_path / "DATA")
+    first = data.train.source(0).tolist()
+    copied = copy.deepcopy(data.train), pickle.loads(pickle.dumps(data.train))
+    del data
+    gc.collect()
+    assert [each.source(0).tolist() for each in copied] == [first, first]
 
 
 def test_the_vocabulary_is_trained_on_an_even_sample_of_all_pairs(tmp_path, monkeypatch):

@@ -74,12 +74,12 @@ def test_without_drops_it_is_sentencepieces_own_on_real_text(corpora: Path, file
     tokenizer = train_tokenizer(lines[::4], vocab_size=3500, model_type=model_type, normalization="nmt_nfkc")
     ids = encoded(tokenizer, lines)
     drawn = draw(SubwordSampler(tokenizer, OWN[model_type]), ids)
-    different = [(new, old.tolist()) for new, old in zip(drawn, ids) if new != old.tolist()]
+    different = [(new, old.tolist()) for new, old in zip(drawn, ids, strict=True) if new != old.tolist()]
     # among equally likely segmentations (o oo, oo o) SentencePiece takes the first, sampling either
     assert all(sorted(new) == sorted(old) for new, old in different)
     assert len(different) <= (0.001 * len(lines) if model_type == "unigram" else 0)
     drawn = draw(SubwordSampler(tokenizer, 0.1), ids)
-    assert sum(new != old.tolist() for new, old in zip(drawn, ids)) > len(lines) / 2
+    assert sum(new != old.tolist() for new, old in zip(drawn, ids, strict=True)) > len(lines) / 2
     assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
 
 
@@ -180,7 +180,7 @@ def test_user_defined_symbols_are_never_split_and_never_produced(model_type, lin
     for epoch in range(20):
         drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
         assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
-        for new, old in zip(drawn, ids):
+        for new, old in zip(drawn, ids, strict=True):
             assert [i for i in new if i in symbols] == [i for i in old.tolist() if i in symbols]
     assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
 

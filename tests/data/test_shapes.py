@@ -32,6 +32,7 @@ def test_only_a_size_without_a_larger_one_ends_in_a_smaller_batch():
     plan = plan_batches(*lengths.T, sizes, 800)
     rows = np.diff(plan.bounds)
     less = plan.sizes[rows < 800 // plan.sizes.max(axis=1)]
+    assert len(less)
     for size in less:
         larger = sizes[sizes.sum(axis=1) > size.sum()]
         # otherwise the leftover pairs would have moved to the larger size
@@ -69,8 +70,8 @@ def test_short_sequences_count_as_the_shortest_length_and_padding_is_small():
     lengths = [7 * number % 50 + 1 for number in range(200)]
     batches = length_batches(lengths, 300, shortest=16)
     longest = [max(lengths[position] for position in batch) for batch in batches]
-    assert all(len(batch) * max(16, round_length(width)) <= 300 for batch, width in zip(batches, longest))
-    assert sum(len(batch) * width for batch, width in zip(batches, longest)) < 1.2 * sum(lengths)
+    assert all(len(batch) * max(16, round_length(width)) <= 300 for batch, width in zip(batches, longest, strict=True))
+    assert sum(len(batch) * width for batch, width in zip(batches, longest, strict=True)) < 1.2 * sum(lengths)
 
 
 @given(st.lists(st.integers(1, 300), max_size=80), st.integers(8, 200))

@@ -10,7 +10,8 @@ import pytest
 from fasttfm.cli.main import main
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import PreparedData
-from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary
+from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import UserError
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -84,6 +85,19 @@ def test_an_existing_model_is_used(files):
     assert any("is several pieces" in line for line in said)
 
 
+def test_every_line_begins_with_the_language_code_of_an_imported_model(files):
+    plain = run(files).source_tokenizer
+    codes = ["__en__", "__de__"]
+    pieces = [*plain.pieces(range(len(plain))), *codes]
+    sides = [Tokenizer(plain.model, Vocabulary(pieces=pieces, prefix=[code], silent=codes)) for code in codes]
+    (files / "MODEL").mkdir()
+    save_tokenizers(files / "MODEL", *sides)
+    data = run(files, "CODED", [files / "MODEL"])
+    for pairs, line in ((data.train, "a one one"), (data.valid, "valid-a one one")):
+        for ids, side in ((pairs.source(0), sides[0]), (pairs.target(0), sides[1])):
+            assert ids.tolist() == [*side.prefix, *side.encode(line)]
+
+
 def test_options_that_do_not_match_the_files_are_refused(files):
     for options, words in (
         ({"weights": (1,)}, "--weight: 1 given for 2 source files"),
@@ -112,6 +126,11 @@ def test_the_tokenize_command_encodes_and_decodes(files, monkeypatch, capsys, mo
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(encoded.encode())))
         assert main(["tokenize", "--decode", str(model), *more]) == 0
         assert capsys.readouterr().out == text
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))  # of another locale
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("one \u4e00\n".encode())))
+    assert main(["tokenize", str(files / "DATA")]) == 0
+    assert sys.stdout.buffer.getvalue().decode() == " ".join(tokenizer.pieces(tokenizer.encode("one \u4e00"))) + "\n"
+    monkeypatch.undo()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"nonsense\n")))
     assert main(["tokenize", "--decode", str(files / "DATA"), *more]) == 2
     assert "nonsense is not a subword" in capsys.readouterr().err

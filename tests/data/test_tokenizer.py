@@ -125,6 +125,8 @@ def test_an_imported_vocabulary_numbers_the_pieces_and_is_saved_next_to_the_mode
     tokenizer = Tokenizer(plain.model, Vocabulary(pieces=turned, prefix=["__de__"], silent=["__de__"], codes=True))
     ids = tokenizer.encode("a dog")
     assert tokenizer.pieces(ids) == plain.pieces(plain.encode("a dog"))
+    assert [tokenizer.piece_id(piece) for piece in tokenizer.pieces(ids)] == ids
+    assert tokenizer.piece_id("not a piece") is None
     assert tokenizer.decode([*tokenizer.prefix, *ids, EOS]) == "a dog"
     assert tokenizer.encode(">>xyz<< a dog") == [UNK, *ids]
     tokenizer.save(tmp_path / "spm.model")

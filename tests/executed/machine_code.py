@@ -82,7 +82,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     rows = []
     for kernel in sorted({line["kernel"] for line in lines}):
         own = [line for line in lines if line["kernel"] == kernel]
-        shipped, tuned = (
+        usual, tuned = (
             {(line["tile"], line["dtype"]) for line in own if bool(line["choice"]) == way} for way in (0, 1)
         )
         cells = []
@@ -90,8 +90,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             of = [line for line in own if line["assembler"] == name]
             cells.append(f"{sum(line['right'] for line in of)} of {sum(line['variants'] for line in of)}")
         far = max((line["difference"] / line["largest"] for line in own if line["largest"] > 0), default=0.0)
-        rows.append((f"`{kernel}`", str(len(shipped)), str(len(tuned)), *cells, f"{far:.1e}" if far else "0"))
-    head = ("kernel", "tiles shipped", "tiles of `tune`", *versions, "largest difference")
+        rows.append((f"`{kernel}`", str(len(usual)), str(len(tuned)), *cells, f"{far:.1e}" if far else "0"))
+    head = ("kernel", "tiles of the cases", "tiles of `tune`", *versions, "largest difference")
     return text_table.markdown(head, rows, names=1)
 
 
@@ -102,12 +102,15 @@ def section(lines: Sequence[records.Record]) -> str:
              for each in lines for text in each["wrong"]]  # fmt: skip
     left = [f"- `{kernel}`: {', '.join(tiles)}" for kernel, tiles in not_run(lines).items()]
     parts = [table(lines), f"Recorded at commit {commits}. Differences are of the largest number of a tensor."]
-    lists = {"Wrong:": wrong, "Not run, of the tiles that ship for sm_90:": left}
+    lists = {"Wrong:": wrong, "Not run, of the compile cases for sm_90:": left}
     return "\n\n".join([*parts, *(text for head, each in lists.items() if each for text in (head, "\n".join(each)))])
 
 
 def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
-    """Kernel -> the tiles, dtypes and head sizes that ship for sm_90 without a line."""
+    """Kernel -> the tiles, dtypes and head sizes of the compile cases for sm_90 without a line.
+
+    The cases include tiles that only `fasttfm tune` can choose.
+    """
     run = {(*by_tile(line)[:3], width) for line in lines for width in line["widths"]}
     left: dict[str, dict[str, None]] = {}
     for _, case in matrix.enumerate_cases([CHIPS[CHIP]]):

@@ -33,6 +33,11 @@ _MACHINE = ROOT / "ptx-check" / "src" / "ptx_check"
 _ELSEWHERE = {"__main__.py", "plugin.py", "reports.py", "support.py", "version.py", "unchanged.py", "speeds.py",
               "foreign.py"}  # fmt: skip
 """Files that no case depends on."""
+_BESIDE = ("gpu/problems.py", "kernels/accuracy.py", "kernels/attention_once.py", "kernels/test_search_kernels.py",
+           "keep_mask.py", "search_step.py")  # fmt: skip
+"""Files of tests/ that its cases import from other folders."""
+_EXPECTED = ("reference.py", "reference_cache.py", "search/device/choice.py", "search/device/state.py")
+"""Files of fasttfm/ that compute what kernels are compared with."""
 
 
 def code_of(ptx: str) -> str:
@@ -45,14 +50,18 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
+def files(folder: Path) -> list[Path]:
+    """Everything that the cases of a folder depend on, besides their launches."""
+    result = [*_MACHINE.rglob("*.py"), *folder.glob("*.py")]
+    if folder == Path(__file__).parent:
+        result += [ROOT / "tests" / name for name in _BESIDE] + [ROOT / "fasttfm" / name for name in _EXPECTED]
+    return sorted(path for path in result if path.name not in _ELSEWHERE)
+
+
 @functools.cache
 def sources(folder: Path) -> str:
-    """Digest of everything that the cases of a folder depend on, besides their launches."""
-    files = [*_MACHINE.glob("*.py"), *folder.glob("*.py")]
-    if folder == Path(__file__).parent:
-        files += [ROOT / "tests" / "gpu" / "problems.py", ROOT / "tests" / "kernels" / "accuracy.py"]
-        files += (ROOT / "fasttfm").glob("reference*.py")
-    texts = [(path.name, path.read_bytes()) for path in sorted(files) if path.name not in _ELSEWHERE]
+    """Digest of the files() of a folder, and of the packages that compute."""
+    texts = [(path.name, path.read_bytes()) for path in files(folder)]
     return digest(texts, *(metadata.version(name) for name in ("torch", "numpy", "triton")))
 
 

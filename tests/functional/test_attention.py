@@ -82,7 +82,7 @@ def test_float16_products_beyond_its_range_are_scaled_before_they_overflow(backe
             F.attention_weights(*leaf_tensors[:2], scale=scale) @ leaf_tensors[2],
         ):
             torch.testing.assert_close(output.double(), expected, atol=2e-3, rtol=2e-3)
-            for actual, want in zip(torch.autograd.grad(output.sum(), leaf_tensors), wanted):
+            for actual, want in zip(torch.autograd.grad(output.sum(), leaf_tensors), wanted, strict=True):
                 torch.testing.assert_close(actual.double(), want, atol=2e-2, rtol=2e-2)
 
 
@@ -164,16 +164,26 @@ def test_scaled_dot_product_attention_takes_torchs_masks():
 def test_scaled_dot_product_attention_takes_the_mask_dtypes_of_torch(dtype, mask):
     q, given = torch.ones(1, 2, 5, 8, dtype=dtype), torch.ones(5, 5).to(mask)
     try:
-        scaled_dot_product_attention(q, q, q, given)
+        expected = scaled_dot_product_attention(q, q, q, given)
     except RuntimeError:
         with pytest.raises(ValueError, match=r"attn_mask has dtype .*bool"):
             F.scaled_dot_product_attention(q, q, q, given)
     else:
-        F.scaled_dot_product_attention(q, q, q, given)
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, given), expected)
         return
     if mask.is_floating_point:
         with torch.autocast("cpu", torch.bfloat16):
             assert F.scaled_dot_product_attention(q, q, q, given).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("query", "mask"),
+    [((5, 8), (1, 5, 5)), ((4, 5, 8), (3, 5, 5)), ((4, 5, 8), (5, 4)), ((2, 3, 4, 5, 8), (2, 1, 5, 5))],
+)
+def test_scaled_dot_product_attention_refuses_masks_that_do_not_broadcast(query, mask):
+    x = torch.randn(query)
+    with pytest.raises(ValueError, match=r"attn_mask \(.* does not broadcast to \("):
+        F.scaled_dot_product_attention(x, x, x, torch.ones(mask, dtype=torch.bool))
 
 
 def test_scaled_dot_product_attention_shares_heads_and_broadcasts():

@@ -67,7 +67,7 @@ def test_a_kernel_sums_the_bias_gradients(cross, packed):
     with F.backend("triton"):
         output = biased_attention(*given, biases=biases, p=0.3, seed=torch.tensor([6]), **options)
         gradients = torch.autograd.grad(output, [*given, *biases], torch.randn_like(output))
-    for d, d_bias in zip(gradients[: len(given)], gradients[len(given) :]):
+    for d, d_bias in zip(gradients[: len(given)], gradients[len(given) :], strict=True):
         torch.testing.assert_close(d_bias, d.flatten(0, 1 - packed).sum(0).flatten(), atol=1e-4, rtol=1e-4)
 
 
@@ -94,7 +94,7 @@ def test_sequence_first_memory_with_a_mask(backend, cross, kind):
     mask = mask if kind == "bool" else torch.randn(B, H, 1, S).masked_fill(~mask, -torch.inf)
     expected = specification(*inputs, mask=mask)
     actual, gradients = agree(lambda *x: F.packed_qkv_attention(*x, mask=mask), expected, inputs, backend, **CLOSE)
-    assert all(g.stride() == x.stride() for g, x in zip(gradients, inputs))
+    assert all(g.stride() == x.stride() for g, x in zip(gradients, inputs, strict=True))
     assert actual.transpose(0, 1).is_contiguous() == (backend == "triton")
 
 

@@ -50,10 +50,10 @@ def test_gradients_are_deterministic_and_computed_if_needed():
     tokens, weight, positions = draw()
     both = solve(embed, tokens, weight, positions, **OPTIONS)
     repeated = solve(embed, tokens, weight, positions, **OPTIONS)
-    assert all(torch.equal(a, b) for a, b in zip(both, repeated))
+    assert all(torch.equal(a, b) for a, b in zip(both, repeated, strict=True))
     y = embed(tokens, weight, positions, **OPTIONS)
     factor = torch.linspace(-1, 1, y.numel()).view(y.shape)
-    for x, expected in zip((weight, positions, weight), (both[1], both[2], both[1])):
+    for x, expected in zip((weight, positions, weight), (both[1], both[2], both[1]), strict=True):
         assert torch.equal(torch.autograd.grad(y, x, factor, retain_graph=True)[0], expected)
     embed(tokens, weight, positions.detach(), **OPTIONS).sum().backward()
     assert positions.grad is None

@@ -47,7 +47,7 @@ def test_the_error_is_at_most_twice_that_of_torch_on_its_own_inputs(sample, back
     with F.backend(backend):
         ours = solve(F.scaled_dot_product_attention, dtype)
     largest = max(x.abs().max().item() for x in exact)
-    for name, x, y, z in zip(("output", "query", "key", "value"), ours, of_torch, exact):
+    for name, x, y, z in zip(("output", "query", "key", "value"), ours, of_torch, exact, strict=True):
         error, allowed = ((each.double() - z).abs().max().item() for each in (x, y))
         assert error <= 2 * allowed + FLOOR[dtype] * largest, name
 

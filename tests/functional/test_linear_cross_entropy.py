@@ -43,7 +43,7 @@ def test_gradients_are_as_exact_as_torchs_own_in_this_precision(dtype, monkeypat
     plain = gradients(reference.linear_cross_entropy, *inputs, **OPTIONS)
     actual = gradients(linear_cross_entropy, *inputs, **OPTIONS)
     floor = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    for ours, torchs, truth in zip(actual, plain, exact):
+    for ours, torchs, truth in zip(actual, plain, exact, strict=True):
         assert ours.dtype == torchs.dtype
         allowed = 2 * (torchs.double() - truth).abs().max() + floor * truth.abs().max()
         assert (ours.double() - truth).abs().max() <= allowed
@@ -157,7 +157,7 @@ def test_backward_can_be_called_again():
 def test_it_is_deterministic():
     inputs = draw(rows=300, classes=500)
     first, second = (gradients(linear_cross_entropy, *inputs, **OPTIONS) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_plain_tensors_bypass_the_dispatcher_with_the_same_result(through_dispat
     arguments = inputs(offset)
     actual = solve(scaled, *arguments)
     assert not through_dispatcher
-    for a, b in zip(actual, solve(torch.ops.fasttfm.test_scaled, *arguments)):
+    for a, b in zip(actual, solve(torch.ops.fasttfm.test_scaled, *arguments), strict=True):
         assert torch.equal(a, b)
     assert "test_scaled" in actual[0].grad_fn.name()
     assert states == [(False, False)] * 2
@@ -146,7 +146,7 @@ def test_autocast_casts_both_ways_and_is_off_inside(through_dispatcher):
     assert through_dispatcher
     assert actual[0].dtype == torch.bfloat16
     assert [g.dtype for g in actual[1:]] == [torch.float32] * 3
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert {autocast for autocast, _ in states} == {False}
 
 
@@ -247,13 +247,16 @@ PRIVATE = {
     "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
     "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks", "torch._C._dynamo",
     "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
+    "torch._foreach_copy_", "torch.ops.aten._softmax_backward_data",
+    *(f"torch.ops.aten._scaled_dot_product_{kernel}{direction}" for direction in ("", "_backward")
+      for kernel in ("cudnn_attention", "flash_attention_for_cpu")),
 }  # fmt: skip
 """Private names of torch that operators use; the reason for each stands where it is used."""
 
 
 def test_only_these_private_names_of_torch_are_used():
     """Tests of plans, flops and subclasses notice if one of them stops working."""
-    text = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text() for path in Path(functional.__file__).parent.rglob("*.py"))
     taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
     assert re.findall(r"_torchdynamo\w+", text) == ["_torchdynamo_inline"]
     assert taken - {"torch._subclasses", "torch._dynamo", "torch.utils._python_dispatch"} == PRIVATE

@@ -149,7 +149,7 @@ def twice(call, leaves, gradients):
         torch.autograd.grad(outputs, leaves, [g * part for g in gradients[: len(outputs)]], retain_graph=True)
         for part in (0.25, 0.75)
     ]
-    return *outputs, *(one + other for one, other in zip(*halves))
+    return *outputs, *(one + other for one, other in zip(*halves, strict=True))
 
 
 def checkpointed(call, leaves, gradients):
@@ -418,8 +418,8 @@ def test_eight_threads_get_the_results_of_one(name):
     """With many signatures, while other threads drop all plans."""
     work = [functions(length, dropout_p=p)[name] for length, p in itertools.product(range(1, 9), (0.0, 0.25))]
     gradients = [[torch.randn_like(y) for y in called(*use)] for use in work]
-    expected = [solve(*call, g) for call, g in zip(work, gradients)]
-    wrong, start = [], threading.Barrier(8)
+    expected = [solve(*call, g) for call, g in zip(work, gradients, strict=True)]
+    wrong, ended, start = [], [], threading.Barrier(8)
 
     def run(first):
         start.wait()
@@ -429,12 +429,14 @@ def test_eight_threads_get_the_results_of_one(name):
                 wrong.append(place)
             if place == first:
                 operator.forget_plans()
+        ended.append(first)
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert sorted(ended) == [*range(8)], "no thread has raised"
     assert not wrong
 
 

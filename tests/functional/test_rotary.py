@@ -27,7 +27,7 @@ def test_the_specification_equals_llamas():
     positions = torch.stack([torch.arange(9), torch.randperm(P)[:9]])
     cos, sin = tables(16, torch.float64)
     theirs = llama.apply_rotary_pos_emb(q, k, *(torch.cat([t, t], -1)[positions] for t in (cos, sin)))
-    for x, expected in zip((q, k), theirs):
+    for x, expected in zip((q, k), theirs, strict=True):
         actual = reference.rotary(x, cos, sin, positions)
         torch.testing.assert_close(actual, expected, atol=1e-14, rtol=1e-12)
         probe = torch.randn_like(expected)
@@ -51,7 +51,7 @@ def test_tables_equal_llamas():
 
     embedding = llama.LlamaRotaryEmbedding(LlamaConfig(hidden_size=64, num_attention_heads=4))
     expected = embedding(torch.zeros(1), torch.arange(P)[None])
-    for ours, theirs in zip(tables(16), expected):
+    for ours, theirs in zip(tables(16), expected, strict=True):
         torch.testing.assert_close(ours, theirs[0, :, :8], atol=2e-5, rtol=0)  # theirs multiplies in float32
     with pytest.raises(ValueError, match="even"):
         F.rotary_tables(4, 7)

@@ -79,7 +79,7 @@ def test_a_subclass_that_overrides_torch_is_refused_and_a_plain_one_accepted(nam
                 function(x, *others)
             assert "\n" not in str(error.value)
         got, expected = function(first.as_subclass(Tagged), *others), function(first, *others)
-    for a, b in zip(*((x,) if isinstance(x, Tensor) else x for x in (got, expected))):
+    for a, b in zip(*((x,) if isinstance(x, Tensor) else x for x in (got, expected)), strict=True):
         assert torch.equal(a.as_subclass(Tensor), b)
 
 

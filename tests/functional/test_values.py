@@ -51,6 +51,27 @@ def test_positions_outside_the_tables_are_refused_on_a_cpu(positions):
         F.rotary(x, *tables, torch.tensor(positions))
 
 
+WITHOUT_GRADIENT = {
+    "alibi_slopes": ((2,), lambda x: F.attention(*X[:, None], alibi_slopes=x)),
+    "cos": ((5, 4), lambda x: F.rotary(X[:1], x, x.detach())),
+    "class_weights": ((8,), lambda x: F.cross_entropy(X[0, 0], torch.arange(5), class_weights=x)[0]),
+    "row_weights": ((5,), lambda x: F.linear_cross_entropy(X[0, 0], X[1, 0], torch.arange(5), row_weights=x)[0]),
+}
+"""A shape of each argument that takes no gradient, and a function of it."""
+X = torch.randn(3, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_parameters_that_take_no_gradient_are_refused_only_where_gradients_are_recorded(name):
+    shape, function = WITHOUT_GRADIENT[name]
+    x = torch.rand(shape)
+    expected, parameter = function(x), torch.nn.Parameter(x)
+    with pytest.raises(ValueError, match="gradient"):
+        function(parameter)
+    with torch.no_grad():
+        assert torch.equal(function(parameter), expected)
+
+
 def test_values_on_a_gpu_are_checked_only_on_request(monkeypatch):
     class OnGpu:
         is_cpu, is_cuda = False, True

@@ -33,9 +33,9 @@ def tensors(output: Any) -> tuple[Tensor, ...]:
 
 
 def looped(call: Callable[..., Any], inputs: list[Tensor], dims: tuple[int | None, ...]) -> tuple[Tensor, ...]:
-    size = next(x.shape[dim] for x, dim in zip(inputs, dims) if dim is not None)
+    size = next(x.shape[dim] for x, dim in zip(inputs, dims, strict=True) if dim is not None)
     samples = [[x if dim is None else x.select(dim, n) for x, dim in zip(inputs, dims)] for n in range(size)]
-    return tuple(torch.stack(outputs) for outputs in zip(*(tensors(call(*sample)) for sample in samples)))
+    return tuple(torch.stack(outputs) for outputs in zip(*(tensors(call(*sample)) for sample in samples), strict=True))
 
 
 @pytest.mark.sample(8)
@@ -136,7 +136,7 @@ def test_vmap_over_masks_and_lengths(shape: tuple[int, ...]) -> None:
         return F.attention(q, q, q, mask=mask, key_lengths=lengths)
 
     for dims in ((0, 0, 0), (0, None, 0), (None, 0, None), (0, 0, None)):
-        inputs = [x if dim == 0 else x[0] for x, dim in zip((q, mask, lengths), dims)]
+        inputs = [x if dim == 0 else x[0] for x, dim in zip((q, mask, lengths), dims, strict=True)]
         torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
 
 
@@ -147,7 +147,7 @@ def test_offsets_map_beside_a_window_that_leaves_out_bands_of_keys() -> None:
         return F.attention(q, q, q, causal=True, causal_offset=offsets, window=(70, 0))
 
     for dims in ((0, 0), (0, None), (None, 0)):
-        inputs = [x if dim == 0 else x[0] for x, dim in zip((q, offsets), dims)]
+        inputs = [x if dim == 0 else x[0] for x, dim in zip((q, offsets), dims, strict=True)]
         torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
 
 

@@ -249,7 +249,7 @@ def test_empty_inputs_give_empty_or_zero_outputs(take, route, shape):
     output = F.attention(q, k, k, **seeded(0.1))
     assert output.shape == (B, H, L, 8)
     assert not output.any()
-    for x, gradient in zip((q, k), torch.autograd.grad(output.sum(), (q, k))):
+    for x, gradient in zip((q, k), torch.autograd.grad(output.sum(), (q, k)), strict=True):
         assert gradient.shape == x.shape
         assert not gradient.any()
 

@@ -68,10 +68,12 @@ def test_there_is_a_budget_for_exactly_the_listed_cases():
 @pytest.mark.parametrize("chip", KNOWN)
 def test_no_budget_breaks_a_rule(chip):
     _, recorded = budgets.read()
+    cases = [case for task, case in ALL.items() if task.chip == chip]
+    kept = [(case, budget) for case in cases if (budget := recorded.get(budgets.key(KNOWN[chip], case))) is not None]
+    assert len(kept) > len(cases) / 2
     broken = [
         f"{case.name} {case.dtype} {complaint}"
-        for task, case in ALL.items()
-        if task.chip == chip and (budget := recorded.get(budgets.key(KNOWN[chip], case))) is not None
+        for case, budget in kept
         for complaint in budgets.broken_rules(KNOWN[chip], case, budget)
     ]
     assert not broken, "\n".join(broken)
@@ -187,8 +189,9 @@ def test_the_page_shows_the_budgets():
 
 
 def test_the_page_shows_the_records_of_other_toolchains():
-    page = compile_report.PAGE.read_text()
-    for record in records.read(records.RESULTS / "compile-matrix.jsonl"):
+    page, recorded = compile_report.PAGE.read_text(), records.read(records.RESULTS / "compile-matrix.jsonl")
+    assert recorded
+    for record in recorded:
         broken = {(line["chip"], line["case"], line["dtype"]) for line in record["broken"]}
         row = (record["toolchain"], ", ".join(record["chips"]), str(record["cases"]), str(len(broken)))
         assert f"| {' | '.join(row)} |" in page, row
@@ -240,7 +243,13 @@ def test_a_case_must_name_every_parameter():
         ("sm_90", 128, 0, 4, 0.25),  # 65536 registers hold 512 threads of 128
         ("sm_90", 32, 100 * 1024, 4, 0.125),  # two programs of 101 KiB in 228
         ("sm_60", 32, 48 * 1024, 8, 0.125),  # one program of 48 KiB in 64
+        ("sm_103", 32, 100 * 1024, 4, 0.125),  # as sm_90
+        ("sm_110", 128, 0, 4, 1 / 3),  # 65536 registers hold 16 warps of 48
+        ("sm_121", 32, 60 * 1024, 4, 1 / 12),  # one program of 61 KiB in 100
         ("gfx942", 128, 0, 4, 0.5),  # four waves a SIMD of eight
+        ("gfx950", 32, 80 * 1024, 4, 0.25),  # two programs of 80 KiB in 160
+        ("gfx1100", 128, 0, 4, 10 / 16),  # ten waves of 144 registers a SIMD
+        ("gfx1201", 32, 64 * 1024, 4, 0.125),  # two programs of 64 KiB in 128
     ],
 )
 def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):

@@ -85,6 +85,7 @@ def test_a_heavier_kernel_is_a_regression_and_the_source_of_a_kernel_is_everythi
     assert output["again"], "a cached count must equal the first one"
     assert output["amd"][1] > 0
     parts = [name.rpartition(".") for name in output["names"]]  # qualified: names of two modules must not collide
+    assert parts
     assert all(hasattr(importlib.import_module(module), name) for module, _, name in parts)
     texts = output["text"]
     assert any("def hide(" in text for text in texts)

@@ -217,6 +217,8 @@ def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launched, requ
     products.fp32_precision = "tf32" if kind == "tf32" else "ieee"
     with backend("triton"):
         everything({"fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32))
+    kernels = {entry[0] for entry in seen}
+    assert len(kernels) > 20, "launches are seen"
     missing = sorted(map(str, seen - expected))
     assert not missing, "\n".join(missing)
 
@@ -273,5 +275,6 @@ def test_every_answer_of_the_attention_tables_is_listed(chip):
     asked = {(f"attention.{kernel}", size[2], shipped(table)(*size)) for kernel, table, size in questions(CHIPS[chip])}
     answers = {each for each in asked if isinstance(each[2], Tile)}
     missing = answers - listed
+    assert len(answers) > 10
     assert not missing, "\n".join(map(str, sorted(missing, key=str)))
     assert all(max(tile.rows, tile.columns) <= attention_launch.TILE_ROWS for *_, tile in answers)

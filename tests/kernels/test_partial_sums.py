@@ -37,7 +37,7 @@ def test_every_part_is_added_once(programs, columns):
 def test_sums_of_different_sizes_and_dtypes_do_not_mix():
     sizes = [(3, 40, torch.float32), (70, 7, torch.bfloat16), (1, 100, torch.float32), (33, 64, torch.bfloat16)]
     parts = [torch.randn(p, n) for p, n, _ in sizes]
-    for part, out in zip(parts, sums_of(*parts, dtypes=[dtype for *_, dtype in sizes])(parts)):
+    for part, out in zip(parts, sums_of(*parts, dtypes=[dtype for *_, dtype in sizes])(parts), strict=True):
         # the interpreter truncates to bfloat16 where a GPU rounds: one unit in the last place
         rtol = 2**-7 if out.dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(out.double(), part.double().sum(0), atol=1e-5, rtol=rtol)
@@ -53,7 +53,7 @@ def test_more_sums_than_a_launch_takes(deferred):
         else:
             outs = sums_of(*parts)(parts)
     assert launches(log) == 2
-    for part, out in zip(parts, outs):
+    for part, out in zip(parts, outs, strict=True):
         torch.testing.assert_close(out, part.sum(0))
 
 
@@ -142,5 +142,5 @@ def test_the_gradients_of_a_layer_are_bitwise_equal_in_one_launch(route, dtype):
             results = [inner.backward(*arguments) for inner, arguments in steps]
             assert launches(log) == 0
         assert launches(log) == 1
-        for outputs, immediate in zip(results, expected):
+        for outputs, immediate in zip(results, expected, strict=True):
             assert all(x is y or torch.equal(x, y) for x, y in zip(outputs, immediate, strict=True))

@@ -18,7 +18,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize(("chip", "kind"), [("sm_90", "bf16"), ("sm_60", "fp32"), ("gfx942", "fp16")])
 def test_a_batch_of_another_shape_recompiles_nothing(chip, kind):
     launches, compiled = (int(word) for word in run("what_compiles.py", chip, kind).split() if word.isdigit())

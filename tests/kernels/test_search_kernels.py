@@ -128,7 +128,7 @@ def assert_equal_states(expected, actual, busy):
 
 def assert_equal_writings(expected, actual, places, positions):
     """Compares the tokens and parents that a step has written for live hypotheses."""
-    for slot, (place, position) in enumerate(zip(places.tolist(), positions.tolist())):
+    for slot, (place, position) in enumerate(zip(places.tolist(), positions.tolist(), strict=True)):
         if place < expected.sizes.places:
             live = expected.scores[slot] > -INF
             for name in ("tokens", "parents"):
@@ -174,7 +174,7 @@ def test_steps_of_random_searches_equal_the_operations_of_torch(seed):
         step.choose(logits, refused, rules.selected)
         assert_equal_states(expected, actual, busy)
         assert_equal_writings(expected, actual, places, positions)
-        for before, after in zip(idle, (actual.scores, actual.newest, actual.ended)):
+        for before, after in zip(idle, (actual.scores, actual.newest, actual.ended), strict=True):
             assert torch.equal(before, after[~busy])
         searched += int(busy.sum())
         following = expected.queue[expected.tail % sizes.places]

@@ -39,6 +39,15 @@ def test_new_positions_see_all_before_them_and_none_behind(pieces, route):
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_buffers_double_beyond_their_capacity():
+    kept, sizes, new = AttentionCache(grows=True, capacity=5), [], torch.randn(1, 1, 1, 4)
+    for _ in range(41):
+        kept.update(new, new)
+        sizes.append(kept._buffers[0].shape[2])
+    assert sorted(set(sizes)) == [5, 10, 20, 40, 80]
+
+
 def test_torchs_kernel_is_for_few_keys_without_gradients_or_padding():
     query, keys = torch.randn(2, 2, 1, 8, requires_grad=True), torch.randn(2, 2, 5, 8)
     kernel = cache.nnF.scaled_dot_product_attention

@@ -111,6 +111,11 @@ def test_weight_norm_follows_its_length(normalise):
     assert abs(step(model)[0] - wanted) > 1e-3
 
 
+def near(actual, expected):
+    """Whether the error is at most a tenth of the values."""
+    return (actual - expected).norm() <= 0.1 * expected.norm()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_dynamically_quantised_model_translates():
@@ -120,9 +125,10 @@ def test_a_dynamically_quantised_model_translates():
     source, target, _, lengths, _ = batch()
     with torch.no_grad():
         logits = model(source, target, lengths)
-        torch.testing.assert_close(quantised(source, target, lengths), logits, rtol=0.2, atol=0.2)
+        assert near(quantised(source, target, lengths), logits)
         cache = decoder_of(quantised).start_cache(quantised.encode(source, lengths), lengths, max_length=3)
-        torch.testing.assert_close(decoder_of(quantised).step(target[:, 0], cache), logits[:, 0], rtol=0.2, atol=0.2)
+        assert near(decoder_of(quantised).step(target[:, 0], cache), logits[:, 0])
+        assert not near(logits[:, 1], logits[:, 0])
 
 
 # ------------------------------------------------------------------------------- the meta device, and state dicts

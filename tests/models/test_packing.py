@@ -78,7 +78,7 @@ def test_packing_costs_few_launches():
         with backend("triton"), without_computing(), LaunchLog() as log:
             model.loss(*batch, **options)[0].backward()
         logs.append(log.total)
-    assert logs[1] <= logs[0] + 30
+    assert 0 < logs[1] <= logs[0] + 30
 
 
 def test_lengths_must_be_given():

@@ -237,12 +237,14 @@ def test_without_gradients_a_stack_gives_the_same_output():
         torch.testing.assert_close(model(source, target, *lengths), expected)
 
 
-def assert_as_operators(compute):
-    """Assert that compute() gives the same tensors, or raises the same error, with and without nodes."""
-    if isinstance(wanted := _outcome(compute, without_nodes), str):
-        assert _outcome(compute) == wanted
+def assert_as_operators(compute, *, refused=False):
+    """Assert that compute() gives the same tensors, or if refused raises the same error, with and without nodes."""
+    wanted, actual = _outcome(compute, without_nodes), _outcome(compute)
+    assert isinstance(wanted, str) == refused, wanted
+    if refused:
+        assert actual == wanted
     else:
-        torch.testing.assert_close(_outcome(compute), wanted)
+        torch.testing.assert_close(actual, wanted)
 
 
 def _outcome(compute, around=contextlib.nullcontext):
@@ -302,8 +304,7 @@ def test_wrong_arguments_are_refused_as_by_the_operators(wrong):
         model.encoder(X, torch.tensor([5, 2, 1]), seed=torch.tensor([5]))
         return WRONG[wrong](model)
 
-    assert isinstance(_outcome(run), str)
-    assert_as_operators(run)
+    assert_as_operators(run, refused=True)
 
 
 def test_a_decoder_without_memory_is_computed_by_operators():
@@ -367,3 +368,20 @@ def test_a_converted_model_frees_its_old_weights():
     weights = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]
     model.double()
     assert all(each.expired() for each in weights)
+
+
+def test_stacks_that_two_threads_prepare_at_once_are_told_apart(monkeypatch):
+    one, other = (model_and_batch(heads=heads)[0].encoder for heads in (2, 4))
+    prepared = []
+
+    class Interrupted(dict):
+        """The other thread runs when the first is about to add its kind."""
+
+        def setdefault(self, kind, number):
+            if not prepared:
+                prepared.append(None)
+                prepared[0] = stacks.PreparedStack([*other.layers], None)
+            return super().setdefault(kind, number)
+
+    monkeypatch.setattr(stacks, "_numbers", Interrupted())
+    assert {*stacks.PreparedStack([*one.layers], None)._kinds}.isdisjoint(prepared[0]._kinds)

@@ -10,7 +10,7 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.errors import UserError
 from fasttfm.functional import backend
-from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.models import Transformer, TransformerConfig, stack
 from fasttfm.search.decoder import decoder_of
 
 PAD, BOS, EOS = 0, 2, 3
@@ -70,6 +70,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name():
         ({"final_norm": True}, "final_norm needs norm_first"),
         ({"source_vocab_size": 70}, "share_embeddings"),
         ({"pad_id": 50}, "pad_id 50"),
+        ({"pad_id": 40, "source_vocab_size": 40, "share_embeddings": "none"}, "pad_id 40"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
     ],
 )
@@ -209,6 +210,9 @@ def test_a_sentence_longer_than_the_position_table_extends_it():
     model = tiny(max_length=4).eval()
     long = tiny(max_length=64).eval()
     source, target, *_ = batch((20,), (15,))
+    with torch.inference_mode():
+        torch.testing.assert_close(model(source, target), long(source, target))
+    model.source_positions.table.copy_(long.source_positions.table[:40])  # as DDP broadcasts buffers
     torch.testing.assert_close(model(source, target), long(source, target))
 
 
@@ -231,6 +235,21 @@ def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(index):
     assert not torch.equal(first, other)
     model.eval()
     torch.testing.assert_close(run(3), plain(source, target, *lengths))
+
+
+@pytest.mark.parametrize("has_nodes", [True, False])
+@pytest.mark.parametrize("choice", ["torch", "triton"])
+def test_layers_in_eval_mode_drop_nothing(choice, has_nodes, monkeypatch):
+    """As of a part that is frozen while the rest trains."""
+    if not has_nodes:
+        monkeypatch.setattr(stack, "may_run", lambda: False)
+    plain, rates = tiny(), dict.fromkeys(("dropout", "attention_dropout", "relu_dropout"), 0.4)
+    model, (source, _, lengths, _) = tiny(**rates, embedding_dropout=0.0), batch()
+    with backend(choice):
+        for mode in (True, False, True):
+            model.encoder.layers.train(mode)
+            is_same = torch.allclose(model.encode(source, lengths), plain.encode(source, lengths), atol=1e-5)
+            assert is_same != mode
 
 
 def test_no_two_dropouts_share_a_mask(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from replayable import Watched
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import fasttfm.nn
 from fasttfm.functional import backend
@@ -149,6 +150,20 @@ def test_a_cache_refuses_gradients() -> None:
     model = decoder(batch_first=True)
     with pytest.raises(ValueError, match=r"cache.*torch\.no_grad"):
         model(rand(N, 1, E), rand(N, S, E), cache=DecoderCache())
+
+
+@torch.no_grad()
+def test_a_cache_refuses_tensors_that_torch_computes() -> None:
+    """torch.nn's own forward has no cache: each position would see itself alone."""
+    model, memory, tgt = decoder(batch_first=True), rand(N, S, E), rand(N, 1, E)
+    with pytest.raises(ValueError, match="cache does not go with tensor subclasses"):
+        model(TwoTensor(tgt, tgt), memory, cache=DecoderCache())
+
+
+@torch.no_grad()
+def test_a_decoder_without_layers_may_have_a_cache() -> None:
+    model, x = fasttfm.nn.TransformerDecoder(fasttfm.nn.TransformerDecoderLayer(E, H), 0), rand(1, N, E)
+    assert torch.equal(model(x, rand(S, N, E), cache=DecoderCache()), x)
 
 
 def test_layers_without_a_cache_are_named() -> None:

@@ -207,6 +207,15 @@ def test_torch_checks_the_dropout_of_attention_later() -> None:
         theirs(X, Y, Y)
 
 
+def test_a_wrong_dtype_is_named_on_meta_too() -> None:
+    x = z(B, L, E, dtype=torch.float64, device="meta")
+    with torch.device("meta"):
+        modules = [fasttfm.nn.LayerNorm(E), fasttfm.nn.TransformerEncoderLayer(E, H, 16)]
+    for module in modules:
+        with pytest.raises(TypeError, match=r"has dtype torch\.float64 but the module has torch\.float32"):
+            module(x)
+
+
 def test_autocast_takes_what_it_converts() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert mha(fasttfm.nn, X.bfloat16(), Y, Y)[0].dtype == torch.bfloat16

@@ -184,6 +184,10 @@ def test_wrong_packings_are_refused() -> None:
     packing = Packing.from_padding_mask(padding(2, 1))
     with pytest.raises(ValueError, match="memory_packing"):
         fasttfm.nn.TransformerDecoder(layer, 1)(torch.randn(2, 2, E), torch.randn(2, 2, E), packing=packing)
+    x = torch.randn(2, 2, E)
+    for need_weights in (False, True):
+        with pytest.raises(ValueError, match="key_packing goes with packing"):
+            fasttfm.nn.MultiheadAttention(E, H)(x, x, x, need_weights=need_weights, key_packing=packing)
     with pytest.raises(TypeError, match="int64"):
         Packing.from_padding_mask(torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"\(6,\)"):

@@ -140,6 +140,21 @@ def test_decoder_unbatched() -> None:
     compare(theirs, ours, rand(L, E), rand(S, E), tgt_mask=causal(L))
 
 
+@pytest.mark.parametrize("name", ["Encoder", "Decoder"])
+def test_a_learned_mask_that_begins_causal_takes_its_gradient(name: str) -> None:
+    """It must not be replaced by the causal hint that equals it."""
+    theirs, ours = stacks(name, batch_first=True)
+    prefix, inputs = ("src", [rand(N, S, E)]) if name == "Encoder" else ("tgt", [rand(N, S, E), rand(N, L, E)])
+    gradients, hidden = [], as_floats(padding(*LENGTHS))
+    for module in (theirs, ours):
+        mask = causal(S).requires_grad_()
+        masks = {"mask" if name == "Encoder" else "tgt_mask": mask, f"{prefix}_key_padding_mask": hidden}
+        module(*inputs, **masks).square().sum().backward()
+        gradients.append(mask.grad)
+    assert gradients[0].any()
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_is_causal_needs_no_mask() -> None:
     x, memory = rand(N, L, E), rand(N, S, E)
     theirs, ours = stacks("Encoder", batch_first=True)
@@ -215,7 +230,7 @@ def test_nested_input_goes_through_torch() -> None:
     with torch.no_grad():
         expected, got = (m.eval()(torch.nested.nested_tensor(rows)) for m in (theirs, ours))
     assert got.is_nested
-    for a, b in zip(got.unbind(), expected.unbind()):
+    for a, b in zip(got.unbind(), expected.unbind(), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -26,7 +26,7 @@ def test_the_inputs_that_torch_tests_itself_with() -> None:
     assert verdict.passed >= 900
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 4, 8, 12])
 def test_the_inputs_that_torch_tests_itself_with_on_the_kernels(first: int) -> None:
@@ -249,9 +249,10 @@ def test_a_transformer_with_every_mask_and_dropout_trains() -> None:
         masks |= {f"{name}_mask": causal(n) for name, n in (("src", 9), ("tgt", 5))}
         masks |= {"memory_mask": torch.randn(5, 9).double(), "memory_key_padding_mask": torch.rand(4, 9) >= 0.5}
         output = model(src, tgt, **masks)
-        output.sum().backward()
+        (output * torch.randn_like(output)).sum().backward()  # a sum over all is constant after a norm
         assert torch.isfinite(output).all()
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+        assert all(p.grad.abs().max() > 1e-6 for name, p in model.named_parameters() if name.endswith("weight"))
 
 
 # ------------------------------------------------------------------------------------------------------- TorchScript

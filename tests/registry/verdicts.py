@@ -48,7 +48,7 @@ def solve(model: Any, inputs: dict[str, Any], rows: dict[int, Tensor]) -> Solved
         generator = torch.Generator().manual_seed(3)
         parts = [t for t in found if t.requires_grad and t.numel()]
         weights = [torch.randn(t.shape, generator=generator) / t.numel() ** 0.5 for t in parts]
-        total = [(t.float() * w).nan_to_num().sum() for t, w in zip(parts, weights)]
+        total = [(t.float() * w).nan_to_num().sum() for t, w in zip(parts, weights, strict=True)]
         if total:
             try:
                 torch.stack(total).sum().backward()
@@ -60,7 +60,7 @@ def solve(model: Any, inputs: dict[str, Any], rows: dict[int, Tensor]) -> Solved
 
 def same(got: list[Tensor], expected: list[Tensor]) -> bool:
     """Return whether outputs agree to 0.001 of the largest, or of one."""
-    return len(got) == len(expected) and all(_near(a, b) for a, b in zip(got, expected) if b.numel())
+    return len(got) == len(expected) and all(_near(a, b) for a, b in zip(got, expected, strict=True) if b.numel())
 
 
 def _near(got: Tensor, expected: Tensor) -> bool:
@@ -172,5 +172,5 @@ def _verdict(turn: Callable[[], Any], inputs: Any, rows: Any, right: Solved) -> 
     if shapes[0] != shapes[1]:
         return f"shapes {shapes[0]} for {shapes[1]}"
     return "differs by " + ", ".join(
-        f"{(a - b).abs().max():.2g}" for a, b in zip(got.outputs, right.outputs) if b.numel()
+        f"{(a - b).abs().max():.2g}" for a, b in zip(got.outputs, right.outputs, strict=True) if b.numel()
     )

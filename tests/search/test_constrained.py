@@ -68,7 +68,7 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(requirements, continu
     results = search_ids(
         model, SOURCES[:5], settings, required=[requirements] * 5, continuations=continuations, max_tokens=60
     )
-    for source, hypotheses in zip(SOURCES, results):
+    for source, hypotheses in zip(SOURCES[:5], results, strict=True):
         allowed = [
             (model.log_probability(source[0], tokens) / penalty(length + 1, settings), list(tokens))
             for length in range(5)
@@ -112,7 +112,7 @@ def test_required_phrases_occur_with_all_other_options(seed):
         required = [[[[draw.choice(starts), *phrase[1:]] for phrase in each] for each in one] for one in required]
     options = {"banned": banned, "continuations": continuations}
     results = search_ids(model, SOURCES, settings, prefixes=prefixes, required=required, max_tokens=60, **options)
-    for source, prefix, requirements, hypotheses in zip(SOURCES, prefixes, required, results):
+    for source, prefix, requirements, hypotheses in zip(SOURCES, prefixes, required, results, strict=True):
         tokens = hypotheses[0].tokens
         assert meets(tokens, requirements, continuations)
         assert tokens[: len(prefix)] == prefix

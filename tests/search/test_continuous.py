@@ -57,7 +57,7 @@ def test_bits_do_not_depend_on_concurrent_sentences(kind, name):
     model, config = model_of(kind, VOCABULARY), SETTINGS[name]
     alone = [
         search_ids(model, [source], config, prefixes=[prefix], numbers=[number], banned=BANNED)[0]
-        for number, (source, prefix) in enumerate(zip(SOURCES, PREFIXES))
+        for number, (source, prefix) in enumerate(zip(SOURCES, PREFIXES, strict=True))
     ]
     together = search_ids(model, SOURCES, config, prefixes=PREFIXES, banned=BANNED)
     assert together == alone
@@ -104,7 +104,7 @@ def test_sentences_with_equal_options_share_a_search():
     allowed = [sorted(draw.sample(range(4, 150), 60)) if number % 3 else None for number in range(len(SOURCES))]
     alone = [
         search_ids(model, [source], config, prefixes=[prefix], numbers=[number], allowed=[some], banned=BANNED)[0]
-        for number, (source, config, prefix, some) in enumerate(zip(SOURCES, configs, PREFIXES, allowed))
+        for number, (source, config, prefix, some) in enumerate(zip(SOURCES, configs, PREFIXES, allowed, strict=True))
     ]
     gone, found, left = {3, 8, 9}, {}, list(range(len(SOURCES)))
     with inference(model, batch_invariant=True):

@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, score_ids, search_ids
+from fasttfm.search.batches import evaluating, inference
+from fasttfm.search.capacity import search_bytes
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.translate.mbr import minimum_bayes_risk
 from fasttfm.translate.translator import Translator
@@ -39,10 +42,10 @@ def test_a_beam_that_holds_everything_finds_the_best_of_the_mean(mean):
             total += together[token].item()
         return total
 
-    for source, results in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings)):
+    for source, results in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings), strict=True):
         outputs = [target for length in range(4) for target in itertools.product((4, 5), repeat=length)]
         scores = [log_probability(source[0], target) / penalty(len(target) + 1, settings) for target in outputs]
-        best = sorted(zip(scores, outputs), reverse=True)[:3]
+        best = sorted(zip(scores, outputs, strict=True), reverse=True)[:3]
         assert [each.tokens for each in results] == [list(target) for _, target in best]
         assert [each.score for each in results] == pytest.approx([score for score, _ in best], abs=1e-5)
 
@@ -65,10 +68,31 @@ def test_transformers_search_and_score_together(beam):
     assert [[each.tokens for each in some] for some in twice] == [[each.tokens for each in some] for some in single]
     results = search_ids(Ensemble(models), SOURCES, settings)
     assert results != single
-    pairs = [(source, each) for source, some in zip(SOURCES, results) for each in some]
+    pairs = [(source, each) for source, some in zip(SOURCES, results, strict=True) for each in some]
     scores = score_ids(Ensemble(models), [source for source, _ in pairs], [each.tokens for _, each in pairs])
     assert [each.log_probability for _, each in pairs] == pytest.approx(scores, abs=1e-3)
     assert search_ids(Ensemble(models), SOURCES[:1], settings)[0] == results[0], "whatever the batch"
+
+
+@pytest.mark.parametrize("entered", [inference, lambda model: evaluating(model, torch.device("cpu"))])
+def test_every_module_keeps_its_training_mode(entered):
+    models = [model_of("fp32", 20).eval(), model_of("fp32", 20)]
+    models[1].encoder.eval()
+    ensemble = Ensemble(models)  # in training mode, as any new module
+    before = [each.training for each in ensemble.modules()]
+    assert {*before} == {True, False}
+    with entered(ensemble):
+        assert not any(each.training for each in ensemble.modules())
+    assert [each.training for each in ensemble.modules()] == before
+
+
+def test_memory_is_estimated_for_all_models(monkeypatch):
+    models, settings = [model_of("fp32", 60) for _ in range(2)], DecodingConfig(max_len_b=5)
+    needed = search_bytes(models[0].config, settings, 1, len(SOURCES[0]), 4)
+    monkeypatch.setattr("fasttfm.search.capacity.available_bytes", lambda: needed * 3 // 2)
+    search_ids(models[0], SOURCES[:1], settings)
+    with pytest.raises(UserError, match="--beam 4 needs about"):
+        search_ids(Ensemble(models), SOURCES[:1], settings)
 
 
 def test_the_sample_that_the_others_agree_with_is_chosen():

@@ -1,12 +1,14 @@
 """The fused passes of a CPU (decoder step, encoder): the modules' numbers; modules that are not plain are called."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
 
 from fasttfm.cpu import int8, step_passes
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.search import decoder
+from fasttfm.search import DecodingConfig, decoder, search_ids
 from fasttfm.search.batches import inference, multiply_in_int8
 from fasttfm.search.cpu import decoder_step
 from fasttfm.search.decoder import decoder_of
@@ -99,12 +101,45 @@ def other_attention(model):
     model.decoder.layers[0].multihead_attn.__class__ = type("Other", (type(model.decoder.layers[0].self_attn),), {})
 
 
-@pytest.mark.parametrize("change", [hook, gelu, other_norm, other_attention], ids=lambda each: each.__name__)
+def other_order(model):
+    model.decoder.layers[1].norm_first = True
+
+
+def other_width(model):
+    model.decoder.layers[1].linear1, model.decoder.layers[1].linear2 = nn.Linear(48, 192), nn.Linear(192, 48)
+
+
+@pytest.mark.parametrize(
+    "change", [hook, gelu, other_norm, other_attention, other_order, other_width], ids=lambda each: each.__name__
+)
 def test_a_decoder_that_is_not_plain_is_called(change):
     model = model_of()
     steps(model, True)
     change(model)
     steps(model, False)
+
+
+def bytes_of_tensors() -> int:
+    """Memory of all tensors that are alive."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.is_cpu and x.layout is torch.strided]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_search_that_shrinks_needs_no_more_memory_than_its_first_step(int8):
+    model = model_of()
+    multiply_in_int8(model, int8)
+    with inference(model, batch_invariant=True):
+        decoder = decoder_of(model)
+        cache = decoder.start_running()
+        decoder.join(cache, torch.full((12, 5), 7), torch.full((12,), 5), beam=1, rows_per_sentence=1)
+        decoder.step(torch.full((12,), 4), cache)
+        before = bytes_of_tensors()
+        for rows in range(11, 0, -1):
+            cache.go_on(torch.arange(rows), torch.zeros(rows, dtype=torch.int32))
+            decoder.step(torch.full((rows,), 4), cache)
+        assert bytes_of_tensors() - before < 1 << 14, "besides more positions"
 
 
 def test_outside_of_a_search_nothing_is_cached():
@@ -152,7 +187,7 @@ def test_a_sentence_has_the_same_bits_alone_and_without_lengths(int8):
 
 
 @pytest.mark.parametrize(
-    "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "class", "wrapped"]
+    "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "heads", "class", "wrapped"]
 )
 def test_an_encoder_that_is_not_plain_is_called(spoiled):
     model = model_of(norm_first=True, final_norm=True)
@@ -166,6 +201,8 @@ def test_an_encoder_that_is_not_plain_is_called(spoiled):
         encoder.layers[0].activation = nn.functional.gelu
     elif spoiled == "other dtype":
         encoder.layers[0].norm1.double()
+    elif spoiled == "heads":
+        encoder.layers[1].self_attn.num_heads = 6
     elif spoiled == "class":
         encoder.layers[0].linear2 = nn.Sequential(encoder.layers[0].linear2)
     else:  # wrapped by a module without parameters of its own
@@ -176,6 +213,12 @@ def test_an_encoder_that_is_not_plain_is_called(spoiled):
     if spoiled in modules:
         encoded(model, sources(), LENGTHS, fused=False)
         assert seen
+
+
+@pytest.mark.parametrize("token", [-1, 90])
+def test_a_source_token_that_the_model_lacks_is_refused(token):
+    with pytest.raises(ValueError, match=f"tokens reach from .*{token}"):
+        search_ids(model_of(), [[5, token, 3]], DecodingConfig())
 
 
 def test_an_empty_batch_has_an_empty_output():

@@ -25,7 +25,7 @@ def test_groups_equal_the_search_by_hand(groups, strength, length_penalty, early
         diverse_beam_groups=groups, diverse_beam_strength=strength, length_penalty=length_penalty, nbest=6,
         early_stopping=early_stopping,
     )  # fmt: skip
-    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=60)):
+    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=60), strict=True):
         expected = by_hand(model, source[0], 6, settings)
         assert [each.tokens for each in actual] == [tokens for _, tokens in expected]
         assert [each.score for each in actual] == pytest.approx([score for score, _ in expected], abs=1e-5)
@@ -50,10 +50,10 @@ def test_other_options_work_with_groups(groups):
     actual = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[7], [8, 9]], max_tokens=10_000)
     alone = [
         search_ids(model, [source], settings, prefixes=[prefix], banned=[[7], [8, 9]])[0]
-        for source, prefix in zip(SOURCES, prefixes)
+        for source, prefix in zip(SOURCES, prefixes, strict=True)
     ]
     assert actual == alone
-    for hypotheses, prefix in zip(actual, prefixes):
+    for hypotheses, prefix in zip(actual, prefixes, strict=True):
         for tokens in (each.tokens for each in hypotheses):
             assert tokens[: len(prefix)] == prefix
             assert 2 <= len(tokens) <= 6

@@ -118,7 +118,9 @@ def test_scores_of_a_search_equal_those_of_scoring(model, changes, phrases):
     required = [[[source[:2][:1] * 2], [[7], [8, 9]]] for source in batch] if phrases else None
     actual = search_ids(model, batch, settings, required=required)
     assert actual == search_ids(model, batch, settings, required=required, max_tokens=1), "whatever the batch"
-    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, actual) for hypothesis in hypotheses]
+    pairs = [
+        (source, hypothesis) for source, hypotheses in zip(batch, actual, strict=True) for hypothesis in hypotheses
+    ]
     scores = score_ids(model, [source for source, _ in pairs], [hypothesis.tokens for _, hypothesis in pairs])
     assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
 
@@ -176,9 +178,9 @@ def test_in_half_precision_the_batch_decides_only_between_nearly_equal_words(tra
         for max_tokens in (1, 100, 10_000)
     ]
     for outputs in batchings:
-        assert sum(output.tokens == single.tokens for output, single in zip(outputs, batchings[0])) >= 54
+        assert sum(output.tokens == single.tokens for output, single in zip(outputs, batchings[0], strict=True)) >= 54
         exact = score_ids(trained_model, batch, [output.tokens for output in outputs])
-        for output, log_probability, hypotheses in zip(outputs, exact, best):
+        for output, log_probability, hypotheses in zip(outputs, exact, best, strict=True):
             assert output.log_probability == pytest.approx(log_probability, abs=error)
             penalty = length_penalty(len(output.tokens) + 1, settings)
             assert log_probability / penalty >= hypotheses[0].score - 2 * error / penalty

@@ -5,6 +5,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from full_disk import largest_file
 from model_dirs import write_model_dir
 
 from fasttfm.errors import UserError
@@ -36,6 +37,12 @@ def test_the_same_model_is_the_same_file(packed, tmp_path):
     with ZipFile(packed) as one, ZipFile(tmp_path / "again.zip") as other:
         names = [info.filename for info in one.infolist() if info.filename != "README.md"]
         assert [one.read(name) for name in names] == [other.read(name) for name in names]
+
+
+def test_a_full_disk_is_not_called_damage(packed):
+    told = r"demo\.zip: cannot be unpacked into .*give the unpacked folder"
+    with pytest.raises(UserError, match=told), largest_file(99):
+        Translator.from_directory(packed)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "no archive", "a changed file"])

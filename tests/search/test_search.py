@@ -40,7 +40,7 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
     """3 words, at most 4 of them: at most 81 live hypotheses."""
     model = TableModel(vocab_size=7)
     settings = config(beam=81, nbest=5, length_penalty=length_penalty, alpha=alpha, max_len_b=4, min_len=min_len)
-    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=30)):
+    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=30), strict=True):
         best = exhaustive(model, source[0], 4, settings)[:5]
         assert [hypothesis.tokens for hypothesis in actual] == [tokens for _, tokens in best]
         assert [hypothesis.score for hypothesis in actual] == pytest.approx([score for score, _ in best], abs=1e-5)
@@ -57,7 +57,7 @@ def test_a_search_stops_when_nothing_better_can_follow_or_early_when_enough_have
     model = TableModel(vocab_size=12)
     settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8, early_stopping=early_stopping)
     actual = search_ids(model, SOURCES, settings, max_tokens=40)
-    for source, hypotheses in zip(SOURCES, actual):
+    for source, hypotheses in zip(SOURCES, actual, strict=True):
         expected = by_hand(model, source[0], 8, settings)
         assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
     assert len(model.rows_computed) > 0
@@ -100,7 +100,7 @@ def test_a_certain_ending_stops_the_search_at_once():
 def test_length_limits_hold_and_special_tokens_never_come(settings):
     endless = TableModel(vocab_size=12, end=-30.0)
     settings = DecodingConfig(beam=settings.beam, sampling=settings.sampling, max_len_a=1.0, max_len_b=2)
-    for source, tokens in zip(SOURCES, translate_ids(endless, SOURCES, settings, max_tokens=60)):
+    for source, tokens in zip(SOURCES, translate_ids(endless, SOURCES, settings, max_tokens=60), strict=True):
         assert len(tokens) == len(source) - 1 + 2, "as long as its own source allows, whatever the batch holds"
         assert min(tokens) > EOS
     hasty = TableModel(vocab_size=12, end=30.0)
@@ -125,7 +125,9 @@ def test_a_prefix_is_kept_and_counts_in_the_score(beam):
     model = TableModel(vocab_size=9)
     prefixes = [[4 + number % 5, 1, 5][: number % 4] for number in range(len(SOURCES))]
     settings = config(beam=beam, max_len_b=2, nbest=1)
-    for source, prefix, actual in zip(SOURCES, prefixes, search_ids(model, SOURCES, settings, prefixes=prefixes)):
+    for source, prefix, actual in zip(
+        SOURCES, prefixes, search_ids(model, SOURCES, settings, prefixes=prefixes), strict=True
+    ):
         tokens = actual[0].tokens
         assert tokens[: len(prefix)] == prefix
         assert len(tokens) <= max(2, len(prefix))
@@ -169,7 +171,7 @@ def test_the_best_output_without_repetition_or_banned_sequences_is_found():
     model = TableModel(vocab_size=7)
     settings = config(beam=81, nbest=3, max_len_b=4, no_repeat_ngram=2)
     banned = [[5], [4, 6]]
-    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, banned=banned)):
+    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, banned=banned), strict=True):
         allowed = [
             (score, tokens)
             for score, tokens in exhaustive(model, source[0], 4, settings)

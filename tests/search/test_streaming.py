@@ -46,7 +46,7 @@ def test_a_transformer_streams_its_translation_and_leaves_no_mode_set(tokenizer,
         translator = Translator(model, tokenizer, tokenizer)
         translator.config = replace(translator.config, max_len_b=8, **settings)
         for position, line in enumerate(LINES):
-            expected = translator.translate_nbest([line], first_line=position + 1)[0][0].text
+            expected = translator.translate_nbest([line], numbers=[position])[0][0].text
             pieces = []
             for piece in translator.stream(line, number=position + 1):
                 assert model.training
@@ -87,6 +87,7 @@ def test_a_character_spelled_in_bytes_comes_whole(tokenizer):
     assert "".join(stream_text(tokenizer.encode("b\ufffd c\ufffd"), tokenizer)) == "b\ufffd c\ufffd"
     broken = tokenizer.encode("日")[:-1]
     assert "".join(stream_text(broken, tokenizer)) == tokenizer.decode(broken)
+    assert list(stream_text(tokenizer.encode("\u200b"), tokenizer)) == [], "a translation without text is empty"
 
 
 def test_unsupported_options_are_refused(translator, tokenizer):

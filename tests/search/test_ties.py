@@ -27,14 +27,16 @@ def passes(request, monkeypatch):
         monkeypatch.setattr(step_passes, "takes", lambda x: False)
 
 
+def sources_of(model):
+    return SOURCES[: 4000 // model.vocab_size]
+
+
 def found(model, settings, **options):
-    sources = SOURCES[: 4000 // model.vocab_size]
-    return [[each.tokens for each in some] for some in search_ids(model, sources, settings, **options)]
+    return [[each.tokens for each in some] for some in search_ids(model, sources_of(model), settings, **options)]
 
 
 def expected(model, settings):
-    sources = SOURCES[: 4000 // model.vocab_size]
-    return [[tokens for _, tokens in by_hand(model, source, 4, settings)] for source, _ in sources]
+    return [[tokens for _, tokens in by_hand(model, source, 4, settings)] for source, _ in sources_of(model)]
 
 
 @pytest.mark.parametrize("moves_nothing", [False, True])
@@ -60,7 +62,7 @@ def test_greedy_search(passes, vocab_size):
     model = Tied(vocab_size)
     model.likely = -128.0  # no token is certain
     actual = found(model, config(beam=1))
-    assert actual == [[greedy_by_hand(model, source, 6)] for (source, _), _ in zip(SOURCES, actual)]
+    assert actual == [[greedy_by_hand(model, source, 6)] for source, _ in sources_of(model)]
 
 
 @pytest.mark.parametrize("topk", [0, 3])
@@ -68,7 +70,7 @@ def test_greedy_search(passes, vocab_size):
 def test_sampling(passes, vocab_size, topk):
     model = Tied(vocab_size)
     actual = found(model, config(sampling=True, sampling_topk=topk, temperature=128.0, nbest=4, max_len_b=3))
-    for number, ((source, _), outputs) in enumerate(zip(SOURCES, actual)):
+    for number, ((source, _), outputs) in enumerate(zip(sources_of(model), actual, strict=True)):
         uniform = np.random.default_rng([1, number]).random((4, 4))
         drawn = set()
         for row in range(4):
@@ -90,6 +92,6 @@ def test_required_phrases(requirements):
     """A beam that holds everything finds all outputs that meet the requirements, in beam search order."""
     model, settings = Tied(7), config(beam=121, nbest=121, max_len_b=4, length_penalty="avg")
     actual = found(model, settings, required=[requirements] * len(SOURCES))
-    for hypotheses, every in zip(actual, expected(model, settings)):
+    for hypotheses, every in zip(actual, expected(model, settings), strict=True):
         assert len(every) == sum(3**length for length in range(5))
         assert hypotheses == [tokens for tokens in every if meets(tokens, requirements)]

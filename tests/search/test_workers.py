@@ -58,7 +58,9 @@ def test_both_workers_answer_every_call_once(workers, tmp_path):
 
 
 def test_weights_are_mapped_not_copied(workers):
-    assert all("memfd" in line for line in dict(workers.each(_mapping_of_weights, [()]))[0])
+    lines = dict(workers.each(_mapping_of_weights, [()]))[0]
+    assert lines
+    assert all("memfd" in line for line in lines), lines
 
 
 @pytest.mark.sample(1)

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import io
+import json
 import math
 import os
 import shutil
@@ -318,6 +319,14 @@ def test_no_message_advises_deleting_a_users_file(tmp_path):
         read_weights(tmp_path / "checkpoints" / "average")
 
 
+def test_a_header_with_an_impossible_shape_is_damage_and_not_a_lack_of_memory(tmp_path):
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(UserError, match="is truncated or damaged"):
+        read_weights(path)
+
+
 def test_weights_are_refused_as_training_state(tmp_path):
     save(tmp_path, 1)
     folder = step_folder(tmp_path, 1)
@@ -339,6 +348,16 @@ def test_a_single_flipped_bit_is_noticed(tmp_path, file):
             READERS[file](path.parent)
     path.write_bytes(whole)
     READERS[file](path.parent)
+
+
+def test_pruning_goes_on_if_digests_are_damaged(tmp_path):
+    save_steps(tmp_path, 1, 2, 3)
+    oldest = step_folder(tmp_path, 1)
+    (oldest / "sha256sums").write_bytes(b"\xff\xfe\n")
+    prune(tmp_path, -1, set())
+    assert sorted(os.listdir(oldest)) == ["meta.json", "model.safetensors", "sha256sums"]
+    with pytest.raises(DamagedCheckpoint, match="is missing from sha256sums"):
+        read_weights(oldest)
 
 
 def test_the_digests_are_in_sha256sums_format(tmp_path):

@@ -36,6 +36,19 @@ def test_flags_take_the_place_of_those_given():
     ]
 
 
+def test_trials_of_a_resumed_run_are_new_runs(monkeypatch):
+    """In their folders there is nothing to resume, so --resume-with would be refused."""
+    commands = []
+
+    def run_to_end(command, **options):
+        commands.append(command)
+        return types.SimpleNamespace(stderr="", returncode=1)
+
+    monkeypatch.setattr(divisions, "run_to_end", run_to_end)
+    divisions._target_tokens_per_second(["train", "--resume-with", "lr=1e-4", "--resume-with=min_lr=0", "--data", "D"])
+    assert commands[0][3:6] == ["train", "--data", "D"]
+
+
 def test_the_fastest_that_can_train_is_taken_and_all_are_told(monkeypatch):
     speeds = {"4": 100.0, "2": 300.0, "1": "--data D: no such folder"}
     tried = []

@@ -64,7 +64,7 @@ def test_buckets_leave_while_backward_goes_on_and_the_last_pass_alone_sends():
     assert workers.events[1:] == [("send", 16), ("send", 16), "layer 0", ("send", 16)]
     exchange.finish()
     assert workers.events[5:] == [("wait", 16)] * 3
-    for parameter, gradient in zip(parameters, alone):
+    for parameter, gradient in zip(parameters, alone, strict=True):
         torch.testing.assert_close(parameter.grad, 4 * gradient)  # two passes, two ranks
 
 

@@ -220,6 +220,36 @@ def test_ctrl_c_during_validation_saves_and_validates_after_resuming(tiny_data, 
     assert [record["step"] for record in records(tmp_path / "M", "valid")] == [4, 8]
 
 
+def test_a_signal_before_a_validation_saves_without_validating(tiny_data, tiny_config, tmp_path):
+    """A scheduler kills soon after SIGTERM; a validation may take minutes."""
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(valid_interval_updates=4, max_update=8)
+    prepare_model_dir(tmp_path / "M", config, data)
+    trainer = make_trainer(config, data, tmp_path / "M")
+    trainer.validator = lambda *_: pytest.fail("it validated")
+    perform = trainer.updates.perform
+
+    def struck(*args):
+        if trainer.updates.position.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return perform(*args)
+
+    trainer.updates.perform = struck
+    with pytest.raises(Stopped, match="after update 4, which is saved"):
+        trainer.run()
+    assert saved_steps(tmp_path / "M") == [4]
+    train(config.to_values(), tiny_data, tmp_path / "M", CPU)
+    assert [record["step"] for record in records(tmp_path / "M", "valid")] == [4, 8]
+
+
+def test_a_signal_just_before_an_interruptible_block_stops_it():
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped, interruption.at_once():
+            pytest.fail("it began")
+    assert stopped.value.number == signal.SIGTERM
+
+
 def test_restarting_a_finished_run_changes_nothing(tiny_data, tiny_values, tmp_path):
     train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
     before, weights = json.dumps(read_log(tmp_path / "M")), weights_of(tmp_path / "M")

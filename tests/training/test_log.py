@@ -46,6 +46,18 @@ def test_resuming_drops_the_records_behind_the_checkpoint(tmp_path):
     assert [record["step"] for record in read_log(tmp_path) if record["kind"] == "train"] == [1, 2, 3, 4]
 
 
+def test_the_settings_that_a_resume_changed_stay_in_the_log(tmp_path):
+    write(tmp_path, [1, 2])
+    log = RunLog(tmp_path, 2)
+    log.write({"kind": "resumed", "step": 2, "lr": 0.1})
+    log.write({**TRAIN, "step": 3})
+    log.close()
+    RunLog(tmp_path, 3).close()
+    assert kinds_and_steps(tmp_path)[-2:] == [("resumed", 2), ("train", 3)]
+    RunLog(tmp_path, 1).close()
+    assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1)]
+
+
 def test_a_truncated_line_is_dropped(tmp_path):
     write(tmp_path, [1, 2])
     with (tmp_path / "train.log.jsonl").open("a") as file:

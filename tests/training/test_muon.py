@@ -67,6 +67,14 @@ def test_a_block_of_zeros_stays_zero_and_neighbours_do_not_matter():
     assert result.isfinite().all()
 
 
+@pytest.mark.parametrize("size", [1e-10, 1e-18, 1e-20, 1e-23, 1e-25, 1e-38, 1e-44])
+def test_a_block_that_has_faded_changes_no_weight_by_much(size):
+    """The momentum of a unit that is dead for a thousand updates; squares of its elements underflow."""
+    largest = torch.linalg.matrix_norm(polar(size * torch.randn(2, 8, 16)), ord=2)
+    assert (largest < 1.05).all()
+    assert (largest > 0.9).all() or size < 1e-18
+
+
 @pytest.mark.parametrize(
     ("shape", "by_columns"), [((192, 256), False), ((256, 100), True), ((70, 40), False), ((8, 3), True)]
 )

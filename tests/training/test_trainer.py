@@ -93,7 +93,7 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
     assert len({batch.target_tokens for batch in chosen}) > 1
     total = sum(trainer.model.batch_loss(batch, label_smoothing=0.1)[0] for batch in chosen)
     (total / sum(batch.target_tokens for batch in chosen)).backward()
-    for gradient, parameter in zip(seen["gradients"], trainer.model.parameters()):
+    for gradient, parameter in zip(seen["gradients"], trainer.model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
 
 

@@ -6,14 +6,17 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.training.optimization import Optimization
 from fasttfm.training.run import train
 from fasttfm.training.updates import Updates
+from fasttfm.training.workers import ALONE
 
 from .runs import CPU, records
 from .tiny import run, words
@@ -170,6 +173,16 @@ def test_a_run_with_rates_resumes_bit_by_bit(tiny_data, tiny_config):
     for _ in range(2):
         second.perform()
     assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_a_tensor_of_the_state_belongs_to_the_parameter_of_its_whole_name(tiny_config):
+    inner = nn.ModuleDict({"linear": nn.Linear(2, 3)})
+    model = nn.ModuleDict({"linear": nn.Linear(4, 5), "inner": inner})
+    optimization = Optimization(model, tiny_config().training, CPU, ALONE)
+    for kind in ("adam.step", "adam.exp_avg_sq", "muon.momentum", "raw"):
+        assert optimization.source_of(f"{kind}.inner.linear.weight") is inner["linear"].weight
+        assert optimization.source_of(f"{kind}.linear.bias") is model["linear"].bias
+    assert optimization.source_of("raw.other") is None
 
 
 def test_a_pattern_that_no_parameter_fits_is_named(tiny_data, tiny_config):

@@ -1,5 +1,6 @@
 """Validation gives the scores of translating, and does not affect training."""
 
+import copy
 import math
 
 import pytest
@@ -34,6 +35,17 @@ def test_bleu_while_training_equals_translating_and_scoring(tiny_data, tiny_valu
     assert while_training == Translator.from_directory(tmp_path / "M", beam=2).translate(data.valid_source_text)
     assert [record["step"] for record in records(tmp_path / "M", "final")] == [150]
     assert bleu(translations, data.valid_target_text).value == outcome.score.bleu > 0
+
+
+def test_translations_begin_with_the_language_code_of_an_imported_model(tiny_data, tiny_config):
+    data = PreparedData.open(tiny_data)
+    data.target_tokenizer = copy.copy(data.target_tokenizer)
+    data.target_tokenizer.prefix = data.target_tokenizer.encode("a")[:1]
+    decoding = DecodingConfig(beam=2, max_len_b=3)
+    validator, model = make(data, tiny_config(), decoding=decoding)
+    model.eval()
+    translator = Translator(model, data.source_tokenizer, data.target_tokenizer, decoding)
+    assert validator(model).outputs == translator.translate(data.valid_source_text)
 
 
 def test_loss_is_the_mean_over_all_target_tokens(tiny_data, tiny_config):

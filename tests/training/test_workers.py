@@ -23,6 +23,7 @@ from fasttfm.store.checkpoint import read_weights
 from fasttfm.store.steps import saved_steps, step_folder
 from fasttfm.system import machine
 from fasttfm.system.children import command_line
+from fasttfm.training import workers
 from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks
@@ -88,6 +89,12 @@ def test_one_two_and_four_ranks_end_in_the_same_weights(run_ranks, tiny_data, tm
             for key, value in one.items():
                 tolerance = 1e-4 if key in ("loss", "nll") else 0
                 assert value == (pytest.approx(other[key], rel=tolerance) if tolerance else other[key]), key
+
+
+def test_a_lost_connection_ends_a_rank_silently_and_no_other_error_does():
+    for raised, expected in (("Connection closed by peer", SystemExit), ("CUDA out of memory", RuntimeError)):
+        with pytest.raises(expected), workers._ending_with_peers():
+            raise RuntimeError(raised)
 
 
 def test_ranks_drop_out_differently(tiny_data, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.coverage import coverage, cross_attention
 from fasttfm.search.ensemble import Ensemble
+from fasttfm.search.streaming import stream_ids
 from fasttfm.translate.alignment import WORDS, pharaoh, word_links
 
 EOS = 3
@@ -36,7 +38,7 @@ def test_attention_has_the_same_bits_in_every_batch_and_its_rows_sum_to_one(dtyp
     model = make_model().to(dtype)
     sources, targets = pairs(40)
     together = cross_attention(model, sources, targets, DecodingConfig(batch_tokens=4000))
-    for source, target, weights in zip(sources, targets, together):
+    for source, target, weights in zip(sources, targets, together, strict=True):
         assert weights.shape == (len(target) + 1, len(source))
         torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target) + 1), atol=0.02, rtol=0)
         assert torch.equal(weights, cross_attention(model, [source], [target], DecodingConfig())[0])
@@ -62,7 +64,7 @@ def test_an_ensemble_averages_cross_attention():
     sources, targets = pairs(3)
     each = [cross_attention(model, sources, targets, DecodingConfig()) for model in models]
     together = cross_attention(Ensemble(models), sources, targets, DecodingConfig())
-    for one, other, mean in zip(*each, together):
+    for one, other, mean in zip(*each, together, strict=True):
         torch.testing.assert_close(mean, (one + other) / 2)
     with pytest.raises(UserError, match="layers 1 to 1"):
         cross_attention(Ensemble(models), sources, targets, DecodingConfig(alignment_layer=2))
@@ -83,7 +85,7 @@ def test_the_coverage_penalty_reranks_all_finished_hypotheses():
     plain = search_ids(model, sources, DecodingConfig(beam=5, nbest=5, max_len_b=3))
     settings = DecodingConfig(beam=5, nbest=2, max_len_b=3, coverage_penalty=2.0)
     changed = 0
-    for source, before, actual in zip(sources, plain, search_ids(model, sources, settings)):
+    for source, before, actual in zip(sources, plain, search_ids(model, sources, settings), strict=True):
         attention = cross_attention(model, [source] * 5, [each.tokens for each in before], settings)
         expected = sorted(((each.score + 2.0 * coverage(a), each) for each, a in zip(before, attention)), reverse=True,
                           key=lambda pair: pair[0])  # fmt: skip
@@ -92,6 +94,15 @@ def test_the_coverage_penalty_reranks_all_finished_hypotheses():
         assert actual[0].log_probability == expected[0][1].log_probability
         changed += actual[0].tokens != before[0].tokens
     assert changed > 3, "the penalty must change some"
+
+
+def test_samples_are_not_reranked_and_one_hypothesis_is_streamed():
+    model, (sources, _) = make_model(), pairs(5)
+    settings = DecodingConfig(beam=1, sampling=True, nbest=5, max_len_b=3)
+    reranking = replace(settings, coverage_penalty=2.0)
+    assert search_ids(model, sources, reranking) == search_ids(model, sources, settings)
+    greedy = replace(reranking, sampling=False, nbest=1)
+    assert list(stream_ids(model, sources[0], greedy)) == search_ids(model, sources[:1], greedy)[0][0].tokens
 
 
 def test_words_are_linked_if_a_token_of_theirs_is():

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from fasttfm.translate.attention_plot import Attention, _fonts_for, _readable, draw_attention
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary
+from fasttfm.search import DecodingConfig
+from fasttfm.translate.attention_plot import Attention, _fonts_for, _readable, attention_of, draw_attention
+from fasttfm.translate.translator import Translator
+from tests.search.small_models import model_of
 
 
 def attention(heads: int = 2) -> Attention:
@@ -46,3 +50,16 @@ def test_there_is_a_row_per_kind_and_layer_and_a_column_per_head(tmp_path, monke
 def test_dollar_signs_and_other_scripts_draw_without_warnings(tmp_path):
     draw_attention(attention(), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_language_codes_of_an_imported_model_are_read_and_written(tokenizer):
+    pieces = tokenizer.pieces(range(len(tokenizer)))
+    sides = [
+        Tokenizer(tokenizer.model, Vocabulary(pieces=[*pieces[:4], code, *pieces[5:]], prefix=[code], silent=[code]))
+        for code in ("__en__", "__de__")
+    ]
+    translator = Translator(model_of("fp32", len(tokenizer), 32), *sides, DecodingConfig(max_len_b=8))
+    attention = attention_of(translator, "a dog")
+    assert (attention.source[0], attention.written[0]) == ("__en__", "__de__")
+    assert attention.translation == translator.translate(["a dog"])[0]
+    assert attention.weights["cross"][0].shape[1:] == (len(attention.written), len(attention.source))

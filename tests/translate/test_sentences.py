@@ -26,7 +26,7 @@ def test_a_line_joins_the_translations_of_its_sentences(translator):
         assert [each.text for each in actual] == [
             " ".join(part.text for part in each if part.text) for each in expected
         ]
-        for each, sentences in zip(actual, expected):
+        for each, sentences in zip(actual, expected, strict=True):
             total = sum(part.log_probability for part in sentences)
             assert each.log_probability == pytest.approx(total)
 
@@ -68,6 +68,8 @@ def test_sentencex_keeps_every_character_and_knows_abbreviations():
     pytest.importorskip("sentencex")
     english = sentence_splitter("en")
     assert english("Dr. Smith went home.  He slept.") == ["Dr. Smith went home.  ", "He slept."]
+    for language in ("de", "DE", "de-AT"):
+        assert sentence_splitter(language)("Er kam am 3. Mai an.") == ["Er kam am 3. Mai an."]
     for line in (*LINES, "a\u2028b. c", "東京に行く。大学です。", "\ufeffA. B\u0301 c?! d", "x" * 10_000):
         assert "".join(english(line)) == line
 

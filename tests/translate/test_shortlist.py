@@ -46,15 +46,15 @@ def test_each_sentence_is_restricted_to_its_own_list(kind, width, name):
     together = search_ids(model, SOURCES, config, prefixes=PREFIXES, allowed=ALLOWED)
     alone = [
         search_ids(model, [source], config, prefixes=[prefix], numbers=[number], allowed=[allowed])[0]
-        for number, (source, prefix, allowed) in enumerate(zip(SOURCES, PREFIXES, ALLOWED))
+        for number, (source, prefix, allowed) in enumerate(zip(SOURCES, PREFIXES, ALLOWED, strict=True))
     ]
     assert together == alone
-    for best, prefix, allowed in zip(together, PREFIXES, ALLOWED):
+    for best, prefix, allowed in zip(together, PREFIXES, ALLOWED, strict=True):
         for each in best:
             assert each.tokens[: len(prefix)] == prefix
             assert set(each.tokens) <= {*allowed, *prefix}
     free = search_ids(model, SOURCES, config, prefixes=PREFIXES)
-    assert sum(a[0].tokens != b[0].tokens for a, b in zip(free, together)) > len(SOURCES) / 2
+    assert sum(a[0].tokens != b[0].tokens for a, b in zip(free, together, strict=True)) > len(SOURCES) / 2
 
 
 @pytest.mark.parametrize("name", ["beam", "greedy"])
@@ -62,7 +62,7 @@ def test_a_list_of_all_tokens_changes_nothing(name):
     model, config = model_of("fp32", VOCABULARY), SETTINGS[name]
     everything = [range(VOCABULARY)] * len(SOURCES)
     free, restricted = (search_ids(model, SOURCES, config, allowed=each) for each in (None, everything))
-    for one, other in zip(free, restricted):
+    for one, other in zip(free, restricted, strict=True):
         assert [each.tokens for each in one] == [each.tokens for each in other]
         assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-4)
 
@@ -183,7 +183,7 @@ def test_a_tab_token_is_left_out_of_the_file(tokenizer, tmp_path):
             return len(tokenizer)
 
         def pieces(self, ids):
-            return ["\t" if number == 20 else piece for number, piece in zip(ids, tokenizer.pieces(ids))]
+            return ["\t" if number == 20 else piece for number, piece in zip(ids, tokenizer.pieces(ids), strict=True)]
 
     shortlist = Shortlist([20, 30], {(20,): [40], (21,): [20, 41]})
     shortlist.save(tmp_path / "vmap.txt", Odd(), Odd())

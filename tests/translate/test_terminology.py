@@ -31,10 +31,12 @@ def asked(terms, line, tokenizer) -> list[list[str]]:
         ("C++ C", [["Cpp"]]),
         ("dog-dog (dog)", [["Hund"]] * 3),
         ("", []),
+        ("\u0915\u092e \u0915\u092e\u0940", [["Boot"]]),  # Hindi: the second word goes on with a vowel sign
     ],
 )
 def test_terms_are_found_as_whole_words(tokenizer, line, expected):
     terms = [("dog", ["Hund"]), ("green dog", ["Frosch"]), ("US", ["USA"]), ("C++", ["Cpp"]), ("green dog", ["Lurch"])]
+    terms += [("\u0915\u092e", ["Boot"])]
     assert asked(terms, line, tokenizer) == expected
 
 
@@ -113,7 +115,7 @@ def test_every_term_is_translated_with_all_other_options(tokenizer, seed):
     alternatives: dict[str, list[str]] = {}
     for term, texts in terms:
         alternatives.setdefault(term, []).extend(texts)
-    for line, text in zip(lines, translator.translate(lines)):
+    for line, text in zip(lines, translator.translate(lines), strict=True):
         for term, texts in alternatives.items():
             occurs = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", line, re.IGNORECASE if term.islower() else 0)
             assert not occurs or any(

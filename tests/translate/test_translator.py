@@ -4,10 +4,12 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from model_dirs import write_model_dir
 
 from fasttfm.errors import UserError
 from fasttfm.search.hypotheses import Hypothesis
 from fasttfm.search.search import search_ids
+from fasttfm.store.steps import step_folder
 from fasttfm.translate.translator import Translator, one_line
 
 LINES = ["a dog", "", "two men sit in a boat", " \t ", "a small boat", "the green grass", "\u3000", "men"]
@@ -84,10 +86,10 @@ def test_sampling_does_not_depend_on_the_buffer(translator):
 def test_a_translation_begins_with_its_prefix(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
     results = translator.translate(LINES, prefixes)
-    assert all(text.startswith(prefix) for text, prefix in zip(results, prefixes))
+    assert all(text.startswith(prefix) for text, prefix in zip(results, prefixes, strict=True))
     free = translator.translate(LINES)
-    assert [text for text, prefix in zip(results, prefixes) if not prefix] == [
-        text for text, prefix in zip(free, prefixes) if not prefix
+    assert [text for text, prefix in zip(results, prefixes, strict=True) if not prefix] == [
+        text for text, prefix in zip(free, prefixes, strict=True) if not prefix
     ]
 
 
@@ -106,3 +108,12 @@ def test_lines_before_a_read_error_are_translated(translator):
     assert [next(stream)[0].text for _ in LINES] == translator.translate(LINES)
     with pytest.raises(OSError, match="Input/output"):
         next(stream)
+
+
+def test_a_checkpoint_given_by_its_path_is_that_of_the_first_model_alone(tmp_path):
+    one, two = write_model_dir(tmp_path / "one"), write_model_dir(tmp_path / "two", trained=False)
+
+    def scores(**options):
+        return Translator.from_directory(one, workers=1, **options).score(["a dog"], ["ein Hund"])
+
+    assert scores(ensemble=[two], checkpoint=str(step_folder(one, 1))) == scores(ensemble=[two]) != scores()

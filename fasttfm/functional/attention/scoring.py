@@ -114,7 +114,7 @@ def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
             f"alibi_slopes {slopes.dtype} {tuple(slopes.shape)} must be floats ({heads},), one per head, or "
             f"({batch}, {heads})"
         )
-    if slopes.requires_grad:
+    if slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError("alibi_slopes requires a gradient, but none is computed: give alibi_slopes.detach()")
     if values_are_checked(slopes) and not bool((slopes.abs() <= LARGEST).all()):
         raise ValueError(f"alibi_slopes must hold numbers between {-LARGEST} and {LARGEST}")

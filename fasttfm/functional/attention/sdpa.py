@@ -55,8 +55,11 @@ def scaled_dot_product_attention(
     else:
         leading = _broadcast(query, key, value, 2)
         query, key, value = (_four(x, leading) for x in (query, key, value))
-    if attn_mask is not None and attn_mask.dim() > 2:
-        attn_mask = attn_mask if len(leading) == 2 else _four(attn_mask, leading)
+    if attn_mask is not None and attn_mask.dim() > 2 and len(leading) != 2:
+        full = torch.Size((*leading, query.shape[2], key.shape[2]))
+        if attn_mask.dim() > len(full) or any(m not in (1, f) for m, f in zip(attn_mask.shape[::-1], full[::-1])):
+            raise ValueError(f"attn_mask {tuple(attn_mask.shape)} does not broadcast to (..., L, S) = {tuple(full)}")
+        attn_mask = _four(attn_mask, leading)
     output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
     return output.reshape(*leading, *output.shape[-2:])
 

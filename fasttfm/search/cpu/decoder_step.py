@@ -62,36 +62,57 @@ def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]
 class _Rows:
     """Buffer of rows between two passes."""
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
-        self.operand = torch.zeros(rows, width, dtype=torch.uint8 if int8 else dtype, device="cpu")
+    def __init__(self, operand: Tensor, values: Tensor, scales: Any) -> None:
+        self.operand, self._values = operand, values
         """Input of the next product."""
-        self.values = array(self.operand.new_zeros(rows, width, dtype=dtype) if int8 else self.operand)
-        self.scales = np.zeros(rows, np.float32) if int8 else None
-        self.arrays = self.values, self.operand.numpy() if int8 else None, self.scales
+        self.scales = scales
+        self.arrays = array(values), None if scales is None else operand.numpy(), scales
         """Outputs of a pass: values, and in int8 the quantized rows with their scales."""
 
-    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
-        """The call that multiplies the rows by a weight; in int8 also row scales and bias to apply to the sums."""
-        return linear.reading(self.operand), self.scales, linear.bias
+    def first(self, rows: int) -> "_Rows":
+        """The first rows, in the same memory."""
+        return _Rows(self.operand[:rows], self._values[:rows], None if self.scales is None else self.scales[:rows])
+
+    def times(self, linear: FrozenLinear, sums: Tensor) -> tuple[Callable[[], Any], Any, Any]:
+        """The call that multiplies the rows by a weight, to sums; in int8 also row scales and bias to apply to it."""
+        return linear.reading(self.operand, sums), self.scales, linear.bias
+
+
+class _Memory:
+    """Memory of up to `rows` rows between the passes. All layers and row counts share it, as each pass reads only what
+    the product before it wrote."""
+
+    def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
+        self.rows, int8, hidden = rows, layers[0].joint.int8, layers[0].hidden.outputs
+
+        def buffer(width: int) -> _Rows:
+            values = torch.zeros(rows, width, dtype=dtype, device="cpu")
+            operand, scales = (values.byte(), np.zeros(rows, np.float32)) if int8 else (values, None)
+            return _Rows(operand, values, scales)
+
+        self.x, self.heads, self.hidden = buffer(width), buffer(width), buffer(hidden if int8 else 1)
+        self.stream = torch.zeros(rows, width, dtype=dtype, device="cpu")
+        widest = max(3 * width, hidden + width)  # followed_by() keeps two results
+        self.sums = torch.zeros(rows * widest, dtype=torch.float32 if int8 else dtype, device="cpu")
 
 
 class _Buffers:
     """Buffers between the products of a number of rows, and these products per layer."""
 
-    def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
-        int8 = layers[0].joint.int8
-        self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
-        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # for int8
-        self.stream = array(torch.zeros(rows, width, dtype=dtype, device="cpu"))
+    def __init__(self, layers: list[_Layer], memory: _Memory, rows: int) -> None:
+        self.x, heads, hidden = (each.first(rows) for each in (memory.x, memory.heads, memory.hidden))
+        self.heads, self.hidden, self.stream = heads.arrays, hidden.arrays, array(memory.stream[:rows])
+        x, sums = self.x, memory.sums
         self.layers: list[Any] = []
         for each in layers:
             attention = (
-                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output)
+                x.times(each.joint, sums), heads.times(each.self_output, sums), x.times(each.query, sums),
+                heads.times(each.cross_output, sums),
             )  # fmt: skip
-            if int8:
-                network: Any = x.times(each.hidden), hidden.times(each.output)
+            if x.scales is not None:
+                network: Any = x.times(each.hidden, sums), hidden.times(each.output, sums)
             else:
-                network = (None,) * 3, (each.hidden.followed_by(each.output, x.operand), None, None)
+                network = (None,) * 3, (each.hidden.followed_by(each.output, x.operand, sums), None, None)
             self.layers.append((*attention, *network, each.norms))
 
 
@@ -114,16 +135,15 @@ class DecoderStep:
         self.pad = model.config.pad_id
         self.int8 = self.output.int8
         self._table_of_positions: Any = None
+        self._memory: _Memory | None = None
         self._buffers: dict[int, _Buffers] = {}
+        """Products by row count, in this memory."""
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
         """Logits (R, V) of the token after tokens (R,), in the product's dtype; the cache grows by one position."""
         loops, team, count = step_passes.loops(), step_passes.team(), tokens.shape[0]
-        size, width = self.output.size(count), self.table.shape[1]
-        if size not in self._buffers:
-            self._buffers[size] = _Buffers(self.layers, size, width, self.table.dtype)
-        buffers = self._buffers[size]
-        x, heads, (_, *hidden), stream = buffers.x.arrays, buffers.heads.arrays, buffers.hidden.arrays, buffers.stream
+        buffers, width = self._buffers_of(self.output.size(count)), self.table.shape[1]
+        x, heads, (_, *hidden), stream = buffers.x.arrays, buffers.heads, buffers.hidden, buffers.stream
         (ancestors, slots, positions), memory_rows, caches = cache.arrays()
         residual = stream if self.pre_norm else x[0]  # with post-norm x is the stream
         end = count, x[0], stream, *x[1:]
@@ -146,6 +166,13 @@ class DecoderStep:
             loops.add_layer_norm(team, last(), *f, residual, *norms[2], *end)
         cache.advance()
         return self._logits(loops, buffers.x, count)
+
+    def _buffers_of(self, rows: int) -> _Buffers:
+        if self._memory is None or rows > self._memory.rows:
+            self._memory, self._buffers = _Memory(self.layers, rows, self.table.shape[1], self.table.dtype), {}
+        if rows not in self._buffers:
+            self._buffers[rows] = _Buffers(self.layers, self._memory, rows)
+        return self._buffers[rows]
 
     def _places(self, length: int) -> Any:
         """Position table with at least `length` rows, as a float32 array."""

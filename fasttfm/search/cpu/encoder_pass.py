@@ -44,6 +44,7 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
     layers, norm = list(stack.layers), stack.norm
     return (
         all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
+        and len({(each.norm_first, each.self_attn.num_heads, each.linear1.weight.shape) for each in layers}) == 1
         and layers[0].norm_first == (norm is not None)
         and all(each.weight is not None and each.bias is not None for each in norms_of(stack))
         and (norm is None or untouched(norm, NORM))
@@ -63,7 +64,8 @@ def fuses_encoder(model: Any, rows: Tensor) -> bool:
 def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     """Encoder output (B, S, d) of source (B, S) with lengths (B,), if fuses_encoder().
 
-    A sentence's rows depend on that sentence alone. Padding rows are zero and not computed.
+    A sentence's rows depend on that sentence alone. Padding rows are zero and not computed. Raises ValueError for a
+    token that the model does not have.
     """
     loops, team = step_passes.loops(), step_passes.team()
     batch, longest = source.shape
@@ -71,8 +73,12 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     positions = torch.arange(longest, device="cpu")
     real = positions < sizes[:, None]  # (B, S)
     tokens, positions = source[real], positions.expand(batch, -1)[real]  # (T,)
-
     table, layers = model.source_embedding.weight, model.encoder.layers
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(table):  # the loop reads them unchecked
+        raise ValueError(
+            f"source tokens reach from {int(tokens.min())} to {int(tokens.max())}: the model has 0 to {len(table) - 1}"
+        )
+
     count, width, heads = len(tokens), table.shape[1], layers[0].self_attn.num_heads
     norms = iter(map(norm_arrays, norms_of(model.encoder)))
     pre_norm = layers[0].norm_first

@@ -69,15 +69,16 @@ class _Joined:
 
     def add(self, sentence: Sentence) -> None:
         number = next(self._numbers)
-        self._searched[number] = sentence
         self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number, sentence.aligned)
+        self._searched[number] = sentence
 
     def step(self) -> _Ended:
         gone = {number for number, each in self._searched.items() if each.answer.abandoned}
         if gone:
             self._running.drop(gone)
+        results = self._running.step()  # may raise: all sentences are still in the search, for their error
         left: _Ended = [(self._searched.pop(number), UserError("the request was cancelled")) for number in gone]
-        return left + [(self._searched.pop(number), result) for number, result in self._running.step()]
+        return left + [(self._searched.pop(number), result) for number, result in results]
 
 
 class _Batch:
@@ -95,7 +96,7 @@ class _Batch:
         results = self._translator.translate_nbest(
             [each.text for each in self.sentences],
             [each.prefix for each in self.sentences],
-            1 + self.sentences[0].number,
+            [each.number for each in self.sentences],
             [each.required for each in self.sentences] if self.sentences[0].required else None,
         )
         done: _Ended = [*zip(self.sentences, results, strict=True)]
@@ -202,7 +203,10 @@ class Engine:
         searched = Counter(each.request for search in self._searches.values() for each in search.sentences)
 
         def fits(sentence: Sentence) -> bool:
-            search = self._searches.get(self._key(sentence))
+            try:
+                search = self._searches.get(self._key(sentence))
+            except Exception:  # the weights cannot be prepared: _search_of() raises it for this sentence
+                return True
             if search is None or not search.sentences:
                 return True
             if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # other searches wait for its end
@@ -230,9 +234,7 @@ class Engine:
         """Key: sentences with equal keys are searched together."""
         if self._can_join(sentence):
             return sentence.model, sentence.request_work >= _MUCH_WORK
-        # sampling seeds are indices in a request
-        request = sentence.request if sentence.config.sampling else None
-        return sentence.model, sentence.config, sentence.aligned, bool(sentence.required), request
+        return sentence.model, sentence.config, sentence.aligned, bool(sentence.required)
 
     def _can_join(self, sentence: Sentence) -> bool:
         model, translator = sentence.model, self.translators[sentence.model]
@@ -265,6 +267,7 @@ class Engine:
         if model == self._model:
             return
         self._inside.close()
-        self._model = model
+        self._model = None
         if model is not None:
             self._inside.enter_context(inference(self.translators[model].model, batch_invariant=True))
+            self._model = model

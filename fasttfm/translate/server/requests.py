@@ -103,6 +103,8 @@ def _read(fields: Mapping[str, Any], translators: Mapping[str, Translator], limi
     _token_counts("prefix", prefixes, translator.target_tokenizer.encode, most)
     required = _required(fields, translator, lines, limits) if "terminology" in fields else None
     alignment = fields.get("alignment", False)
+    if alignment and (translator.source_tokenizer.vocabulary or translator.target_tokenizer.vocabulary):
+        raise UserError("alignment is not supported for imported models: omit it")
     return Request(
         texts=texts,
         sentences=sentences_of(model, config, lines, tokens, prefixes, required, alignment),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from fasttfm.data.unicode_forms import has_text
 from fasttfm.translate.sentences import join_sentences, sentences_of
 from fasttfm.translate.translator import Translation, one_line
 
@@ -32,7 +33,7 @@ class Text:
     def has_empty(self, translated: Sequence[list[Translation]], rank: int) -> bool:
         """Return whether a non-blank line or sentence has an empty translation at this rank."""
         pairs = zip(self.lines, translated, strict=True)
-        return any(line.strip() and not best[min(rank, len(best) - 1)].text.strip() for line, best in pairs)
+        return any(has_text(line) and not best[min(rank, len(best) - 1)].text.strip() for line, best in pairs)
 
     def _line(self, parts: Sequence[str], translated: Sequence[list[Translation]]) -> list[Translation]:
         if len(parts) == 1:

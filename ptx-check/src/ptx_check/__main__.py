@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         "ptx-check", description=what, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("script", nargs="?", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script, after --")
+    parser.add_argument("arguments", nargs="*", help="of the script; its options after --")
     parser.add_argument("--chips", default="sm_90", help="as sm_80,sm_90 (default: sm_90)")
     parser.add_argument("--report", type=Path, metavar="FILE", help=".txt, .json or .sarif")
     parser.add_argument("--programs", type=int, metavar="N", help="of a launch execute a sample of so many programs")
@@ -43,7 +43,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--table", action="store_true", help="print which instructions each chip has, and end")
     parser.add_argument("--version", action="version", version=__version__)
-    args = parser.parse_args(argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:end])
+    args.arguments += argv[end + 1 :]
     if args.table:
         from ptx_check.support import table
 
@@ -84,7 +86,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         if not Path(path).is_file():
             parser.error(f"--ptxas {path} is not a file")
     findings, status = Findings(), 0
-    sys.argv = [str(args.script), *(a for a in args.arguments if a != "--")]
+    sys.argv = [str(args.script), *args.arguments]
     sys.path.insert(0, str(args.script.resolve().parent))
     for chip in chips:
         with executed(chip, raising=False, **options) as machine:
@@ -94,6 +96,8 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
                 print(f"ptx-check: on {chip}: {error}", file=sys.stderr)
                 status = 2
             except SystemExit as error:
+                if error.code is not None and not isinstance(error.code, int):
+                    print(error.code, file=sys.stderr)
                 status = status or (error.code if isinstance(error.code, int) else int(error.code is not None))
             except Exception:
                 traceback.print_exc()

@@ -367,9 +367,8 @@ def moved(opcode: str, count: int) -> int:
     if base == "cvt":
         whole = all(word[0] in "sub" and word[1:].isdigit() for word in words)
         return 1 if whole else 0
-    return {"mov": 1, "not": 1, "shl": 1, "shr": 1, "bfe": 1, "brev": 1, "bfi": 2, "shf": 2, "prmt": 2, "selp": 2}.get(
-        base, 0
-    )
+    counts = {"mov": 1, "shl": 1, "shr": 1, "bfe": 1, "brev": 1, "bfi": 2, "shf": 2, "prmt": 2, "selp": 2}
+    return counts.get(base, 0)
 
 
 def of_three(pair: Meaning) -> Meaning:

@@ -189,8 +189,8 @@ class Writer(TensorInstructions):
         unsigned = meant.result if meant.result == "p" else f"u{meant.result[1:]}"
         if base in ("and", "or"):
             return f"{base}ed({values[0]}, {values[1]}, {marks[0]}, {marks[1]})"
-        if base == "xor":
-            return f"{marks[0]} | {marks[1]}"
+        if base in ("xor", "not"):  # a bit is as undefined as those that it is made of
+            return " | ".join(marks)
         if base == "setp" and len(sources) == 3 and i.words[2] in ("and", "or"):
             compared = meant.expression.format(values[0], values[1], i.words[2] == "and")  # neutral third operand
             both = f"U.whole({names[:-1]}, 'p')"

@@ -63,7 +63,7 @@ def reduced(x, y, M, N: tl.constexpr, OPERATION: tl.constexpr):
 def doubled_of(x, tile, chip, **options):
     with executed(chip, **options) as machine:
         y = torch.empty_like(x)
-        grid = [triton.cdiv(size, edge) for size, edge in zip(x.shape, tile)]
+        grid = [triton.cdiv(size, edge) for size, edge in zip(x.shape, tile, strict=True)]
         doubled[tuple(grid)](x, y, *x.shape, *tile)
     return y, machine
 
@@ -222,7 +222,7 @@ def test_what_lies_outside_of_a_descriptor_of_the_host_is_filled(chip, padding):
         y = torch.empty(2, 2, 32, 32)
         sources = tuple(TensorDescriptor.from_tensor(part, [2, 32, 32], padding=padding) for part in (x[1:], x[:2]))
         first_planes[(1,)](sources, y, 64, 32)
-    for found, wanted in zip(y, (x[2], x[1])):
+    for found, wanted in zip(y, (x[2], x[1]), strict=True):
         torch.testing.assert_close(found[0, :20], wanted, rtol=0, atol=0)
         rest = torch.cat([found[0, 20:].ravel(), found[1].ravel()])
         assert (rest.isnan() if padding == "nan" else rest == 0).all()

@@ -95,6 +95,35 @@ def test_numbers_that_differ_from_the_ptx_are_told_with_the_assembler():
 
 
 @triton.jit
+def _raised(table, N: tl.constexpr):
+    x = tl.load(table).to(tl.pointer_type(tl.int64))
+    i = tl.arange(0, N)
+    tl.store(x + i, tl.load(x + i) + 1)
+
+
+@pytest.mark.parametrize("machine_code", [False, True, "compare"])
+def test_memory_that_is_passed_by_address_is_the_same_for_every_order(machine_code):
+    x = torch.zeros(32, dtype=torch.int64)
+    with executed("sm_90", machine_code=machine_code):
+        _raised[(1,)](torch.tensor([x.data_ptr()]), N=32)
+    assert x.eq(1).all()
+
+
+@triton.jit
+def _sum(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) + 1)
+
+
+def test_integers_that_differ_only_beyond_float64_are_told():
+    x = torch.full((32,), 1 << 60)
+    with executed("sm_90", machine_code="compare") as machine:
+        machine.machine_code.rewrite = replaced(r"(IADD3 R\d+, P\d+, R\d+, )0x1", r"\g<1>0x2")
+        with pytest.raises(FaultyKernel, match="are not what the PTX computes"):
+            _sum[(1,)](x, torch.empty_like(x), N=32, num_warps=1)
+
+
+@triton.jit
 def _quotient(x, y, out, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     tl.store(out + i, tl.div_rn(tl.load(x + i), tl.load(y + i)))

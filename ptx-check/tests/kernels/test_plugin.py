@@ -187,6 +187,22 @@ def test_a_script_is_run_by_the_command(tmp_path, count, status):
     assert [fault["chip"] for fault in report["faults"]] == (["sm_80", "sm_90"] if status else [])
 
 
+def test_options_follow_the_script_and_its_own_follow_two_dashes(tmp_path):
+    (tmp_path / "mine.py").write_text(SCRIPT + "print(sys.argv[1:])\n")
+    order = ("mine.py", "100", "--chips", "sm_80,sm_90", "--report", "out.json", "--", "--chips", "none", "--", "x")
+    status, text = run(tmp_path, "-m", "ptx_check", *order)
+    assert status == 0, text
+    assert text.count("['100', '--chips', 'none', '--', 'x']") == 2
+    assert json.loads((tmp_path / "out.json").read_text())["launches"] == 2
+
+
+def test_what_a_script_ends_with_is_printed(tmp_path):
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit('no such file')\n")
+    status, text = run(tmp_path, "-m", "ptx_check", "mine.py")
+    assert status == 1
+    assert "no such file" in text
+
+
 def test_a_script_that_fails_is_reported_on_every_chip(tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT + "assert False, 'wrong numbers'\n")
     status, text = run(tmp_path, "-m", "ptx_check", "--chips", "sm_80,sm_90", "mine.py", "101")

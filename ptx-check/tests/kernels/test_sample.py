@@ -41,6 +41,12 @@ def ticket(x, order):
     tl.store(order + tl.program_id(0), tl.atomic_add(x, 1))
 
 
+@triton.jit
+def exchanged(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.atomic_xchg(x + i, 0.0, sem="relaxed"))
+
+
 @pytest.mark.parametrize("total", [1, 2, 5, 100, 4097])
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 64])
 def test_the_first_and_the_last_run_and_neighbours_between_them(total, most):
@@ -107,6 +113,15 @@ def test_what_comes_of_missing_results_is_neither_a_fault_nor_known():
         turned[(100,)](y, z, N=N)
         assert machine.known(z).sum() == 4 * N
     assert not machine.faults
+
+
+@pytest.mark.parametrize("machine_code", [False, True])
+def test_missing_results_that_an_atomic_operation_reads_are_not_known(machine_code):
+    with executed("sm_90", programs=4, machine_code=machine_code) as machine:
+        y, old = torch.empty(100 * N), torch.zeros(N)
+        doubled[(100,)](torch.randn(100 * N), y, TOO_FAR=0, N=N)
+        exchanged[(1,)](y[10 * N :], old, N=N)
+    assert not machine.known(old).any()
 
 
 def test_missing_results_that_are_places_are_zeros_and_a_fault_says_so():

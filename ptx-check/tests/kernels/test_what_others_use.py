@@ -149,7 +149,7 @@ def test_memory_whose_addresses_a_kernel_loads(programs):
         x, y = ([torch.randn(40, device="cuda") for _ in range(3)] for _ in range(2))
         given = [torch.tensor([each.data_ptr() for each in tensors], device="cuda") for tensors in (x, y)]
         _through_pointers[(3,)](*given, 40, FAR=0, N=64)
-        for source, target in zip(x[::2], y[::2]):
+        for source, target in zip(x[::2], y[::2], strict=True):
             assert torch.equal(target, 2 * source)
         assert not machine.faults
         _through_pointers[(3,)](*given, 40, FAR=1, N=64)

@@ -1,5 +1,6 @@
 """A server on a free port, and clients."""
 
+import copy
 import json
 import socket
 import threading
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 import requests
 from waiting import PATIENCE
 
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.translate.server.app import App
 from fasttfm.translate.server.connections import Listener, server
 from fasttfm.translate.server.limits import Limits
@@ -23,11 +25,20 @@ class Slow:
         self.begun = threading.Event()
         self.batches = []
 
-    def translate_nbest(self, lines, prefixes, first_line, required):
+    def translate_nbest(self, lines, prefixes, numbers, required):
         self.begun.set()
         assert self.may.wait(PATIENCE)
         self.batches.append(list(lines))
-        return self.original.translate_nbest(lines, prefixes, first_line, required)
+        return self.original.translate_nbest(lines, prefixes, numbers, required)
+
+
+def imported(translator):
+    """The translator with the numbering of an imported model, whose tokens have no spans."""
+    tokenizer = translator.target_tokenizer
+    numbered = Tokenizer(tokenizer.model, Vocabulary(pieces=tokenizer.pieces(range(len(tokenizer))), prefix=[]))
+    ours = copy.copy(translator)
+    ours.source_tokenizer = ours.target_tokenizer = numbered
+    return ours
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 from model_dirs import LINES
+from served import imported
 from waiting import PATIENCE, wait_until
 
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
+from fasttfm.search.batches import inference
 from fasttfm.translate import Terminology
 from fasttfm.translate.continuous_batching import ContinuousBatching
 from fasttfm.translate.server.engine import Engine
@@ -225,6 +227,54 @@ def test_a_failure_reaches_its_clients_and_later_requests_succeed(engine, transl
             each.result(PATIENCE)
     (answer,) = submit(engine, LINES[3:4])
     assert answer.result(PATIENCE) == translator.translate_nbest(LINES[3:4])[0]
+
+
+def test_weights_that_cannot_be_prepared_fail_a_request_and_not_the_engine(engine, translator, monkeypatch):
+    failing = iter([True, True])  # when it is admitted, and when it is added
+
+    def broken(*given, **options):
+        if next(failing, False):
+            raise MemoryError("no memory")
+        return inference(*given, **options)
+
+    monkeypatch.setattr("fasttfm.translate.server.engine.inference", broken)
+    with pytest.raises(MemoryError, match="no memory"):
+        submit(engine, ["a dog"])[0].result(PATIENCE)
+    assert submit(engine, ["a dog"])[0].result(PATIENCE) == translator.translate_nbest(["a dog"])[0]
+
+
+def test_a_sentence_that_cannot_join_leaves_the_search(engine, translator):
+    (answer,) = engine.submit(sentences_of("small", translator.config, ["a dog"], [20], ["Boot " * 600]))
+    with pytest.raises(UserError, match=r"the prefix .* has .* tokens"):
+        answer.result(PATIENCE)
+    answer.abandon()  # as the server does when it has answered
+    assert submit(engine, ["a dog"])[0].result(PATIENCE) == translator.translate_nbest(["a dog"])[0]
+    wait_until(lambda: not engine._searches)
+
+
+def test_an_alignment_that_fails_leaves_other_sentences_of_the_search(translator):
+    ours = imported(translator)
+    engine = Engine({"small": ours}, Metrics().step, queue=100)
+    config = dataclasses.replace(translator.config, min_len=12)
+    with engine._changed:  # joined together
+        (aligned,) = engine.submit(sentences_of("small", translator.config, ["a dog"], [20], aligned=True))
+        (plain,) = engine.submit(sentences_of("small", config, ["a dog"], [20]))
+    with pytest.raises(UserError, match="imported"):
+        aligned.result(PATIENCE)
+    assert [plain.result(PATIENCE)] == alone(ours, ["a dog"], min_len=12)
+    engine.stop()
+
+
+@pytest.mark.parametrize("options", [{"mbr_samples": 4}, {"sampling": True}])
+def test_samples_do_not_depend_on_the_batch(engine, translator, monkeypatch, options):
+    """Nor on which sentences of a request another worker translates."""
+    monkeypatch.setattr("fasttfm.translate.server.engine.takes_lines", lambda _: False)
+    config = dataclasses.replace(translator.config, temperature=3.0, **options)
+    one, two = (sentences_of("small", config, LINES[:3], [20] * 3) for _ in range(2))
+    with engine._changed:
+        answers = engine.submit(one[::2]) + engine.submit(two[1:])
+    first, second, third = alone(translator, LINES[:3], temperature=3.0, **options)
+    assert [each.result(PATIENCE) for each in answers] == [first, third, second, third]
 
 
 def test_options_that_need_whole_batches_are_batched(engine, translator, monkeypatch):

@@ -35,7 +35,7 @@ def other(model_dir, **options):
 
 def answers(translations, *, alignment=False):
     links = [{"alignment": [[*link] for link in each.alignment]} if alignment else {} for each in translations]
-    return [{"text": each.text, "score": each.score, **more} for each, more in zip(translations, links)]
+    return [{"text": each.text, "score": each.score, **more} for each, more in zip(translations, links, strict=True)]
 
 
 @pytest.mark.sample(1)

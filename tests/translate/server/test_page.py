@@ -68,6 +68,7 @@ def shown(url, lines, beam="2", fault=None, split=""):
 def test_the_page_translates_its_text(url, translator):
     page = requests.get(url, timeout=PATIENCE).text
     named = set(re.findall(r'\$\("(\w+)"\)', page))
+    assert named
     assert named <= set(re.findall(r'id="(\w+)"', page)), "the script refers to a missing element"
     lines = [*LINES[:3], ""]
     translated = "\n".join(best[0].text for best in translator.translate_nbest(lines))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import Slow, ask, serving
+from served import Slow, ask, imported, serving
 from waiting import PATIENCE
 
 from fasttfm.data.tokenizer import Tokenizer
@@ -47,6 +47,13 @@ def test_a_costly_body_is_refused_before_tokenization_and_quoted_in_part(transla
     assert len(refused.value.detail.splitlines()) == 1
 
 
+def test_alignments_of_an_imported_model_are_refused(translator):
+    body = json.dumps({"text": "a dog", "alignment": True}).encode()
+    with pytest.raises(Refused, match="alignment is not supported for imported models: omit it") as refused:
+        read_request(body, {"small": imported(translator)}, Limits())
+    assert refused.value.status == 422
+
+
 def test_empty_translations_are_marked(translator):
     class Mute(Slow):
         def translate_nbest(self, lines, *_):
@@ -62,3 +69,4 @@ def test_an_empty_translation_of_one_sentence_is_marked():
     for lost in ("", " "):
         assert text.has_empty([[Translation("Eins.", 0.0, 0.0)], [Translation(lost, 0.0, 0.0)]], 0)
     assert not text.has_empty([[Translation("Eins.", 0.0, 0.0)], [Translation("Zwei.", 0.0, 0.0)]], 0)
+    assert not Text("\u200b").has_empty([[Translation("", 0.0, 0.0)]], 0), "a text of invisible characters is blank"

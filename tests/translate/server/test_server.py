@@ -33,7 +33,7 @@ def test_texts_are_translated_like_by_the_translator(url, translator):
 def test_lines_of_a_text_stay_lines(url, translator):
     text = f"{LINES[0]}\n\n{LINES[1]}"
     answer = ask(url, text=[text, LINES[2]], nbest=2)
-    best = [each[:1] if not line else each for line, each in zip(LINES, translator.translate_nbest(LINES))]
+    best = [each[:1] if not line else each for line, each in zip(LINES, translator.translate_nbest(LINES), strict=True)]
     assert texts(answer) == ["\n".join([best[0][0].text, "", best[1][0].text]), best[2][0].text]
     assert [len(each) for each in answer.json()["translations"]] == [2, 2]
     assert ask(url, text="\n" * 256).status_code == 422
@@ -219,6 +219,7 @@ def test_invalid_arguments_are_refused_in_one_line(tmp_path, model_dir, capsys, 
             [str(model_dir), "--port", port],
             [str(model_dir), "--port", "99999"],
             [str(model_dir), "--host", "no.such.host.invalid"],
+            [str(model_dir), "--host", "an..empty.label"],
             [str(model_dir), str(model_dir), "--port", "0"],
             [str(model_dir), "--token-file", str(tmp_path / "token")],
             [str(model_dir), "--max-queue", "0"],

@@ -24,16 +24,22 @@ def _add_bert(parser: Parser) -> None:
 
 
 def _bert(args: argparse.Namespace) -> int:
-    from fasttfm.store.steps import saved_steps
     from fasttfm.training.progress import tell
     from fasttfm_pretraining.training.distillation import Distillation, write_student
 
     args.preset, args.init_from = args.preset or "distilbert", args.teacher
     status = run_task(args, "student", "fasttfm mlm distill TEACHER", lambda: Distillation(args.teacher))
-    is_first = os.environ.get("RANK", "0") == "0"
-    if not status and is_first and args.out is not None and saved_steps(args.out):
+    if not status and _has_trained(args):
         tell(f"student: {write_student(args.out)}")
     return status
+
+
+def _has_trained(args: argparse.Namespace) -> bool:
+    """Whether the command has trained, on rank 0, and there is a checkpoint to take the student from."""
+    from fasttfm.store.steps import saved_steps
+
+    only_tells = args.dump_config or args.preset == "list"
+    return not only_tells and os.environ.get("RANK", "0") == "0" and bool(saved_steps(args.out))
 
 
 _STAGES = ("tinybert-layers", "tinybert-task")
@@ -61,7 +67,6 @@ def _add_task(parser: Parser) -> None:
 
 def _task(args: argparse.Namespace) -> int:
     from fasttfm.store.model_dir import read_kind
-    from fasttfm.store.steps import saved_steps
     from fasttfm.training.progress import tell
     from fasttfm_pretraining.training.task_distillation import TaskDistillation, write_task_student
     from fasttfm_pretraining.training.task_prediction import FineTuned
@@ -76,8 +81,7 @@ def _task(args: argparse.Namespace) -> int:
         "fasttfm finetune distill TEACHER",
         lambda: TaskDistillation(FineTuned.load(args.teacher), *files),
     )
-    is_first = os.environ.get("RANK", "0") == "0"
-    if not status and is_first and not args.dump_config and args.preset != "list" and saved_steps(args.out):
+    if not status and _has_trained(args):
         student = write_task_student(args.out, read_kind(args.teacher))
         tell(f"next: --preset {_STAGES[1]} --init-from {args.out}" if student is None else f"student: {student}")
     return status

@@ -41,7 +41,10 @@ def read_pairs(path: Path | str, columns: Sequence[str] = ()) -> list[LabelledTe
 
 
 def label_names(examples: Sequence[LabelledText], path: Path | str) -> list[str]:
-    """Distinct labels: numbers by value, names alphabetically. Raises UserError if one is missing or all are equal."""
+    """Distinct labels: numbers by value, names alphabetically; the same in every process.
+
+    Raises UserError if one is missing or all are equal.
+    """
     for number, example in enumerate(examples, start=1):
         if example.label is None:
             raise UserError(f"{path}: row {number:,} has no {LABEL}: give a column of that name")
@@ -49,7 +52,7 @@ def label_names(examples: Sequence[LabelledText], path: Path | str) -> list[str]
     if len(labels) < 2:
         raise UserError(f"{path}: every row has the label {min(labels)!r}: give rows of at least two labels")
     try:
-        return sorted(labels, key=float)
+        return sorted(sorted(labels), key=float)
     except ValueError:
         return sorted(labels)
 

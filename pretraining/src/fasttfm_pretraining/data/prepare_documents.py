@@ -170,7 +170,7 @@ def _write_split(
                 begin = writer.tokens
     writer.close()
     if not writer.tokens:
-        raise UserError(f"{parts[0].copy.name}: no text is left for {name}: give a text of more lines")
+        raise UserError(f"no text is left for {name} data: give --valid, or a text of more lines")
     return {"documents": writer.sentences, "tokens": writer.tokens, "bytes": text_bytes}
 
 

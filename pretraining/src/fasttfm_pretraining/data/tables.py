@@ -12,7 +12,7 @@ from fasttfm.errors import UserError
 from fasttfm.system.parsing import Malformed, parse_json, type_name
 
 _FORMS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-_PACKED = (".gz", ".bz2", ".xz", ".zst")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 csv.field_size_limit(1 << 24)
 
 
@@ -33,12 +33,12 @@ def read_table(path: Path, needed: Sequence[str] = ()) -> list[Row]:
     the header, a line that is not a JSON object, and a file without rows.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _PACKED:
+    if suffixes and suffixes[-1] in PACKED:
         suffixes.pop()
     form = _FORMS.get(suffixes[-1] if suffixes else "")
     if form is None:
         raise UserError(
-            f"{path}: its name must end in .csv, .tsv or .jsonl (and .gz, .xz or .bz2 if packed): rename it"
+            f"{path}: its name must end in .csv, .tsv or .jsonl (and .gz, .bz2, .xz or .zst if packed): rename it"
         )
     rows = list(_objects(path) if form == "jsonl" else _separated(path, form))
     if not rows:

@@ -7,7 +7,7 @@ from fasttfm_pretraining.data.answers import read_predictions
 from fasttfm_pretraining.data.squad import read_squad
 from fasttfm_pretraining.data.squad_scores import evaluate
 from fasttfm_pretraining.data.swag import ENDINGS, read_swag
-from fasttfm_pretraining.data.tables import read_table
+from fasttfm_pretraining.data.tables import PACKED, read_table
 
 
 def score_file(
@@ -18,7 +18,7 @@ def score_file(
     Raises UserError if the files do not match.
     """
     given = read_predictions(predictions)
-    suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() not in (".gz", ".xz", ".bz2")]
+    suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() not in PACKED]
     if suffixes and suffixes[-1] == ".json":
         if threshold is not None and null_scores is None:
             raise UserError("--threshold: is one on null scores: give --null-scores FILE, too")

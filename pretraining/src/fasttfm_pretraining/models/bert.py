@@ -22,7 +22,7 @@ from fasttfm.models.layers import EncoderLayer
 from fasttfm.models.model import Model, recorded_weights, reset_parameters
 from fasttfm.models.packing import Packing
 from fasttfm.models.plain import apply_linear
-from fasttfm.models.residual import SITES_PER_LAYER
+from fasttfm.models.residual import SITES_PER_LAYER, normalise
 from fasttfm.models.stack import Stack
 from fasttfm_pretraining.config.bert import BertConfig
 
@@ -48,7 +48,7 @@ class Embeddings(nn.Module):
         positions = self.position.weight[:longest] if packing is None else self.position(packing.columns)
         kinds = self.segment.weight[0] if segments is None else self.segment(segments)
         x = self.word(tokens) + positions + kinds  # (B, L, E)
-        return F.layer_norm(x, self.norm.weight, self.norm.bias, self.norm.eps)
+        return normalise(x, self.norm)
 
 
 class Bert(Model):
@@ -91,9 +91,11 @@ class Bert(Model):
         """Every layer's weights, (B, H, L, L), without dropout."""
         mode = self.training
         self.eval()
-        with recorded_weights(layer.self_attn for layer in self.encoder.layers) as weights:
-            self(tokens, segments, lengths)
-        self.train(mode)
+        try:
+            with recorded_weights(layer.self_attn for layer in self.encoder.layers) as weights:
+                self(tokens, segments, lengths)
+        finally:
+            self.train(mode)
         return weights
 
 
@@ -129,7 +131,7 @@ class MaskedHead(nn.Module):
     def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
         """hidden (..., d) and the table of word embeddings (V, E) to (..., V)."""
         y = self.activation(self.transform(hidden))  # (..., E)
-        return linear(F.layer_norm(y, self.norm.weight, self.norm.bias, self.norm.eps), words, self.bias)
+        return linear(normalise(y, self.norm), words, self.bias)
 
 
 class Predictions(NamedTuple):

@@ -19,22 +19,25 @@ from torch import Tensor, nn
 from fasttfm.models.attention import projected
 
 
+def _wide(x: Tensor) -> Tensor:
+    """x in float32, or in float64: the losses are sums over many tokens."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def soft_target_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """T^2 times the Kullback-Leibler divergence of softmax(student / T) from softmax(teacher / T), summed over rows.
 
     student, teacher (N, V): logits; no gradient flows into teacher. Returns 0-d float32 (float64 for such logits).
     """
-    given = teacher.detach()
-    given, student = (logits if logits.dtype == torch.float64 else logits.float() for logits in (given, student))
-    wanted = torch.log_softmax(given / temperature, dim=-1)
-    log_probabilities = torch.log_softmax(student / temperature, dim=-1)
+    wanted = torch.log_softmax(_wide(teacher.detach()) / temperature, dim=-1)
+    log_probabilities = torch.log_softmax(_wide(student) / temperature, dim=-1)
     divergence = nn.functional.kl_div(log_probabilities, wanted, reduction="sum", log_target=True)
     return divergence * temperature**2
 
 
 def cosine_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Sum over rows of 1 - cos(student, teacher); student, teacher (N, d)."""
-    return (1 - nn.functional.cosine_similarity(student, teacher.detach(), dim=-1)).sum()
+    return (1 - nn.functional.cosine_similarity(_wide(student), _wide(teacher.detach()), dim=-1)).sum()
 
 
 def hidden_loss(student: Tensor, teacher: Tensor, projection: nn.Module | None = None) -> Tensor:
@@ -43,7 +46,7 @@ def hidden_loss(student: Tensor, teacher: Tensor, projection: nn.Module | None =
     projection: from the student's width to the teacher's, None where they are the same.
     """
     mapped = student if projection is None else projection(student)
-    return (mapped - teacher.detach()).square().mean(dim=-1).sum()
+    return (_wide(mapped) - _wide(teacher.detach())).square().mean(dim=-1).sum()
 
 
 def attention_loss(student: Tensor, teacher: Tensor, lengths: Tensor) -> Tensor:
@@ -51,9 +54,10 @@ def attention_loss(student: Tensor, teacher: Tensor, lengths: Tensor) -> Tensor:
 
     student, teacher (B, H, L, L) before the softmax, of equally many heads; lengths (B,) int64. 0-d.
     """
+    student, teacher = _wide(student), _wide(teacher.detach())
     real = torch.arange(student.shape[-1], device=student.device) < lengths[:, None]  # (B, L)
     pairs = (real[:, None, :, None] & real[:, None, None, :]).to(student.dtype)  # (B, 1, L, L)
-    squared = (student - teacher.detach()).square() * pairs
+    squared = (student - teacher).square() * pairs
     return squared.sum() / (pairs.sum() * student.shape[1])
 
 

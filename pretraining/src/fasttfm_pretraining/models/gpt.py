@@ -66,7 +66,9 @@ class GPT(LanguageModel):
         """Attention weights (B, H, L, L) of every layer for tokens (B, L), causal, without dropout."""
         mode = self.training
         self.eval()
-        with recorded_weights(layer.self_attn for layer in self.decoder.layers) as weights:
-            self.hidden(tokens)
-        self.train(mode)
+        try:
+            with recorded_weights(layer.self_attn for layer in self.decoder.layers) as weights:
+                self.hidden(tokens)
+        finally:
+            self.train(mode)
         return weights

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.cpu.linear import linear
 from fasttfm.models.model import reset_parameters, token_loss
+from fasttfm.models.plain import apply_linear
 from fasttfm_pretraining.config.gpt import GPTClassifierConfig
 from fasttfm_pretraining.models.gpt import GPT
 from fasttfm_pretraining.models.heads import TaskModel
@@ -53,7 +53,7 @@ class GPTClassifier(TaskModel):
     def _scores(self, hidden: Tensor, batch: Any) -> Tensor:
         last = hidden[torch.arange(len(hidden), device=hidden.device), batch.lengths - 1]  # (R, d)
         last = nn.functional.dropout(last, self.config.dropout, self.training)
-        return linear(last, self.classifier.weight, self.classifier.bias).float().view(len(batch.labels), -1)
+        return apply_linear(self.classifier, last).float().view(len(batch.labels), -1)
 
 
 def next_tokens(batch: Any) -> Tensor:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.cpu.linear import linear
 from fasttfm.models.attention import Lengths
 from fasttfm.models.model import Model, reset_parameters
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm_pretraining.models.bert import Bert
 
@@ -75,7 +75,7 @@ class Answerer(TaskModel):
         hidden, lengths = hidden_states(self.body, batch, packed)
         if isinstance(lengths, Packing):
             hidden = lengths.unpack(hidden[0])
-        scores = linear(hidden, self.span.weight, self.span.bias).float()  # (R, S, 2)
+        scores = apply_linear(self.span, hidden).float()  # (R, S, 2)
         padding = torch.arange(batch.tokens.shape[1], device=scores.device) >= batch.lengths[:, None]  # (R, S)
         return scores.masked_fill(padding[..., None], -torch.inf).permute(2, 0, 1)
 
@@ -106,5 +106,5 @@ class Classifier(TaskModel):
         """The scores of a data.task_batches.TaskBatch, (B, labels), or (B, C) of C choices, float32."""
         hidden, lengths = hidden_states(self.body, batch, packed)
         pooled = nn.functional.dropout(self.body.pooled(hidden, lengths), self.config.dropout, self.training)  # (R, d)
-        scores = linear(pooled, self.classifier.weight, self.classifier.bias).float()
+        scores = apply_linear(self.classifier, pooled).float()
         return scores.view(len(batch.labels), -1)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.cpu.linear import linear
 from fasttfm.models.attention import Lengths
 from fasttfm.models.cache import DecoderCache, LayerCache
 from fasttfm.models.model import reset_parameters
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
 from fasttfm.models.residual import NO_SEED, LayerSeed
 from fasttfm.models.stack import Stack
 from fasttfm.nn.modules import RMSNorm
@@ -66,7 +66,7 @@ class LlamaLayer(nn.Module):
         """
         y = self.norm1(x)
         q, k, v = (
-            linear(y, each.weight).unflatten(-1, (-1, self.head_size)) for each in (self.query, self.key, self.value)
+            apply_linear(each, y).unflatten(-1, (-1, self.head_size)) for each in (self.query, self.key, self.value)
         )
         if isinstance(lengths, Packing):
             q, k, v = q[0], k[0], v[0]  # (T, H, D)
@@ -81,10 +81,10 @@ class LlamaLayer(nn.Module):
                 first = cache.target.length
                 k, v = cache.target.update(k, v)
             heads = F.attention(q, k, v, key_lengths=lengths, causal=True, causal_offset=first).transpose(1, 2)
-        x = x + linear(heads.flatten(2), self.out.weight)
+        x = x + apply_linear(self.out, heads.flatten(2))
         y = self.norm2(x)
-        hidden = nn.functional.silu(linear(y, self.gate.weight)) * linear(y, self.up.weight)  # (B, L, d_ff)
-        return x + linear(hidden, self.down.weight)
+        hidden = nn.functional.silu(apply_linear(self.gate, y)) * apply_linear(self.up, y)  # (B, L, d_ff)
+        return x + apply_linear(self.down, hidden)
 
 
 class Llama(LanguageModel):

@@ -105,7 +105,7 @@ class MaskedModelling(LanguageModelling):
         if data.tokenizer.mask is None:
             raise UserError(
                 f"{data_dir}: its vocabulary has no piece for a hidden token ([MASK]): prepare it with fasttfm mlm "
-                "prepare, without --tokenizer or with that of a BERT"
+                "prepare, without --spm or with the tokenizer.json of a BERT"
             )
         return data
 

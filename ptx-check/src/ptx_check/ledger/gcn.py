@@ -20,7 +20,8 @@ from ptx_check.ledger.code import Function, Instruction
 _FUNCTION = re.compile(r"^\s*\.type\s+(\w+),@function")
 _LABEL = re.compile(r"^(\.\w+):")
 _LINE = re.compile(r"^\s+(?P<opcode>(?:[vs]|ds|buffer|global|flat|scratch|tbuffer)_\w+)\s*(?P<operands>[^;]*)")
-_SHAPE = re.compile(r"_(\d+)x(\d+)x(\d+)(?:_(\d)b)?_?(\w*)")
+_SHAPE = re.compile(r"_(\d+)x(\d+)x(\d+)(?:_(\d+)b)?_?(\w*)")
+"""Shape, number of products and type of a matrix instruction; gfx90a writes the type without an underscore."""
 _SLOW = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_(mul_lo_u32|mul_hi_[ui]32|mad_[ui]64_[ui]32|mul_lo_i32)")
 _TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
 _FLOAT = re.compile(r"v_(dual_)?(pk_)?(add|sub|subrev|mul|fma|fmac|fmamk|fmaak|mac|mad|fma_mix\w*)_f(16|32)")
@@ -39,26 +40,28 @@ class Rates:
     """Half-precision multiply-adds per cycle of the matrix unit."""
     single: float
     """Rate of float32 matrix products relative to `fma`; 0 if the chip has none."""
+    eight: float
+    """Rate of 8-bit matrix products relative to `fma`."""
     issue: float
     """Per instruction of any kind. CDNA issues five instructions, to different units, every four cycles."""
     wave: int
     simds: int
 
 
-def _cdna(fma: float, single: float) -> Rates:
-    return Rates(vector=4.0, slow=16.0, memory=8.0, issue=0.8, wave=64, simds=4, fma=fma, single=single)
+def _cdna(fma: float, single: float, eight: float = 2) -> Rates:
+    return Rates(vector=4.0, slow=16.0, memory=8.0, issue=0.8, wave=64, simds=4, fma=fma, single=single, eight=eight)
 
 
-def _rdna(fma: float) -> Rates:
-    return Rates(vector=1.0, slow=4.0, memory=2.0, issue=1.0, wave=32, simds=2, fma=fma, single=0)
+def _rdna(fma: float, eight: float) -> Rates:
+    return Rates(vector=1.0, slow=4.0, memory=2.0, issue=1.0, wave=32, simds=2, fma=fma, single=0, eight=eight)
 
 
 RATES: dict[str, Rates] = {
-    "gfx90a": _cdna(128, 1 / 4),
+    "gfx90a": _cdna(128, 1 / 4, eight=1),
     "gfx942": _cdna(256, 1 / 8),
     "gfx950": _cdna(512, 1 / 16),
-    "gfx1100": _rdna(128),
-    "gfx1201": _rdna(256),
+    "gfx1100": _rdna(128, eight=1),
+    "gfx1201": _rdna(256, eight=2),
 }
 
 
@@ -117,8 +120,10 @@ def multiply_adds(instruction: Instruction) -> int:
 
 
 def tensor_cycles(instruction: Instruction, rates: Rates) -> float:
-    kind = instruction.opcode.rpartition("x")[2].partition("_")[2]
-    share = {"f32": rates.single, "xf32": 0.5, "f64": 1 / 16}.get(kind, 1.0)
+    match = _SHAPE.search(instruction.opcode)
+    kind = match[5] if match else ""
+    eight = rates.eight if re.match(r"i8|iu8|fp8|bf8|f8", kind) else 1.0
+    share = {"f32": rates.single, "xf32": 0.5, "f64": 1 / 16}.get(kind, eight)
     return multiply_adds(instruction) / (rates.fma * share) if share else 0.0
 
 
@@ -132,6 +137,6 @@ def width(instruction: Instruction) -> int:
     opcode = instruction.opcode
     if match := re.search(r"dwordx(\d)", opcode):
         return 4 * int(match[1])
-    if match := re.search(r"_[biu](8|16|32|64|96|128)(?:_d16\w*|_e\d+)?$", opcode):
+    if match := re.search(r"_[biu](8|16|32|64|96|128)(?:_tr_b\d+|_d16\w*|_e\d+)?$", opcode):
         return int(match[1]) // 8 * (2 if "read2" in opcode or "write2" in opcode or "_2addr_" in opcode else 1)
     return next((size for name, size in (("byte", 1), ("short", 2), ("permute", 4)) if name in opcode), 4)

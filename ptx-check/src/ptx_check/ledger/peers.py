@@ -17,6 +17,8 @@ from ptx_check.ledger.count import Count
 
 _MAGIC = b"\x7fELF\x02\x01"
 _CUDA = 190
+_UNREADABLE = ("sm_60", "sm_70")
+"""Chips whose machine code nvdisasm does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def peers(library: Path, wanted: re.Pattern[str]) -> Iterator[Peer]:
     """
     found = False
     for image in images(library):
+        if image.chip in _UNREADABLE:
+            continue
         found = True
         kernels = image.kernels()
         readable = dict(zip(kernels, _readable(kernels)))
@@ -106,7 +110,10 @@ def peers(library: Path, wanted: re.Pattern[str]) -> Iterator[Peer]:
                     registers, spill, _ = usage.get(function.name, (None, None, None))
                     yield Peer(image.chip, name, registers, spill, _warps(name), counted)
     if not found:
-        raise ValueError(f"{library} holds no cubin that is not compressed: --peer reads shared libraries of CUDA code")
+        raise ValueError(
+            f"{library} holds no cubin of sm_75 or newer that is not compressed: --peer reads shared libraries of CUDA "
+            "code"
+        )
 
 
 def _readable(names: list[str]) -> list[str]:

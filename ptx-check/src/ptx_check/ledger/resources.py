@@ -64,9 +64,21 @@ class Multiprocessor:
     """Bytes of shared memory that the system reserves per program."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComputeUnit:
+    """Residency limits of four AMD SIMDs with one local memory: a compute unit, on RDNA chips a pair of them."""
+
+    waves: int
+    """Per SIMD."""
+    registers: int
+    """Per lane of a SIMD."""
+    block: int
+    """Registers are allocated in multiples of this number."""
+    shared: int
+    """Bytes of local memory."""
+
+
 _KIB = 1024
-_LOCAL_MEMORY = 64 * _KIB
-"""Bytes of local memory per AMD compute unit."""
 MULTIPROCESSORS = {
     # CUDA C++ programming guide, table "Technical specifications per compute capability"
     "sm_60": Multiprocessor(64, 32, 64 * _KIB, 0),
@@ -77,20 +89,30 @@ MULTIPROCESSORS = {
     "sm_89": Multiprocessor(48, 24, 100 * _KIB, _KIB),
     "sm_90": Multiprocessor(64, 32, 228 * _KIB, _KIB),
     "sm_100": Multiprocessor(64, 32, 228 * _KIB, _KIB),
+    "sm_103": Multiprocessor(64, 32, 228 * _KIB, _KIB),
+    "sm_110": Multiprocessor(48, 24, 228 * _KIB, _KIB),
     "sm_120": Multiprocessor(48, 24, 100 * _KIB, _KIB),
+    "sm_121": Multiprocessor(48, 24, 100 * _KIB, _KIB),
+}
+COMPUTE_UNITS = {
+    # AMD's instruction set guides and whitepapers
+    "gfx90a": ComputeUnit(8, 512, 8, 64 * _KIB),
+    "gfx942": ComputeUnit(8, 512, 8, 64 * _KIB),
+    "gfx950": ComputeUnit(8, 512, 8, 160 * _KIB),
+    "gfx1100": ComputeUnit(16, 1536, 24, 128 * _KIB),
+    "gfx1201": ComputeUnit(16, 1536, 24, 128 * _KIB),
 }
 
 
 def occupancy(chip: str, resources: Resources, num_warps: int) -> float:
     """Estimate the resident share of a multiprocessor's warps from registers, shared memory and warps per program."""
     registers = max(resources.registers, 1)
-    if chip not in MULTIPROCESSORS:
-        # CDNA: four SIMDs per compute unit, each with 512 registers per lane (in units of 8) and at most 8 waves.
-        waves = 4 * min(8, 512 // (-(-registers // 8) * 8))
-        programs = waves // num_warps
+    if amd := COMPUTE_UNITS.get(chip):
+        waves = min(amd.waves, amd.registers // (-(-registers // amd.block) * amd.block))
+        programs = 4 * waves // num_warps
         if resources.shared:
-            programs = min(programs, _LOCAL_MEMORY // resources.shared)
-        return programs * num_warps / 32
+            programs = min(programs, amd.shared // resources.shared)
+        return programs * num_warps / (4 * amd.waves)
     unit = MULTIPROCESSORS[chip]
     registers_per_warp = -(-registers * 32 // 256) * 256
     programs = min(unit.programs, unit.warps // num_warps, 65536 // (registers_per_warp * num_warps))

@@ -37,6 +37,8 @@ class Rates:
     """Loads, stores and shuffles."""
     fma: float = 0
     """Half-precision multiply-adds per cycle of the tensor cores; 0 if Triton does not use them."""
+    int8: float = 2
+    """Rate of 8-bit integer products relative to `fma`."""
     schedulers: int = 4
 
 
@@ -45,14 +47,14 @@ RATES: dict[str, Rates] = {
     "sm_70": Rates(fp32=2, imad=2, alu=2),
     "sm_75": Rates(fp32=2, imad=2, alu=2),
     "sm_80": Rates(fp32=2, imad=2, alu=2, fma=256),
-    "sm_86": Rates(fp32=1, imad=2, alu=2, fma=64),
-    "sm_89": Rates(fp32=1, imad=2, alu=2, fma=64),
+    "sm_86": Rates(fp32=1, imad=2, alu=2, fma=64, int8=4),
+    "sm_89": Rates(fp32=1, imad=2, alu=2, fma=64, int8=4),
     "sm_90": Rates(fp32=1, imad=2, alu=2, fma=512),
     "sm_100": Rates(fp32=1, imad=2, alu=2, fma=1024),
     "sm_103": Rates(fp32=1, imad=2, alu=2, mufu=4, fma=1024),  # B300: twice the exponentials
     "sm_110": Rates(fp32=1, imad=2, alu=2, fma=1024),
-    "sm_120": Rates(fp32=1, imad=2, alu=2, fma=64),
-    "sm_121": Rates(fp32=1, imad=2, alu=2, fma=64),
+    "sm_120": Rates(fp32=1, imad=2, alu=2, fma=64, int8=4),
+    "sm_121": Rates(fp32=1, imad=2, alu=2, fma=64, int8=4),
 }
 """By chip."""
 
@@ -110,9 +112,10 @@ def _descriptor_product(instruction: Instruction, code: Sequence[Instruction]) -
 
 
 def tensor_cycles(instruction: Instruction, rates: Rates, warps: int, code: Sequence[Instruction] = ()) -> float:
-    """Return the cycles of the tensor cores: TF32 at half the 16-bit rate, 8-bit integers and floats at twice it."""
-    slower = 2.0 if "TF32" in instruction.opcode else 0.5 if instruction.name in ("IMMA", "QMMA", "QGMMA") else 1.0
-    return slower * multiply_adds(instruction, warps, code) / rates.fma if rates.fma else 0.0
+    """Return the cycles of the tensor cores: TF32 at half the 16-bit rate, 8-bit floats at twice it."""
+    eight = {"IMMA": rates.int8, "IGMMA": rates.int8, "QMMA": 2.0, "QGMMA": 2.0}.get(instruction.name, 1.0)
+    share = 0.5 if "TF32" in instruction.opcode else eight
+    return multiply_adds(instruction, warps, code) / (rates.fma * share) if rates.fma else 0.0
 
 
 def shared_bytes(instruction: Instruction) -> int:
@@ -125,7 +128,8 @@ def shared_bytes(instruction: Instruction) -> int:
 
 def global_bytes(instruction: Instruction) -> int:
     """Return the bytes of global memory that an instruction reads or writes per thread."""
-    return _width(instruction) if instruction.name in ("LDG", "STG", "LDGSTS", "LD", "ST", "RED", "ATOMG") else 0
+    names = ("LDG", "STG", "LDGSTS", "LD", "ST", "RED", "REDG", "ATOM", "ATOMG")
+    return _width(instruction) if instruction.name in names else 0
 
 
 def _width(instruction: Instruction) -> int:

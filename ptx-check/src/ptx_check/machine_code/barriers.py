@@ -138,16 +138,14 @@ class Tile:
     group: int = 0
     fenced: int = 0
 
-    def spoil(self, s: Any) -> None:
-        """Fill the destination of a pending load with NaN."""
-        s.shared.bytes.view(WORDS[self.size])[self.inside // self.size] = ~WORDS[self.size](0)
-
     def arrive(self, s: Any) -> None:
         """Complete a load."""
         view = s.shared.bytes.view(WORDS[self.size])
         data: Any = np.full(len(self.inside), self.fill, WORDS[self.size])
         for buffer, offsets, here in s.memory.pieces(s, self.code, self.outside, self.taken, self.size):
-            data[here] = buffer.view(self.size)[offsets[here] // self.size]
+            places = np.where(here, offsets, 0) // self.size
+            s.guess(buffer, places, here, self.size)
+            data[here] = buffer.view(self.size)[places[here]]
         view[self.inside // self.size] = data
         s.shared.written[self.inside >> 4] = 0
         barrier = _at(s, self.code, self.row, self.barrier)

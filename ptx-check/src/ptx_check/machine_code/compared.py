@@ -109,7 +109,7 @@ class MachineCode:
         worst = 0.0, 0.0
         for position, (found, true) in enumerate(zip(tensors, wanted)):
             difference, largest = _difference(found, true)
-            wrong = difference > (allowed * largest if found.is_floating_point() else 0.0)
+            wrong = difference > allowed * largest if found.is_floating_point() else found != true
             most = float(difference.max()) if difference.numel() else 0.0
             worst = max(worst, (most, largest))
             if wrong.any():

@@ -26,7 +26,19 @@ from ptx_check.machine_code.operands import (
     truth,
     wide,
 )
-from ptx_check.rounding import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, flush, fma32
+from ptx_check.rounding import (
+    bf16_to_f32,
+    f16_to_f32,
+    f32_to_bf16,
+    f32_to_f16,
+    flush,
+    fma32,
+    fma_f16,
+    larger,
+    product_bf16,
+    saturated,
+    smaller,
+)
 
 _ROUNDED = ("RZ", "RM", "RP")
 
@@ -73,7 +85,7 @@ def arithmetic(code: Code) -> Step:
         if flushed:
             made = flush(made)
         if "SAT" in words:
-            made = np.where(np.isnan(made), F32(0), np.clip(made, F32(0), F32(1)))
+            made = saturated(made)
         put(s, bits_of(made))
 
     return step
@@ -90,9 +102,9 @@ def least_or_greatest(code: Code) -> Step:
     def step(s: Any) -> None:
         x, y, p = a(s), b(s), way(s)
         if p.size == 1:
-            made = least(x, y) if p.flat[0] else most(x, y)
+            made = smaller(x, y, least) if p.flat[0] else larger(x, y, most)
         else:
-            made = np.where(p, least(x, y), most(x, y))
+            made = np.where(p, smaller(x, y, least), larger(x, y, most))
         put(s, np.where(np.isnan(made), U32(0x7FFFFFFF), bits_of(made)))
 
     return step
@@ -199,7 +211,7 @@ _TO_WHOLE: dict[str, Callable[[Any], Any]] = {"TRUNC": np.trunc, "FLOOR": np.flo
 
 
 def to_whole(code: Code) -> Step:
-    """F2I: saturating conversion to 32 or 64 bits."""
+    """F2I: saturating conversion to 32 or 64 bits; NaN becomes 0, in 64 bits the sign bit (PTX ISA, cvt)."""
     words = code.only(*_WHOLE, *_TO_WHOLE, "FTZ", "NTZ", "F32")
     code.count(2)
     kind = next((_WHOLE[word] for word in code.words if word in _WHOLE), I32)
@@ -217,7 +229,7 @@ def to_whole(code: Code) -> Step:
         value = rounded(a(s).astype(np.float64))
         inside = np.where(np.isnan(value), 0.0, np.clip(value, low, high))
         made = np.where(inside >= high, info.max, np.where(inside >= high, 0, inside).astype(kind)).astype(kind)
-        put(s, made.view(U64 if long else U32))
+        put(s, np.where(np.isnan(value), U64(1 << 63), made.view(U64)) if long else made.view(U32))
 
     return step
 
@@ -307,6 +319,8 @@ def half_arithmetic(code: Code) -> Step:
     put = result(code.operands[0], code)
     sources = halves_of(code, code.operands[1:], brain=brain)
     form, _ = _ARITHMETIC[f"F{code.name[1:-1]}"]
+    if "F32" not in words and code.name != "HADD2":  # whose float32, rounded to odd, is as good as exact
+        form = fma_f16 if code.name == "HFMA2" else product_bf16 if brain else form
     if len(sources) != (3 if code.name == "HFMA2" else 2):
         raise code.unknown("of this form is not known")
 
@@ -334,7 +348,8 @@ def half_least(code: Code) -> Step:
     least, most = (np.minimum, np.maximum) if "NAN" in words else (np.fmin, np.fmax)
 
     def step(s: Any) -> None:
-        made = [np.where(way(s), least(a[k](s), b[k](s)), most(a[k](s), b[k](s))) for k in (0, 1)]
+        sides = [(a[k](s), b[k](s)) for k in (0, 1)]
+        made = [np.where(way(s), smaller(*side, least), larger(*side, most)) for side in sides]
         low, high = (narrow(np.array(each, F32)).astype(U32) for each in made)
         put(s, low | high << U32(16))
 

@@ -83,13 +83,13 @@ class Launch:
         """Run every program in each order, from the same initial memory; memory keeps the results of the last order."""
         orders = orders if self.asynchronous else orders[: len(ORDERS) - 1]
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
-        before = [buffer.bytes.copy() for buffer in self.known] if len(orders) > 1 else []
+        self.memory.before = [buffer.bytes.copy() for buffer in self.known] if len(orders) > 1 else []
         first: list[np.ndarray] = []
         differing = False
         with np.errstate(all="ignore"):
             for position, order in enumerate(orders):
                 if position:
-                    for buffer, old in zip(self.known, before):
+                    for buffer, old in zip(self.known, self.memory.before):
                         buffer.bytes[:] = old
                 if sampled:
                     for buffer in self.known:

@@ -64,6 +64,8 @@ class Global:
 
     def __init__(self, known: list[Buffer]) -> None:
         self.known = known
+        self.before: list[np.ndarray] = []
+        """Contents of `known` before the launch."""
         self.last: dict[int, Buffer] = {}
 
     def pieces(self, s: Any, code: Code, at: Any, lanes: Any, size: int) -> Any:
@@ -86,6 +88,7 @@ class Global:
         if left.any():
             if further := pointed_at(self.known, int(at[left][0])):
                 self.known += further
+                self.before += [each.bytes.copy() for each in further]
                 return self.pieces(s, code, at, lanes, size)
             first = int(at[left][0])
             near = min(self.known, key=lambda b: max(b.base - first, first - b.base - b.size + 1, 0), default=None)
@@ -372,6 +375,7 @@ def atomic(code: Code) -> Step:
         values = [np.broadcast_to(read(s), s.shape) for read in reads]
         made = np.zeros(s.shape, U32)
         for buffer, offsets, here in s.memory.pieces(s, code, at(s), s.active(), 4):
+            s.guess(buffer, np.where(here, offsets, 0) // 4, here, 4)
             data = [value[here] for value in values]
             compared, new = (data[0], data[1]) if form == "cas" else (None, data[0])
             found = take_turns(buffer.view(4), offsets[here] // 4, form, kind, new, compared, wanted=put is not None)
