@@ -44,8 +44,8 @@ _PART = 24
 """Blocks at a time: 1.5 MB of 64 x 256 fit in a core's cache."""
 
 
-def polar(blocks: Tensor) -> Tensor:
-    """U V^T of each block U S V^T, by matrix products; blocks (n, r, c), r <= c, float32 or float64.
+def polar(blocks: Tensor, out: Tensor | None = None) -> Tensor:
+    """U V^T of each block U S V^T, by matrix products; blocks (n, r, c), r <= c, float32 or float64; out: the result's.
 
     Singular values above LEAST of the block's Frobenius norm become 1 within 2%, smaller ones less; zeros stay zeros.
     The polynomials are evaluated on the symmetric X X^T (r, r), so X enters only the first and the last product.
@@ -61,7 +61,7 @@ def polar(blocks: Tensor) -> Tensor:
         if number + 1 < len(POLYNOMIALS):
             gram = factor @ gram @ factor
     assert product is not None
-    return product @ x
+    return torch.bmm(product, x, out=out)
 
 
 def blocks_of(matrix: Tensor, by_columns: bool) -> list[Tensor]:
@@ -142,6 +142,6 @@ class Muon:
         result = torch.zeros_like(blocks) if size > 1 else torch.empty_like(blocks)
         for first in range(begin, end, _PART):
             last = min(first + _PART, end)
-            result[first:last] = polar(blocks[first:last])
+            polar(blocks[first:last], out=result[first:last])
         self._workers.add_up(result)
         return result

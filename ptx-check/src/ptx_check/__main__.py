@@ -32,16 +32,23 @@ def main(argv: list[str]) -> int:
         "ptx-check", description=what, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("script", nargs="?", type=Path)
-    parser.add_argument("arguments", nargs="*", help="of the script; its options after --")
-    parser.add_argument("--chips", default="sm_90", help="as sm_80,sm_90 (default: sm_90)")
-    parser.add_argument("--report", type=Path, metavar="FILE", help=".txt, .json or .sarif")
-    parser.add_argument("--programs", type=int, metavar="N", help="of a launch execute a sample of so many programs")
-    parser.add_argument("--no-checks", action="store_true", help="without races and unwritten memory; faster")
-    parser.add_argument("--machine-code", action="store_true", help="machine code too, held against the PTX (sm_90)")
+    parser.add_argument("arguments", nargs="*", help="the script's arguments; its options follow --")
+    parser.add_argument("--chips", default="sm_90", help="such as sm_80,sm_90 (default: sm_90)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the findings to FILE: .txt, .json or .sarif")
+    parser.add_argument("--programs", type=int, metavar="N", help="execute a sample of N programs per launch")
     parser.add_argument(
-        "--ptxas", action="append", metavar="PATH", help="with --machine-code: an assembler, or several (Triton's)"
+        "--no-checks", action="store_true", help="skip the checks for races and unwritten memory; faster"
     )
-    parser.add_argument("--table", action="store_true", help="print which instructions each chip has, and end")
+    parser.add_argument(
+        "--machine-code", action="store_true", help="execute the machine code too and compare it with the PTX (sm_90)"
+    )
+    parser.add_argument(
+        "--ptxas",
+        action="append",
+        metavar="PATH",
+        help="with --machine-code: assembler to use; may be repeated (default: Triton's)",
+    )
+    parser.add_argument("--table", action="store_true", help="print the instructions of each chip and stop")
     parser.add_argument("--version", action="version", version=__version__)
     end = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:end])

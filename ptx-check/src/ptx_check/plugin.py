@@ -42,11 +42,9 @@ _OPTIONS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ptx-check", "Triton kernels executed from their PTX on a CPU")
-    group.addoption("--ptx-check", metavar="CHIPS", help="run every test once for each of these, as sm_80,sm_90")
-    group.addoption(
-        "--ptx-report", type=Path, metavar="FILE", help="write what was found to FILE: .txt, .json or .sarif"
-    )
-    group.addoption("--ptx-programs", type=int, metavar="N", help="of a launch execute a sample of so many programs")
+    group.addoption("--ptx-check", metavar="CHIPS", help="run every test once per chip, such as sm_80,sm_90")
+    group.addoption("--ptx-report", type=Path, metavar="FILE", help="write the findings to FILE: .txt, .json or .sarif")
+    group.addoption("--ptx-programs", type=int, metavar="N", help="execute a sample of N programs per launch")
 
 
 def pytest_configure(config: pytest.Config) -> None:

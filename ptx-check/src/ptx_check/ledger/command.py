@@ -20,10 +20,12 @@ def main(argv: list[str]) -> int:
         "ptx-check ledger", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, help="a Python file that launches Triton kernels")
-    parser.add_argument("--chips", default="", help="as sm_80,gfx942 (default: the file's own, or sm_80 and sm_90)")
-    parser.add_argument("--match", default="", help="regular expression that a kernel's name must have a match of")
-    parser.add_argument("--peer", type=Path, metavar="FILE", help="a shared library with CUDA kernels")
-    parser.add_argument("--validate", action="store_true", help="the share of the bound that published times reach")
+    parser.add_argument("--chips", default="", help="such as sm_80,gfx942 (default: the file's own, or sm_80,sm_90)")
+    parser.add_argument("--match", default="", help="count only kernels whose name matches this regular expression")
+    parser.add_argument("--peer", type=Path, metavar="FILE", help="shared library whose CUDA kernels are counted too")
+    parser.add_argument(
+        "--validate", action="store_true", help="print the share of the bound that published times reach"
+    )
     args = parser.parse_args(argv)
     chips = [name for name in args.chips.split(",") if name]
     if unknown := [name for name in chips if name not in CHIPS]:
