@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from benchmarks.measure import machine, records
 from benchmarks.measure.records import RESULTS, Record
@@ -80,11 +80,26 @@ def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str]
 
     The command ends with this process. `timeout` is its parent, so the environment must not be child_environment().
     """
-    line = ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
     with output.open("wb") as sink:
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
-        options["preexec_fn"] = terminate_on_parent_death
-        return run_to_end(line, env=environment, cwd=machine.ROOT, **options).returncode
+        return run_to_end(_with_limit(words, seconds), env=environment, **_to(sink)).returncode
+
+
+def start_limited(
+    words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path
+) -> subprocess.Popen:
+    """Starts the command of limited(); the caller waits for it or terminates it."""
+    with output.open("wb") as sink:
+        return subprocess.Popen(_with_limit(words, seconds), env=environment, **_to(sink))
+
+
+def _with_limit(words: Sequence[str], seconds: float) -> list[str]:
+    return ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
+
+
+def _to(sink: BinaryIO) -> dict[str, Any]:
+    """Options of Popen for a command whose output goes to a file."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
+    return {**streams, "cwd": machine.ROOT, "preexec_fn": terminate_on_parent_death}
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:

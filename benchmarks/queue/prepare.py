@@ -8,8 +8,9 @@ device's Python lacks, without unused parts) and prepared.tar.xz with all of the
     tar xf prepared.tar.xz -C /tmp/prepared
     PYTHONPATH=/tmp/prepared/site python -m benchmarks queue --prepared /tmp/prepared --seconds 700
 
-Kernels are compiled by running each question's command under stand_in.py. Their keys in Triton's cache depend on
-Triton's version only, so the device must run the same version: pass it as --package if its Python has another.
+Kernels are compiled by running each question's command under stand_in.py, one per CPU core at a time. Their keys in
+Triton's cache depend on Triton's version only, so the device must run the same version: pass it as --package if its
+Python has another.
 """
 
 import argparse
@@ -32,13 +33,16 @@ from benchmarks.queue.questions import Question
 from fasttfm.errors import UserError
 from fasttfm.system.children import run_to_end
 from fasttfm.system.files import read_json
+from fasttfm.system.machine import allowed_cores
 from ptx_check.chips import CHIPS
 
 ARCHIVE = "prepared.tar.xz"
 LARGEST = 60 << 20
 """Largest size of the archive in bytes."""
-_LIMIT = 1_800.0
+_LIMIT = 7_200.0
 """Time limit for compiling the kernels of a question, in seconds."""
+_INTERVAL = 0.2
+"""Seconds between two checks of the running commands."""
 _DROPPED = (
     "backends/amd/", "cupti/", "libproton.so", "ptxas-blackwell", "FileCheck", "nvdisasm", "plugins/",
     "instrumentation/",
@@ -92,7 +96,7 @@ def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
     for corpus, text in texts.items():
         shutil.copytree(text, folder / corpus / "text", dirs_exist_ok=True, copy_function=shutil.copyfile)
         prepare_corpus(corpus, folder / corpus / "text", folder / corpus / "work")
-    broken = [question.name for question in questions if not _compile(question, args.chip, folder)]
+    broken = _compile(questions, args.chip, folder)
     for name in broken:
         print(f"benchmarks: {name}: compilation of its kernels was interrupted", file=sys.stderr)
     _drop_intermediate(folder / "kernels")
@@ -112,23 +116,45 @@ def _corpus(text: str) -> tuple[str, Path]:
     return name, Path(folder)
 
 
-def _compile(question: Question, chip: str, folder: Path) -> bool:
-    """Compile the kernels of a question; returns whether its command ran to its end."""
-    began, before = time.monotonic(), compiled(folder) or set()
-    words = (question.compiles or question.command).replace("{prepared}", str(folder))
-    words = words.replace("{results}", str(folder / "discarded"))
-    line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *words.split()]
-    variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(folder / "discarded")}
-    environment = {**os.environ, **variables}
-    environment.pop("TRITON_INTERPRET", None)
+def _compile(questions: Sequence[Question], chip: str, folder: Path) -> list[str]:
+    """Compile the kernels of all questions; returns the names of those whose commands did not run to their end."""
+    waiting, running, broken = list(questions), list[_Compilation](), list[str]()
     try:
-        status = command.limited(line, _LIMIT, environment, folder / f"{question.name}.log")
+        while waiting or running:
+            while waiting and len(running) < allowed_cores():
+                running.append(_Compilation(waiting.pop(0), chip, folder))
+            time.sleep(_INTERVAL)
+            for ended in [each for each in running if each.process.poll() is not None]:
+                running.remove(ended)
+                broken += [] if ended.close() else [ended.question.name]
+                print(f"{ended.question.name}: compiled, {time.monotonic() - ended.began:.0f} s", flush=True)
     finally:
-        shutil.rmtree(folder / "discarded", ignore_errors=True)
-    new = len((compiled(folder) or set()) - before)
-    print(f"{question.name}: {new} new kernels, {time.monotonic() - began:.0f} s", flush=True)
-    tests = "pytest" in words.split()  # these fail, because nothing is computed
-    return status == 0 or (tests and status == 1)
+        for interrupted in running:
+            interrupted.process.terminate()
+            interrupted.close()
+    return broken
+
+
+class _Compilation:
+    """A question's command that compiles its kernels, in a process of its own."""
+
+    def __init__(self, question: Question, chip: str, folder: Path) -> None:
+        self.question, self.began = question, time.monotonic()
+        self._discarded = folder / f"discarded-{question.name}"
+        self._words = (question.compiles or question.command).replace("{prepared}", str(folder))
+        self._words = self._words.replace("{results}", str(self._discarded))
+        line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *self._words.split()]
+        variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(self._discarded)}
+        environment = {**os.environ, **variables}
+        environment.pop("TRITON_INTERPRET", None)
+        self.process = command.start_limited(line, _LIMIT, environment, folder / f"{question.name}.log")
+
+    def close(self) -> bool:
+        """Wait for the process and remove its files; returns whether it ran to its end."""
+        status = self.process.wait()
+        shutil.rmtree(self._discarded, ignore_errors=True)
+        tests = "pytest" in self._words.split()  # these fail, because nothing is computed
+        return status == 0 or (tests and status == 1)
 
 
 def _drop_intermediate(kernels: Path) -> None:

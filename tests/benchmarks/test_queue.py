@@ -269,19 +269,46 @@ assert (y.shape, y.is_cuda, y.device.type, torch.cuda.get_device_capability()) =
 """
 
 
+def test_kernels_are_prepared_on_all_cores_and_an_interrupted_preparation_ends_its_commands(tmp_path, monkeypatch):
+    program = """
+import pathlib, sys, time
+here, other = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+here.touch()
+while not other.exists(): time.sleep(0.05)
+sys.exit(int(sys.argv[3]))
+"""
+    (tmp_path / "meet.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *map(str, run.SOURCES)]))
+    monkeypatch.setattr(prepare, "allowed_cores", lambda: 2)
+    a, b, never = (tmp_path / name for name in ("a", "b", "never"))
+    asked = [
+        question("first", compiles=f"python -m meet {a} {b} 0"),
+        question("second", compiles=f"python -m meet {b} {a} 3"),
+        question("third", compiles=f"python -m meet {a} {b} 0"),
+    ]
+    assert prepare._compile(asked, "sm_90", tmp_path) == ["second"]
+    started: list[prepare._Compilation] = []
+    compilation = prepare._Compilation
+    monkeypatch.setattr(prepare, "_Compilation", lambda *args: started.append(compilation(*args)) or started[-1])
+    monkeypatch.setattr(prepare.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepare._compile([question("late", compiles=f"python -m meet {a} {never} 0")], "sm_90", tmp_path)
+    assert started[0].process.poll() is not None
+
+
 def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *map(str, run.SOURCES)]))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     asked = question("norm", compiles="python -m program")
     (tmp_path / "a" / "kernels").mkdir(parents=True)
-    assert prepare._compile(asked, "sm_90", tmp_path / "a"), (tmp_path / "a" / "norm.log").read_text()
+    assert prepare._compile([asked], "sm_90", tmp_path / "a") == [], (tmp_path / "a" / "norm.log").read_text()
     prepare._drop_intermediate(tmp_path / "a" / "kernels")
     names = prepare.compiled(tmp_path / "a")
     assert {name.partition("-")[0] for name in names} >= {"_forward", "_backward"}
     (tmp_path / "a").rename(tmp_path / "b")
     prepare.relocate(tmp_path / "b")
-    assert prepare._compile(asked, "sm_90", tmp_path / "b")
+    assert prepare._compile([asked], "sm_90", tmp_path / "b") == []
     assert prepare.compiled(tmp_path / "b") == names  # nothing was compiled anew
     new = tmp_path / "b" / "kernels" / "KEY"
     make = f"import pathlib; p = pathlib.Path('{new}'); p.mkdir(); (p / '_late.cubin').touch(); print('found 3 us')"
