@@ -29,7 +29,7 @@ LARGEST = (1 << 31) - 1
 _CACHED = 4096
 """Most cached kernels per function: each new sequence length has new strides."""
 
-_BOUNDED = ("Varying", "VaryingOrNone", "Size")
+_BOUNDED = ("Varying", "VaryingOrNone", "Varyings", "Size")
 _OR_NONE = ("VaryingOrNone", "RealOrNone")
 _NEUTRAL = 7
 """An integer that Triton does not specialize on: neither 1 nor a multiple of 16."""
@@ -75,9 +75,12 @@ def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | No
             key.append(value)
         elif kind in _OR_NONE:
             key.append(value is None)
-        if kind in _BOUNDED and value is not None and not -LARGEST - 1 <= value <= LARGEST:
-            family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
-            raise ValueError(f"{family}: {name} is {value:,}; kernels take 32-bit integers, at most {LARGEST:,}")
+        if kind in _BOUNDED and value is not None:
+            for number in value if kind == "Varyings" else (value,):
+                if not -LARGEST - 1 <= number <= LARGEST:
+                    family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
+                    what = f"{family}: {name} is {number:,}"
+                    raise ValueError(f"{what}; kernels take 32-bit integers, at most {LARGEST:,}")
     return None if addresses % 16 else (device, *key, *constants, *constants.values())
 
 

@@ -263,7 +263,8 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
         yield "a tensor", True, torch.ones(2)
         yield "complex", True, 1j
         for number in (math.nan, math.inf, -1.0):
-            yield f"{number}", argument in ("dropout_p", "dropout", "label_smoothing"), number
+            positive = argument in ("dropout_p", "dropout", "label_smoothing", "eps", "base", "factor")
+            yield f"{number}", positive or not math.isfinite(number), number
     elif str in kinds:
         yield "another", True, "nonsense"
         yield "a number", True, 3
@@ -296,8 +297,7 @@ def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | 
     if wrong.always:
         return "is taken"
     for x in output if isinstance(output, tuple) else (output,):
-        numbers = wrong.argument in ("eps", "base") or wrong.change in ("nan", "inf")  # may make the result NaN
-        if isinstance(x, Tensor) and (x.is_meta or (x.isnan().any() and not numbers)):
+        if isinstance(x, Tensor) and (x.is_meta or x.isnan().any()):
             return f"gives {'meta' if x.is_meta else 'no numbers'}"
     return None
 

@@ -48,6 +48,7 @@ from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, E
 from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed, noisy, spread
 from benchmarks.measure.providers import ELSEWHERE, UNSEEN, Absent, Provider
 from benchmarks.measure.records import Record, rounded
+from fasttfm.errors import is_out_of_memory
 from fasttfm.kernels.proof.costs import Cost, Machine
 
 ROTATION = 4
@@ -212,6 +213,8 @@ class Trial:
         try:
             return self.work.error(numerics.copied(results[0]), expected)
         except Exception as error:  # for example another number of outputs
+            if is_out_of_memory(error):
+                raise
             raise Wrong(f"returns a result that cannot be compared: {_summary(error)}") from error
 
     @staticmethod

@@ -7,6 +7,7 @@ and itemgetter do it, in C.
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
@@ -118,12 +119,14 @@ class Layout:
         first = values[self.positions[0]]
         for value, field, (_, words, classes, plain, dtypes) in zip(values, self.fields, self.types):
             what, kind = f"{operator}: {field.name}", type(value)
-            if dtypes is None and plain is not None and kind in plain and kind is not int:
+            if dtypes is None and plain is not None and kind in plain and kind not in (int, float):
                 continue
             if not issubclass(kind, classes) or (kind is bool and bool not in classes):
                 raise TypeError(f"{what} is {shown(value)}: {words} is needed")
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError(f"{what} is {value}: it must fit 64 bits")
+            if isinstance(value, numbers.Real) and not math.isfinite(value):
+                raise ValueError(f"{what} is {value}: a finite number is needed")
             if dtypes is None or value is None:
                 continue
             if value.dtype not in dtypes:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.functional import backends
+from fasttfm.functional.attention.call import LARGEST
 from fasttfm.functional.attention.layout import empty_heads_last, heads_last
 from fasttfm.functional.backends import kernel_route, values_are_checked
 from fasttfm.functional.operator import WHOLE, Operator, Whole, without_views
@@ -17,6 +18,8 @@ from fasttfm.functional.signature import checks_arguments, names_arguments
 
 _MAX_PAIRS = 128
 """The kernel's limit, from kernels/rotary.py; wider rotations are computed by PyTorch."""
+_LONGEST_STRIDE = (1 << 31) - 1
+"""The kernel's limit for positions, which it reads by 32-bit strides; farther ones are read by PyTorch."""
 
 
 @names_arguments
@@ -58,7 +61,7 @@ def rotary_tables(
     size: elements of a head that are rotated. factor: divides the angles, to extend the context by it (Chen et al.
     2023). bands (length, low, high): pairs that rotate more than high times in length positions keep their angles,
     those below low times are divided, and those between are interpolated (Llama 3.1). Computed in float64. Raises
-    ValueError for a size that is odd or below 2, and a factor below 1.
+    ValueError for a size that is odd or below 2, a factor below 1, and a base or bands that give no angles.
     """
     if length < 0:
         raise ValueError(f"length={length} must not be negative: it counts positions")
@@ -66,12 +69,14 @@ def rotary_tables(
         raise ValueError(f"size={size} must be even and at least 2: elements are rotated in pairs")
     if not 1 <= factor < math.inf:
         raise ValueError(f"factor={factor} must be finite and at least 1: angles are divided by it")
+    if not 1e-30 <= base <= LARGEST:
+        raise ValueError(f"base={base} must be a number from 1e-30 to {LARGEST}: frequencies are its powers")
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
     share = torch.zeros_like(frequencies)
     if bands is not None:
         trained, low, high = bands
-        if not high > low:
-            raise ValueError(f"bands={bands} must be (length, low, high), high above low")
+        if not (0 < trained < math.inf and -math.inf < low < high < math.inf):
+            raise ValueError(f"bands={bands} must be (length, low, high), length above 0 and high above low, finite")
         share = ((trained * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
     frequencies = share * frequencies + (1 - share) * frequencies / factor
     angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * frequencies
@@ -144,7 +149,8 @@ def _plan(call: _Call) -> Callable[[_Call], Tensor]:
 
 
 def _plan_rotation(call: _Call, inverse: bool) -> Callable[[_Call], Tensor]:
-    if call.route == "torch":
+    far = call.positions is not None and max(call.positions.stride(), default=0) > _LONGEST_STRIDE
+    if call.route == "torch" or far:
         return without_views(functools.partial(_rotate_by_torch, inverse=inverse))
     from fasttfm.kernels import rotary as kernel
 

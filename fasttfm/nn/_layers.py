@@ -53,7 +53,7 @@ class Layer(layers.Layer):
         batch_first: bool = False, norm_first: bool = False, bias: bool = True,
         device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        check_layer(d_model, nhead, dim_feedforward, dropout)
+        check_layer(d_model, nhead, dim_feedforward, dropout, layer_norm_eps)
         activation = activation_function(activation)
         super().__init__(
             d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.store.background import Background
 from fasttfm.store.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
 from fasttfm.store.model_dir import CONFIG_FILE
@@ -119,6 +120,8 @@ class Saving:
             self.mark()
             return int(values["workers"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+                raise
             raise UserError(
                 f"{source}: its training state does not belong to this run ({error}): copy it and {CONFIG_FILE} back, "
                 f"or begin a new run from its weights with another --out and --init-from {source}"

@@ -221,7 +221,7 @@ def _ending_with_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):  # also of an earlier kernel
             raise
         if _is_timeout(error):
             raise UserError(

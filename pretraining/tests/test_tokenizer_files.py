@@ -6,6 +6,8 @@ import pytest
 
 from fasttfm.cli.main import main
 from fasttfm.errors import UserError
+from fasttfm_pretraining.data import text_tokenizer
+from fasttfm_pretraining.interop import tokenizer_files
 from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -153,3 +155,15 @@ def test_a_roberta_of_older_files_is_imported_and_its_pairs_are_joined_as_there(
     tuning = ["finetune", "classify", "--init-from", str(tmp_path / "M"), *files, "--out", str(tmp_path / "C")]
     quick = ["--row-length", "64", "--max-tokens", "64", "--max-update", "1", "--threads", "1", "--no-tensorboard"]
     assert main([*tuning, *quick, "--device", "cpu"]) == 0
+
+
+def test_memory_that_runs_out_is_not_told_as_a_damaged_file(tmp_path, monkeypatch):
+    def fails(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(tokenizer_files, "_word_pieces", fails)
+    monkeypatch.setattr(text_tokenizer, "parse_json", fails)
+    for name in ("vocab.txt", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(MemoryError):
+            read_tokenizer(tmp_path)

@@ -193,6 +193,14 @@ def test_refused_and_absent_providers_have_rows_with_the_reason():
     assert results["torch eager"]["status"] == "timed"
 
 
+def test_memory_that_runs_out_in_the_comparison_is_no_fault_of_the_provider():
+    def error(result, expected):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    (record,) = rows({"torch eager": plain}, error=error).values()
+    assert (record["status"], record["reason"]) == ("refused", "OutOfMemoryError: CUDA out of memory")
+
+
 def test_a_backward_is_timed_without_its_forward():
     inside = []
 

@@ -23,6 +23,7 @@ def packed(starts, most=3, cu_seqlens_k=None, joint=False):
         ([0, 3, 6], {"cu_seqlens_k": [0, 2, 6]}, "max_seqlen_k is 3 but a sequence of cu_seqlens_k has 4"),
         ([0, 3, 6], {"most": 1 << 31}, r"max_seqlen_q is 2147483648: it must be below 2\^31"),
         ([0, 3, 6], {"most": 1 << 70}, r"max_seqlen_q is 1180591620717411303424: it must be"),
+        ([0, 0, 0], {"most": -1}, "max_seqlen_q is -1: it must be below .* not negative"),
         ([0, 4, 3], {"most": 6}, "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 4, 3"),
         ([-1, 3, 6], {"most": 6}, "cu_seqlens_q must rise"),
         ([0, 3, 7], {"most": 6}, "cu_seqlens_q must rise from 0 to at most 6 rows"),
@@ -53,6 +54,7 @@ def test_positions_outside_the_tables_are_refused_on_a_cpu(positions):
 
 WITHOUT_GRADIENT = {
     "alibi_slopes": ((2,), lambda x: F.attention(*X[:, None], alibi_slopes=x)),
+    "mask": ((5, 5), lambda x: F.packed_qkv_attention(X.permute(2, 0, 1, 3)[None], mask=x)),
     "cos": ((5, 4), lambda x: F.rotary(X[:1], x, x.detach())),
     "class_weights": ((8,), lambda x: F.cross_entropy(X[0, 0], torch.arange(5), class_weights=x)[0]),
     "row_weights": ((5,), lambda x: F.linear_cross_entropy(X[0, 0], X[1, 0], torch.arange(5), row_weights=x)[0]),

@@ -46,8 +46,6 @@ def two_wrong(seed: int, count: int) -> Iterator[tuple[Target, Wrong, Wrong]]:
     draw = random.Random(seed)
     by_name: dict[str, list[tuple[Target, Wrong]]] = {}
     for target, wrong in CALLS:
-        if wrong.argument in ("eps", "base"):  # any number may stand there, and the formula need not have a value
-            continue
         by_name.setdefault(wrong.name, []).append((target, wrong))
     for _ in range(count):
         (target, one), (_, two) = draw.sample(by_name[draw.choice(sorted(by_name))], 2)

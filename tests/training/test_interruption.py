@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from waiting import PATIENCE
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import Stopped, UserError
 from fasttfm.store import model_dir
-from fasttfm.store.model_dir import prepare_model_dir
+from fasttfm.store.model_dir import CONFIG_FILE, prepare_model_dir, read_config
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import saved_steps
 from fasttfm.system import files
@@ -24,6 +25,8 @@ from fasttfm.system.signals import stoppable
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.run import train
+from fasttfm.training.saving import Saving
+from fasttfm.training.workers import ALONE
 
 from .runs import CPU, assert_same_weights, log_without_times, make_trainer, records, weights_of
 from .tiny import run, start, train_command, words
@@ -328,3 +331,24 @@ def test_damaged_data_is_refused_before_training(tiny_data, tiny_values, tmp_pat
     with pytest.raises(UserError, match=said):
         train(tiny_values(max_update=1), tmp_path / "DATA", tmp_path / "MODEL", CPU)
     assert not (tmp_path / "MODEL").exists()
+
+
+def test_an_option_of_another_version_in_a_models_configuration_is_to_be_deleted(tmp_path):
+    """A close name does not help: nobody wrote the line by hand."""
+    path = tmp_path / CONFIG_FILE
+    path.write_text("kind: transformer\nmodel:\n  d_models: 64\nlosses:\n  smooth: 1\n")
+    for name in ("line 3: model.d_models", "line 4: section 'losses'"):
+        with pytest.raises(UserError, match=rf"{name} is unknown: another version .* no such option: delete the line"):
+            read_config(tmp_path)
+        path.write_text("kind: transformer\nmodel:\n\nlosses:\n  smooth: 1\n")
+
+
+@pytest.mark.parametrize("raised", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error")])
+def test_a_failing_device_is_not_told_as_the_state_of_another_run(tmp_path, monkeypatch, raised):
+    def load(*state):
+        raise raised
+
+    monkeypatch.setattr(Saving, "_newest_checkpoint", lambda self: tmp_path)
+    monkeypatch.setattr(Saving, "_read", lambda self, source: ({}, {}))
+    with pytest.raises(type(raised)):
+        Saving(model_dir=tmp_path, updates=SimpleNamespace(workers=ALONE, module=None, load=load)).resume()

@@ -92,9 +92,13 @@ def test_one_two_and_four_ranks_end_in_the_same_weights(run_ranks, tiny_data, tm
 
 
 def test_a_lost_connection_ends_a_rank_silently_and_no_other_error_does():
-    for raised, expected in (("Connection closed by peer", SystemExit), ("CUDA out of memory", RuntimeError)):
+    for raised, expected in (
+        (RuntimeError("Connection closed by peer"), SystemExit),
+        (RuntimeError("CUDA out of memory"), RuntimeError),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), torch.AcceleratorError),
+    ):
         with pytest.raises(expected), workers._ending_with_peers():
-            raise RuntimeError(raised)
+            raise raised
 
 
 def test_ranks_drop_out_differently(tiny_data, tmp_path):

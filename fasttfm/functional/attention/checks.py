@@ -100,7 +100,7 @@ def _check_projections(call: Call) -> None:
         raise ValueError(f"packed_qkv {shape}{beside} must be {allowed}")
     if projected.dtype not in REAL:
         raise ValueError(f"packed_qkv has dtype {projected.dtype}: float32, float16 or bfloat16 is needed")
-    if call.mask is not None and call.mask.requires_grad:
+    if call.mask is not None and call.mask.requires_grad and torch.is_grad_enabled():
         raise ValueError("packed_qkv_attention's mask takes no gradient: attention() takes one")
 
 
@@ -164,8 +164,8 @@ def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, s
 
 def _check_longest(*bounds: Size) -> None:
     for name, most in zip("qk", bounds):
-        if most >= 1 << 31:
-            raise ValueError(f"max_seqlen_{name} is {most}: it must be below 2^31")
+        if not 0 <= most < 1 << 31:
+            raise ValueError(f"max_seqlen_{name} is {most}: it must be below 2^31 and not negative")
 
 
 def shown(values: list[int]) -> str:

@@ -265,5 +265,7 @@ def load_tokenizer_file(path: Path) -> ImportedTokenizer:
         return ImportedTokenizer(content)
     except ImportError:
         raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
+    except MemoryError:
+        raise
     except Exception as error:  # tokenizers raises Exception itself
         raise UserError(f"{path}: is damaged or no tokenizer.json ({error}): copy it again") from None

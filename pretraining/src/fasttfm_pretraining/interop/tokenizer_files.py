@@ -56,7 +56,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
         return ImportedTokenizer(made.to_str())
     except ImportError:
         raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises Exception itself
         raise UserError(f"{path}: is damaged or no vocabulary of its kind ({error})") from None
