@@ -156,7 +156,8 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
     records = [json.loads(line) for line in (tmp_path / "whole" / "train.log.jsonl").read_text().splitlines()]
     assert records[-1]["kind"] == "valid"
     shutil.rmtree(tmp_path / "whole" / "student")
-    assert main([*command, "--heads", "2", "--out", str(tmp_path / "whole"), "--dump-config"]) == 0
+    assert main([*command, "--out", str(tmp_path / "whole"), "--dump-config"]) == 0
+    assert "heads: 2\n" in capsys.readouterr().out  # the teacher's
     assert not (tmp_path / "whole" / "student").exists()  # it prints alone
 
 
