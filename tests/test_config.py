@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 from model_dirs import resolve
 
 from fasttfm.cli.parser import Parser
@@ -19,8 +20,10 @@ from fasttfm.config import (
     read_yaml,
     with_defaults,
 )
+from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.presets import preset_names, preset_path
 from fasttfm.errors import UserError
+from fasttfm.search.hypotheses import length_penalty
 
 SIZE = {"vocab_size": 100}
 
@@ -305,3 +308,11 @@ def test_the_paper_presets_match_the_paper():
         assert (config.decoding.beam, config.decoding.alpha, config.decoding.max_len_b) == (4, 0.6, 50)
     assert (base.training.max_update, base.training.average_last) == (100_000, 5)
     assert (big.training.max_update, big.training.average_last) == (300_000, 20)
+
+
+def test_no_length_penalty_overflows_float32():
+    with pytest.raises(ValueError, match="alpha"):
+        DecodingConfig(alpha=6.1)
+    longest = DecodingConfig(alpha=6.0, max_len_a=1_000.0, max_len_b=1_000_000)
+    penalty = length_penalty(longest.longest_output(longest.max_source_length) + 1, longest)
+    assert torch.tensor(penalty, dtype=torch.float32).isfinite()

@@ -73,15 +73,18 @@ def _case(
         contenders = training_step.Contenders(preset, setting)
         timed: dict[str, Provider] = {}
         checked: dict[str, Provider] = {}
+        trained: dict[str, Any] = {}
         for suffix, batching in (("", bucketed), (f", {_RANDOM}", shuffled)):
             for name, step in contenders.steps().items():
                 timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
+                trained[name + suffix] = step.model
             for name, loss in contenders.losses().items():
                 checked[name + suffix] = partial(whole, loss, batching)
         return Work(
             inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
             providers=timed,
             without_dropout=checked,
+            trained=trained,
             reference=partial(whole, contenders.exact_loss(), bucketed),
             plain=TORCH_NN,
             unit="target tokens/s",

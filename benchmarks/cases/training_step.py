@@ -187,6 +187,7 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
             inputs=inputs,
             providers=providers,
             without_dropout=checked,
+            trained={name: step.model for name, step in providers.items() if hasattr(step, "model")},
             reference=contenders.exact_loss().with_gradient,
             plain=peers.TORCH_NN,
             unit="target tokens/s",
@@ -245,7 +246,8 @@ class OurStep:
 class Graphed:
     """A step captured in one CUDA graph per shape, as in fasttfm train."""
 
-    def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
+    def __init__(self, step: OurStep | Step, device: torch.device) -> None:
+        self.model = step.model
         self._step, self._graphs = step, Graphs(device, "a step", "leave it out")
         self._tokens, self._loss = torch.zeros(2, device=device)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.measure import numerics
 from benchmarks.measure.providers import Absent, Provider
@@ -67,6 +67,8 @@ class Work:
     """Computes the expected result from inputs cast to float64; a float64 module if there are parameters."""
     without_dropout: Mapping[str, Provider | Absent] | None = None
     """The same providers without dropout, for the check; two runs of the timed ones must then differ."""
+    trained: Mapping[str, nn.Module] | None = None
+    """The models that the timed providers train: these two runs start from the same weights."""
     plain: str = "torch eager"
     """Provider whose error bounds the others' (numerics.allowed)."""
     error: Callable[[Any, Any], float] = numerics.relative_error

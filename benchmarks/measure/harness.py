@@ -238,7 +238,11 @@ class Trial:
             entry.error = self._error_when_stopped(compared[name], name, inputs, expected)
             self._require(entry.error, entry.allowed)
             if work.without_dropout is not None:
-                one, other = (numerics.tensors(self.result(entry.function, inputs)) for _ in range(2))
+                trained = () if work.trained is None else tuple(work.trained[name].parameters())
+                began = numerics.copied(trained)
+                one = numerics.tensors(self.result(entry.function, inputs))
+                numerics.overwrite(trained, began)
+                other = numerics.tensors(self.result(entry.function, inputs))
                 if all(torch.equal(a, b) for a, b in zip(one, other)):
                     raise Wrong("two runs with dropout gave equal results: it ignores dropout")
 

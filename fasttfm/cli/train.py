@@ -111,14 +111,21 @@ def run(args: argparse.Namespace) -> int:
     return run_task(args, TRANSFORMER, "fasttfm train", lambda: None)
 
 
-def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
-    """Train a model of any kind. command: its name; task: makes the training.task.Task, None for translation."""
+def run_task(
+    args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any],
+    complete: Callable[[Any], None] = lambda values: None,
+) -> int:  # fmt: skip
+    """Train a model of any kind. command: its name; task: makes the training.task.Task, None for translation.
+
+    complete: for --dump-config, sets the fields that the task takes from another model.
+    """
     if lists_presets(args):
         return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
     resumed_with = _put_resumed(values, args.resume_with)
     warning = _shorten_warmup(values)
     if args.dump_config:
+        complete(values)
         check(values)
         print(dump_yaml(with_defaults(values), kind), end="")
         return 0

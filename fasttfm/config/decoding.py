@@ -28,7 +28,7 @@ class DecodingConfig:
     """Penalty of a token for each earlier group that chose it at the same step; 0 makes all groups equal."""
     length_penalty: Literal["wu", "power", "avg", "none"] = "power"
     """Divisor of the log-probability: wu ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
-    alpha: Annotated[float, Range(0, 30)] = 1.0  # no overflow for the longest output
+    alpha: Annotated[float, Range(0, 6)] = 1.0  # float32 holds the sixth power of 2 million tokens
     """Exponent of the length penalty: 0.6 with wu in the paper, fairseq's lenpen with power."""
     early_stopping: bool = True
     """Stop a sentence's search once `beam` hypotheses have ended, as fairseq and CTranslate2 do; false: once no better

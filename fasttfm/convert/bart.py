@@ -51,13 +51,14 @@ KNOWN = {
     *("decoder_start_token_id", "unk_token_id"),
     *("length_penalty", "num_beams", "early_stopping", "no_repeat_ngram_size", "suppress_tokens"),
     # training, search and runtime
-    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
-    *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
+    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length", "min_length"),
+    *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings"),
+    *("max_new_tokens", "min_new_tokens"),
 }
 """Fields of config.json that are read or do not affect logits, besides those common to all models."""
 _SHARED = r"model\.shared\.weight"
 """Present but unused if each side has its own table."""
-_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size")
+_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "min_new_tokens", "min_length")
 _OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
 """Search settings in config.json before generation_config.json existed."""
 
@@ -168,6 +169,7 @@ def decoding(
                 )
     older = {name: given[name] for name in _OF_SEARCHES if name in given}
     suppressed = field(settings, "suppress_tokens", list, where, [])
+    shortest = max(1, field(settings, "min_length", int, where, 0) - 1)  # it counts the start token
     others = [token for token in suppressed if token not in (unk, start, pad)]
     left = {**older, **search, "suppress_tokens": others or None}
     tell_search(folder, left, (*_READ, "eos_token_id", "decoder_start_token_id"))
@@ -176,6 +178,7 @@ def decoding(
             beam=field(settings, "num_beams", int, where, 1) or 1,
             length_penalty="power",
             early_stopping=settings.get("early_stopping") is True,
+            min_len=field(settings, "min_new_tokens", int, where, shortest),
             alpha=float(field(settings, "length_penalty", float, where, 1.0)),
             no_repeat_ngram=field(settings, "no_repeat_ngram_size", int, where, 0) or 0,
             allow_unk=unk not in suppressed,

@@ -186,8 +186,8 @@ def _by_transformers(
     for line in lines:
         (row,) = network.eval().generate(
             **tokenizer([line], return_tensors="pt"), num_beams=1, do_sample=False, max_new_tokens=_LONGEST,
-            max_length=None, repetition_penalty=1.0, no_repeat_ngram_size=0, bad_words_ids=None,
-            suppress_tokens=suppressed, forced_eos_token_id=None, **forced,
+            max_length=None, min_new_tokens=0, min_length=0, repetition_penalty=1.0, no_repeat_ngram_size=0,
+            bad_words_ids=None, suppress_tokens=suppressed, forced_eos_token_id=None, **forced,
         )  # fmt: skip
         rows.append(_ids(names, tokenizer.convert_ids_to_tokens(row[1:].tolist())))
     return rows

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fasttfm.config.model import TransformerConfig
-from fasttfm.convert.exchange import Model, piece_names, positions
+from fasttfm.convert.exchange import OF_GENERATION, Model, generation_settings, left_out, piece_names, positions
 from fasttfm.convert.names import EncoderDecoderNames, Table, theirs
 from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
@@ -47,7 +47,17 @@ def export(model: Model, folder: Path) -> list[str]:
     """
     names = [piece_names(tokenizer, SPECIAL) for tokenizer in model.tokenizers]
     write(model.config, model.weights, folder, *names, add_source_eos=bool(model.source_tokenizer.source_end))
-    notes = ["to exclude padding, begin-of-sentence and the unknown token, give suppress_sequences and disable_unk"]
+    same = {
+        "beam_size": model.decoding.beam,
+        "length_penalty": generation_settings(model.decoding)["length_penalty"],
+        "min_decoding_length": model.decoding.min_len,
+        "no_repeat_ngram_size": model.decoding.no_repeat_ngram,
+        "disable_unk": not model.decoding.allow_unk,
+        "suppress_sequences": [[SPECIAL[PAD]], [SPECIAL[BOS]]],
+    }
+    given = ", ".join(f"{name}={value}" for name, value in same.items())
+    notes = [f"no search setting is recorded: give translate_batch {given}"]
+    notes += left_out(model.decoding, OF_GENERATION - {"early_stopping"})
     for side, tokenizer in zip(("source", "target"), model.tokenizers):
         if isinstance(tokenizer, MosesTokenizer):
             tokenizer.save(folder / f"{side}.codes")

@@ -3,9 +3,9 @@
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ _MIN_COVERED = 0.85
 8,000 pieces a side, the right models cover at least 97 %, one model of another corpus at most 75 %."""
 NEVER = -1e4
 """Logit bias that excludes a token; representable in float16."""
+OF_GENERATION = frozenset(
+    {"beam", "length_penalty", "alpha", "early_stopping", "min_len", "no_repeat_ngram", "allow_unk"}
+)
+"""Search settings that generation_settings() translates."""
+_OF_BATCHES = {"alignment_layer", "batch_tokens", "batch_invariant", "buffer_size"}
+"""Settings that do not change translations."""
 
 
 @dataclass(frozen=True)
@@ -274,14 +280,28 @@ def suppressed(decoding: DecodingConfig) -> list[int]:
     return [PAD, BOS] if decoding.allow_unk else [PAD, UNK, BOS]
 
 
+def left_out(decoding: DecodingConfig, recorded: Container[str]) -> list[str]:
+    """Return a note on the search settings that differ from the defaults and are not recorded, if there are any."""
+    names = [
+        f"{each.name} {getattr(decoding, each.name)}"
+        for each in fields(decoding)
+        if each.name not in _OF_BATCHES and each.name not in recorded and getattr(decoding, each.name) != each.default
+    ]
+    return [f"left out its search settings {', '.join(names)}"] if names else []
+
+
 def generation_settings(decoding: DecodingConfig) -> dict[str, Any]:
-    """Return the fields of generation_config.json; transformers divides scores by length^length_penalty."""
+    """Return the fields of generation_config.json, those of OF_GENERATION.
+
+    transformers divides scores by length^length_penalty.
+    """
     penalties = {"power": decoding.alpha, "avg": 1.0, "wu": 1.0 if decoding.alpha else 0.0, "none": 0.0}
     return {
         **SPECIAL_TOKENS,
         "num_beams": decoding.beam,
         "length_penalty": penalties[decoding.length_penalty],
         "early_stopping": decoding.early_stopping or "never",
+        "min_new_tokens": decoding.min_len,
         "no_repeat_ngram_size": decoding.no_repeat_ngram,
         "suppress_tokens": suppressed(decoding),
     }

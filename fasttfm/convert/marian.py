@@ -17,10 +17,12 @@ from fasttfm.convert.bart import BART, FIELDS, KNOWN, bart_config, decoding, rea
 from fasttfm.convert.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.convert.config_json import THEIR_ACTIVATIONS, described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.convert.exchange import (
+    OF_GENERATION,
     Arrangement,
     Model,
     fitting_tokenizer,
     generation_settings,
+    left_out,
     piece_names,
     refuse_other_corpus,
     special_id,
@@ -51,9 +53,10 @@ def export(model: Model, folder: Path) -> list[str]:
     settings = generation_settings(model.decoding)
     _write_json(folder / "generation_config.json", {**settings, "max_length": _LONGEST})
     _write_tokenizer(model, folder)
+    notes = left_out(model.decoding, OF_GENERATION)
     if model.decoding.length_penalty == "wu" and model.decoding.alpha:
-        return [f"the length penalty wu {model.decoding.alpha} is not known there: length_penalty 1.0 was written"]
-    return []
+        notes.append(f"the length penalty wu {model.decoding.alpha} is not known there: length_penalty 1.0 was written")
+    return notes
 
 
 def _refuse_unsupported(model: Model) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.config.model import TransformerConfig
-from fasttfm.convert.exchange import Model, positions, suppressed
+from fasttfm.convert.exchange import Model, left_out, positions, suppressed
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import optional
@@ -69,6 +69,7 @@ def export(model: Model, folder: Path) -> list[str]:
         "start": BOS,
         "end": EOS,
         "never": suppressed(model.decoding),
+        "shortest": model.decoding.min_len,
         "source_prefix": model.source_tokenizer.prefix,
         "source_end": model.source_tokenizer.source_end,
         "target_prefix": model.target_tokenizer.prefix,
@@ -79,7 +80,9 @@ def export(model: Model, folder: Path) -> list[str]:
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
     ends = "end with" if model.source_tokenizer.source_end else "have no"
-    return [f"sources {ends} the end token; a search must never choose the tokens in search.json's `never`"]
+    note = f"sources {ends} the end token; a search must never choose the tokens in search.json's `never`"
+    note += ", nor the end before `shortest` tokens"
+    return [note, *left_out(model.decoding, ("min_len", "allow_unk"))]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -28,6 +29,9 @@ except ValueError as error:
     raise UserError(str(error)) from None
 
 
+_chosen = [[current]]
+"""The choice without a context, then those of the open contexts, oldest first; each its own object."""
+_lock = threading.Lock()
 checks_on_gpu = os.environ.get("FASTTFM_CHECK", "0") == "1"
 
 
@@ -37,15 +41,20 @@ def backend(choice: str) -> Iterator[None]:
 
     auto takes Triton on CUDA and ROCm tensors, except where its tables list PyTorch as faster. triton on CPU tensors
     needs TRITON_INTERPRET=1 in the environment before the kernels are first imported. The choice is process-wide, other
-    threads included. Raises ValueError for another name; an operator that does not support the backend raises
-    fasttfm.errors.UserError.
+    threads included: of the contexts still open, the one opened last counts. Raises ValueError for another name; an
+    operator that does not support the backend raises fasttfm.errors.UserError.
     """
     global current
-    before, current = current, _checked(choice, "backend")
+    own = [_checked(choice, "backend")]
+    with _lock:
+        _chosen.append(own)
+        current = choice
     try:
         yield
     finally:
-        current = before
+        with _lock:
+            _chosen[:] = [each for each in _chosen if each is not own]
+            (current,) = _chosen[-1]
 
 
 @functools.cache

@@ -66,7 +66,10 @@ class LearnedPositions(nn.Embedding):
         """The table. Raises ValueError if it has fewer than `length` rows."""
         if length > self.num_embeddings:
             raise ValueError(f"a sequence has {length} tokens: this model has positions for {self.num_embeddings}")
-        return self.weight
+        return table_of(self)
+
+
+_TABLES = EMBEDDING | {LearnedPositions}
 
 
 def embed(
@@ -85,11 +88,32 @@ def embed(
         table = positions.rows(last, tokens.device)
     # a slice, so that the signature does not depend on the first position
     table = table[packing.columns] if packing is not None else table[first_position:last]
-    scale = table.shape[1] ** 0.5
-    if untouched(embedding, EMBEDDING) and ordinary(embedding.weight) and not embedding.max_norm:
-        return F.embed(tokens, embedding.weight, table, scale=scale, pad_id=pad_id, **dropout.options())
-    x = embedding(tokens) * scale + table
-    return nn.functional.dropout(x.masked_fill((tokens == pad_id)[..., None], 0.0), dropout.dropout_p)
+    return add_positions(tokens, embedding, table, dropout=dropout, scale=table.shape[1] ** 0.5, pad_id=pad_id)
+
+
+def add_positions(
+    tokens: Tensor, embedding: Any, table: Tensor, *, dropout: Dropout, scale: float = 1.0, pad_id: int | None = None,
+    first_position: int = 0,
+) -> Tensor:  # fmt: skip
+    """functional.embed() of a module's table; an embedding that is not plain is called."""
+    if _is_plain(embedding):
+        places: dict[str, Any] = {"pad_id": pad_id, "first_position": first_position}
+        return F.embed(tokens, embedding.weight, table, scale=scale, **places, **dropout.options())
+    x = embedding(tokens) * scale + table[first_position : first_position + tokens.shape[1]]
+    if pad_id is not None:
+        x = x.masked_fill((tokens == pad_id)[..., None], 0.0)
+    return nn.functional.dropout(x, dropout.dropout_p)
+
+
+def table_of(embedding: Any) -> Tensor:
+    """embedding(all rows), (rows, width): the weight itself if the module is plain."""
+    weight = embedding.weight
+    return weight if _is_plain(embedding) else embedding(torch.arange(weight.shape[0], device=weight.device))
+
+
+def _is_plain(embedding: Any) -> bool:
+    """Return whether calling the embedding only reads rows of its weight."""
+    return untouched(embedding, _TABLES) and ordinary(embedding.weight) and not embedding.max_norm
 
 
 def _with_padding(
@@ -97,8 +121,9 @@ def _with_padding(
 ) -> Tensor:
     """The table up to position `last`: batch sizes are rounded up, so padding may exceed it, where rows are zeros."""
     extra = last - positions.num_embeddings
+    table = table_of(positions)
     if extra <= 0:
-        return positions.weight
+        return table
     places = packing.columns if packing is not None else (tokens != pad_id).nonzero()[:, 1] + first
     positions.rows(int(places.max()) + 1 if len(places) else 0, tokens.device)
-    return nn.functional.pad(positions.weight, (0, 0, 0, extra))
+    return nn.functional.pad(table, (0, 0, 0, extra))

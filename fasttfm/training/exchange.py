@@ -18,21 +18,31 @@ BUCKET = 2_000_000
 
 
 class GradientExchange:
-    """Gradients to sum over ranks, in one tensor (P,) that is split into buckets."""
+    """Sums gradients over ranks, in buckets.
+
+    A parameter that no rank reached keeps no gradient, as in a single process: the optimizer leaves it alone.
+    """
 
     def __init__(self, parameters: Sequence[Tensor], workers: Workers, bucket: int = BUCKET) -> None:
         """parameters: leaves in model order; the last one's gradient is complete first."""
         self._workers = workers
         self._parameters = list(reversed(parameters))
         counts = [parameter.numel() for parameter in self._parameters]
-        message = torch.zeros(sum(counts), dtype=torch.float32, device=self._parameters[0].device)
-        self._views = [part.view_as(p) for part, p in zip(message.split(counts), self._parameters)]
         self._buckets = _buckets(counts, bucket)
         """Parameters [begin, end) of each bucket."""
-        self._parts = message.split([sum(counts[begin:end]) for begin, end in self._buckets])
+        self._messages: list[Tensor] = []
+        """Each bucket's gradients, then for each of its parameters how many ranks reached it."""
+        self._views: list[Tensor] = []
+        self._reached: list[Tensor] = []
         self._bucket_of: dict[int, int] = {}
         for number, (begin, end) in enumerate(self._buckets):
-            self._bucket_of |= {id(parameter): number for parameter in self._parameters[begin:end]}
+            own, sizes = self._parameters[begin:end], counts[begin:end]
+            message = torch.zeros(sum(sizes) + len(own), dtype=torch.float32, device=own[0].device)
+            *views, reached = message.split([*sizes, len(own)])
+            self._messages.append(message)
+            self._views += [view.view_as(parameter) for view, parameter in zip(views, own)]
+            self._reached.append(reached)
+            self._bucket_of |= {id(parameter): number for parameter in own}
         self._missing: list[int] | None = None
         """Incomplete gradients per bucket; None: send nothing during the backward pass."""
         self._started: list[Callable[[], None]] = []
@@ -52,8 +62,11 @@ class GradientExchange:
         for wait in self._started:
             wait()
         self._started = []
-        for parameter, view in zip(self._parameters, self._views):
-            parameter.grad = view
+        reached = [True] * len(self._parameters)
+        if any(parameter.grad is None for parameter in self._parameters):  # only then wait for the device
+            reached = torch.cat(self._reached).bool().tolist()
+        for parameter, view, is_reached in zip(self._parameters, self._views, reached):
+            parameter.grad = view if is_reached else None
 
     def _note(self, parameter: Tensor) -> None:
         """Hook: the gradient of parameter is complete."""
@@ -67,13 +80,15 @@ class GradientExchange:
         """Start the all-reduce of the next bucket."""
         number = len(self._started)
         begin, end = self._buckets[number]
-        pairs = [(view, p.grad) for view, p in zip(self._views[begin:end], self._parameters[begin:end])]
-        filled = [(view, gradient) for view, gradient in pairs if gradient is not None]
-        if len(filled) < len(pairs):
-            self._parts[number].zero_()
+        gradients = [parameter.grad for parameter in self._parameters[begin:end]]
+        filled = [(view, gradient) for view, gradient in zip(self._views[begin:end], gradients) if gradient is not None]
+        self._reached[number].fill_(1.0)
+        if len(filled) < len(gradients):
+            self._messages[number].zero_()
+            self._reached[number].copy_(torch.tensor([gradient is not None for gradient in gradients], device="cpu"))
         if filled:
             torch._foreach_copy_([view for view, _ in filled], [gradient for _, gradient in filled])
-        self._started.append(self._workers.begin_to_add_up(self._parts[number]))
+        self._started.append(self._workers.begin_to_add_up(self._messages[number]))
 
 
 def _buckets(counts: Sequence[int], least: int) -> list[tuple[int, int]]:

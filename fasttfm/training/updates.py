@@ -150,7 +150,7 @@ class Updates:
             batch = self.next_batch(index)
             if batch is None:
                 continue
-            divisor = divisor or batch.target_tokens * config.update_freq
+            divisor = divisor or max(1, batch.target_tokens) * config.update_freq  # a batch may have no target
             self._share.fill_(1.0 / divisor)
             if index == last:
                 self.optimization.expect_last()
@@ -166,7 +166,7 @@ class Updates:
         target_tokens, real_cells, cells = map(int, totals)
         if not self._is_single:
             self._set_step(elapsed, target_tokens)
-            self._factor.fill_(divisor / target_tokens)
+            self._factor.fill_(divisor / max(1, target_tokens))
             self._run(self._change_weights, None)
         position.step += 1
         self.arrivals.expect(self._norm, partial(self._judge, position.step, before, self.sums))

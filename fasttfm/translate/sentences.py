@@ -23,6 +23,14 @@ ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 """
 LANGUAGES = frozenset(_CODES.split())
 """ISO 639-1 codes. sentencex silently uses English rules for codes that it does not know."""
+_THREE_LETTERS = """
+aae acm aeb als alt anp apc arc arn arq ary arz ast atj avk awa bar bci blk bpy bxr csb dsb dua egl eml ext fit fon frc
+frp frr fur gcf gcr gld gsw guc hke hrx hsb hyw inh jut kaa kab kbp kea kjh kjp koi krc krl ksh ksw kum lad lbe lez lij
+lld lmo lua mag mai mdf mhr mnw mrj mwl myv nah nap nds olo pcd pdc pdt pfl pms pnt qug rgn rue rut sah scn sdc ses shy
+sjd sli smn srn sro stq sty szl tcy tet tyv udm vec vls vmf vmw vot wls xal
+"""
+_KNOWN = LANGUAGES | {*_THREE_LETTERS.split()}
+"""With the codes of ISO 639-3 that sentencex 1.0 splits by other rules than the English."""
 
 
 def sentence_splitter(language: str, option: str = "--split-sentences") -> Callable[[str], list[str]]:
@@ -36,8 +44,11 @@ def sentence_splitter(language: str, option: str = "--split-sentences") -> Calla
         raise UserError(f"{option} {language!r}: give the language of the input, such as en or de")
     name = language.lower()  # sentencex knows no other case
     code = name.partition("-")[0]
-    if len(code) == 2 and code not in LANGUAGES:
-        raise UserError(f"{option} {language!r}: is not a language of ISO 639-1: give one such as en or de")
+    if code not in _KNOWN:
+        raise UserError(
+            f"{option} {language!r}: is not a language of ISO 639-1, and sentencex has no rules for it: give its code "
+            "of two letters, or that of a similar language, such as en or de"
+        )
     segment = optional("sentencex", "sentences").segment
     return lambda line: list(segment(name, line))
 

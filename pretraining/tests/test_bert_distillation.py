@@ -15,6 +15,7 @@ from fasttfm_pretraining.models.bert import BertPretraining
 from fasttfm_pretraining.models.distillation import attention_scores
 from fasttfm_pretraining.models.kinds import read_model
 from fasttfm_pretraining.models.student import Student
+from fasttfm_pretraining.training import distillation
 
 TEACHER = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 4, "max_length": 20}
 TEACHER |= {"dropout": 0.0, "attention_dropout": 0.0}
@@ -158,6 +159,16 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
     shutil.rmtree(tmp_path / "whole" / "student")
     assert main([*command, "--heads", "2", "--out", str(tmp_path / "whole"), "--dump-config"]) == 0
     assert not (tmp_path / "whole" / "student").exists()  # it prints alone
+
+
+def test_dump_config_completes_a_student_from_its_teacher_as_training_does(tmp_path, monkeypatch, capsys):
+    config = BertConfig(vocab_size=40, d_model=32, heads=2, d_ff=48, layers=2, max_length=32)
+    monkeypatch.setattr(distillation, "read_kind", lambda path: "bert")
+    monkeypatch.setattr(distillation, "read_model", lambda command, path: BertPretraining(config))
+    command = ["mlm", "distill", str(tmp_path), "--preset", "tinybert", "--d-model", "16", "--dump-config"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {line}\n" in shown for line in ("d_model: 16", "heads: 2", "d_ff: 48", "layers: 1"))
 
 
 def test_what_does_not_fit_ends_in_one_line(teacher, tmp_path, refusal_of):

@@ -1,4 +1,4 @@
-"""Hooks, and so adapters, on any linear layer or norm take effect: no shortcut reads a module's parameters past it."""
+"""Hooks, and so adapters, on any linear layer, norm or embedding take effect: no shortcut reads parameters past it."""
 
 import numpy as np
 import pytest
@@ -32,10 +32,11 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_linear_layer_and_norm_is_called(kind):
+def test_every_linear_layer_norm_and_embedding_is_called(kind):
     cls, config, changes, run = MODELS[kind]
     model, called = cls(config(**SIZES, **changes)), set()
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.LayerNorm | RMSNorm)]
+    kinds = nn.Linear | nn.LayerNorm | RMSNorm | nn.Embedding
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     for name in names:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
     run(model)

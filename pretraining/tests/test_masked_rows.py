@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from fasttfm.config.training import TrainingConfig
+from fasttfm.training.updates import Updates
+from fasttfm_pretraining.config.bert import BertConfig
 from fasttfm_pretraining.data.documents import Documents
 from fasttfm_pretraining.data.masked_rows import MaskedBatches
 from fasttfm_pretraining.data.masking import Masker, MaskingVocabulary
+from fasttfm_pretraining.models.bert import BertPretraining
 
 LINE = 5
 SIZE = 1000
@@ -145,6 +149,18 @@ def test_rows_of_like_length_are_together():
         cells, tokens = cells + batch.cells, tokens + batch.source_tokens + batch.target_tokens
     assert made.padding_ratio == pytest.approx(1 - tokens / cells)
     assert made.target_tokens == sum(made.batch(indices).target_tokens for indices in made.in_order())
+
+
+@pytest.mark.parametrize("update_freq", [1, 2])
+def test_an_update_of_rows_of_unknown_tokens_alone_changes_nothing(update_freq):
+    made = batches(in_memory([np.ones(20, np.int64)] * 4))
+    assert made.batch(made.epoch(0)[0]).target_tokens == 0
+    sizes = {"d_model": 16, "heads": 2, "d_ff": 16, "layers": 1, "max_length": 32, "pooler": False}
+    model = BertPretraining(BertConfig(vocab_size=SIZE, sentence_head=False, **sizes))
+    before = [each.detach().clone() for each in model.parameters()]
+    config = TrainingConfig(precision="fp32", update_freq=update_freq)
+    assert Updates(model, made, config, torch.device("cpu")).perform()
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_documents_without_a_row_are_refused():

@@ -182,6 +182,28 @@ def test_a_provider_that_ignores_dropout_has_no_time():
     assert "ignores dropout" in results["ignores"]["reason"]
 
 
+def test_a_training_step_that_ignores_dropout_has_no_time_though_its_weights_change():
+    class Step:
+        def __init__(self, dropout):
+            self.model, self.dropout = torch.nn.Linear(4, 4), dropout
+            torch.nn.init.ones_(self.model.weight)
+
+        def __call__(self, x):
+            with torch.no_grad():
+                loss = torch.nn.functional.dropout(plain(x), self.dropout).sum() * self.model.weight.sum()
+                self.model.weight.mul_(1.1)
+            return loss
+
+    steps = {"torch eager": Step(0.5), "ignores": Step(0.0)}
+    checked = dict.fromkeys(steps, lambda x: plain(x).sum())
+    trained = {name: each.model for name, each in steps.items()}
+    options = {"without_dropout": checked, "trained": trained, "reference": checked["ignores"]}
+    results = rows(steps, "step", **options)
+    assert results["torch eager"]["status"] == "timed"
+    assert results["ignores"]["status"] == "wrong"
+    assert "ignores dropout" in results["ignores"]["reason"]
+
+
 def test_refused_and_absent_providers_have_rows_with_the_reason():
     def refuses(x):
         raise RuntimeError("No available kernel.\nAnd a second line.")

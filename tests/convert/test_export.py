@@ -103,12 +103,27 @@ def test_hugging_face_translates_as_we_do(tmp_path, fields):
 
 def test_settings_survive_a_way_to_hugging_face_and_back(tmp_path):
     rates = {"dropout": 0.1, "attention_dropout": 0.2, "relu_dropout": 0.3}
-    model_dir = write_model_dir(tmp_path / "model", trained=False, no_repeat_ngram=3, beam=5, **rates)
+    model_dir = write_model_dir(tmp_path / "model", trained=False, no_repeat_ngram=3, beam=5, min_len=4, **rates)
     out = tmp_path / "out"
     assert main(["export", str(model_dir), "--format", "marian-hf", "--out", str(out), "--no-check"]) == 0
     model = marian.read(out)
-    assert (model.decoding.no_repeat_ngram, model.decoding.beam, model.decoding.allow_unk) == (3, 5, False)
+    search = model.decoding
+    assert (search.no_repeat_ngram, search.beam, search.allow_unk, search.min_len) == (3, 5, False, 4)
     assert {name: getattr(model.config, name) for name in rates} == rates
+
+
+@pytest.mark.parametrize("form", ["ctranslate2", "marian-hf"])
+def test_search_settings_that_are_not_recorded_are_told(tmp_path, form):
+    pytest.importorskip("ctranslate2")
+    others = {"diverse_beam_groups": 2, "coverage_penalty": 0.2}
+    model_dir = write_model_dir(tmp_path / "model", trained=False, min_len=4, beam=6, **others)
+    assert main(["export", str(model_dir), "--format", form, "--out", str(tmp_path / "out"), "--no-check"]) == 0
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    (told,) = (line for line in card.splitlines() if "left out its search settings" in line)
+    assert all(f"{name} {value}" in told for name, value in others.items())
+    assert "beam" not in told.replace("diverse_beam", "")
+    same = "beam_size=6, length_penalty=0.0, min_decoding_length=4, no_repeat_ngram_size=0, disable_unk=True"
+    assert (same in card) is (form == "ctranslate2")
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def greedy(folder, sources: list[list[int]]) -> list[list[int]]:
     past = [np.zeros((search["layers"], len(sources), search["heads"], 0, search["head_size"]), np.float32)] * 2
     tokens = np.full(len(sources), search["start"])
     outputs: list[list[int]] = [[] for _ in sources]
-    for _ in range(LONGEST):
+    for written in range(LONGEST):
         logits, *past = step.run(None, {"tokens": tokens, "keys": past[0], "values": past[1], **memory})
-        logits[:, search["never"]] = -np.inf
+        logits[:, search["never"] + [EOS] * (written < search["shortest"])] = -np.inf
         tokens = logits.argmax(1)
         for output, token in zip(outputs, tokens.tolist(), strict=True):
             output.append(token)
@@ -40,7 +40,7 @@ def greedy(folder, sources: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"encoder_layers": 1, "positional_encoding": "learned", "max_length": 48},
+        {"encoder_layers": 1, "positional_encoding": "learned", "max_length": 48, "min_len": 6},
         {"share_embeddings": "none", "output_bias": True, "first_position": 2, "activation": "silu",
          "norm_first": True, "final_norm": True},
     ],
@@ -50,7 +50,7 @@ def test_onnxruntime_gives_the_same_tokens(tmp_path, fields):
     assert main(["export", str(model_dir), "--format", "onnx", "--out", str(tmp_path / "onnx")]) == 0
     ours = Translator.from_directory(model_dir)
     sources = [[*ours.source_tokenizer.encode(line), EOS] for line in LINES]
-    config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=LONGEST)
+    config = DecodingConfig(beam=1, min_len=fields.get("min_len", 1), max_len_a=0.0, max_len_b=LONGEST)
     expected = [best[0].tokens for best in search_ids(ours.model, sources, config)]
     assert greedy(tmp_path / "onnx", sources) == expected
     assert len({tuple(output) for output in expected}) > 3

@@ -11,6 +11,7 @@ import torch
 import fasttfm
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.functional import backends
 from fasttfm.functional.attention.backend import backend_of
 from fasttfm.functional.attention.scoring import options_of
 from fasttfm.kernels import launch
@@ -176,3 +177,14 @@ def test_chips_without_fast_matrix_units_take_cublas_except_for_narrow_windows(n
         else:  # wide heads of float32, which no kernel for long rows takes
             assert narrow == plain or (narrow, dtype) == ("flash", torch.float16)
     assert set(taken) == {"short", "flash", "softmax"}
+
+
+def test_contexts_that_end_in_another_order_leave_no_choice_behind():
+    """As those of two threads may."""
+    before, first, second = backends.current, backends.backend("torch"), backends.backend("triton")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert backends.current == "triton"
+    second.__exit__(None, None, None)
+    assert backends.current == before

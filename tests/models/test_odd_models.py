@@ -58,6 +58,13 @@ def test_a_hooks_result_replaces_the_output(name):
     assert abs(step(model)[0] - wanted) > 1e-3
 
 
+def test_a_hook_replaces_learned_positions():
+    model = tiny(positional_encoding="learned", max_length=8)
+    wanted = step(model)[0]
+    model.target_positions.register_forward_hook(lambda module, inputs, output: output.flip(-1))
+    assert abs(step(model)[0] - wanted) > 1e-4
+
+
 def test_hooks_of_a_layer_get_tensors():
     model = tiny(norm_first=True, final_norm=True)
     seen = []

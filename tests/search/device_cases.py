@@ -61,7 +61,7 @@ def options(draw: random.Random, kind: str) -> dict:
     beam = draw.randint(1, 5)
     shared = {
         "length_penalty": draw.choice(["wu", "power", "avg", "none"]),
-        "alpha": draw.choice([0.0, 0.6, 1.7, 30.0]),
+        "alpha": draw.choice([0.0, 0.6, 1.7, 6.0]),
         "max_len_a": draw.choice([0.0, 0.5, 1.0]),
         "max_len_b": draw.choice([0, 1, 3, 8, 15]),
         "min_len": draw.choice([0, 0, 1, 4]),

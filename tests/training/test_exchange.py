@@ -7,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fasttfm.config.training import TrainingConfig
 from fasttfm.training.exchange import GradientExchange, _buckets
-from fasttfm.training.workers import Workers, last_batch, share_of_rows
+from fasttfm.training.optimization import Optimization
+from fasttfm.training.workers import ALONE, Workers, last_batch, share_of_rows
 
 from .test_workers import assert_close, trained
 from .tiny import words
@@ -61,14 +63,14 @@ def test_buckets_leave_while_backward_goes_on_and_the_last_pass_alone_sends():
     assert workers.events == ["layer 0"], "of several passes the first are not sent"
     exchange.expect_last()
     loss_of(layers).backward()
-    assert workers.events[1:] == [("send", 16), ("send", 16), "layer 0", ("send", 16)]
+    assert workers.events[1:] == [("send", 17), ("send", 17), "layer 0", ("send", 17)]
     exchange.finish()
-    assert workers.events[5:] == [("wait", 16)] * 3
+    assert workers.events[5:] == [("wait", 17)] * 3
     for parameter, gradient in zip(parameters, alone, strict=True):
         torch.testing.assert_close(parameter.grad, 4 * gradient)  # two passes, two ranks
 
 
-def test_what_backward_never_reached_is_sent_at_the_end_and_is_zero():
+def test_what_backward_reached_on_no_rank_is_sent_at_the_end_and_has_no_gradient():
     layers, parameters = chain([16, 20, 16])
     workers = Echo()
     exchange = GradientExchange(parameters, workers, bucket=1)
@@ -77,12 +79,43 @@ def test_what_backward_never_reached_is_sent_at_the_end_and_is_zero():
             exchange.expect_last()
             loss_of(layers[:2]).backward()
         exchange.finish()
-        assert parameters[3].grad.count_nonzero() == 0
-        assert [bool(each.grad.any()) for each in parameters] == [has_rows] * 3 + [False]
-        assert [count for kind, count in workers.events if kind == "send"] == [16, 4, 16, 16]
+        assert [each.grad is not None for each in parameters] == [has_rows] * 3 + [False]
+        assert [count for kind, count in workers.events if kind == "send"] == [17, 5, 17, 17]
         workers.events.clear()
         for parameter in parameters:
             parameter.grad = None
+
+
+def test_a_rank_without_rows_has_the_gradients_of_the_others():
+    _, parameters = chain([20])
+    workers = Workers(0, 2)
+    workers.begin_to_add_up = lambda message: lambda: message.add_(1.0)  # the other rank's
+    exchange = GradientExchange(parameters, workers)
+    for _ in range(2):
+        exchange.finish()
+        assert all(torch.equal(each.grad, torch.ones_like(each)) for each in parameters)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def test_weight_decay_leaves_a_parameter_that_no_rank_reached_as_a_single_process_does():
+    """Two ranks of the same rows take the step of one; the second layer takes no part."""
+    config = TrainingConfig(optimizer="adamw", weight_decay=0.5, precision="fp32")
+    saved = []
+    for workers in (ALONE, Echo()):
+        layers, _ = chain([20, 20])
+        model = torch.nn.ModuleList(layers)
+        before = [each.detach().clone() for each in layers[1].parameters()]
+        optimization = Optimization(model, config, torch.device("cpu"), workers)
+        for _ in range(2):
+            optimization.expect_last()
+            optimization.backward(loss_of(layers[:1]) / workers.size)
+            optimization.add_up_gradients()
+            optimization.step(torch.tensor(0.1, dtype=torch.float64))
+        assert all(map(torch.equal, layers[1].parameters(), before))
+        saved.append({**optimization.tensors(), **model.state_dict()})
+    assert saved[0].keys() == saved[1].keys()
+    torch.testing.assert_close(saved[1], saved[0])
 
 
 @given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=20), least=st.integers(1, 100))

@@ -70,6 +70,7 @@ def test_sentencex_keeps_every_character_and_knows_abbreviations():
     assert english("Dr. Smith went home.  He slept.") == ["Dr. Smith went home.  ", "He slept."]
     for language in ("de", "DE", "de-AT"):
         assert sentence_splitter(language)("Er kam am 3. Mai an.") == ["Er kam am 3. Mai an."]
+    assert sentence_splitter("gsw")("Er kam am 3. Mai an.") == ["Er kam am 3. Mai an."]  # as German
     for line in (*LINES, "a\u2028b. c", "東京に行く。大学です。", "\ufeffA. B\u0301 c?! d", "x" * 10_000):
         assert "".join(english(line)) == line
 
@@ -77,6 +78,9 @@ def test_sentencex_keeps_every_character_and_knows_abbreviations():
 def test_an_invalid_language_or_missing_library_is_reported(monkeypatch):
     with pytest.raises(UserError, match="give the language of the input"):
         sentence_splitter("English, please")
+    for language in ("xx", "deu", "eng-GB", "ceb"):  # sentencex splits all of them by English rules
+        with pytest.raises(UserError, match=f"'{language}': is not a language of ISO 639-1"):
+            sentence_splitter(language)
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(UserError, match=r"pip install ../fasttfm\[sentences\]"):
         sentence_splitter("en")

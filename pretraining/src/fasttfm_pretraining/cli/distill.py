@@ -28,7 +28,13 @@ def _bert(args: argparse.Namespace) -> int:
     from fasttfm_pretraining.training.distillation import Distillation, write_student
 
     args.preset, args.init_from = args.preset or "distilbert", args.teacher
-    status = run_task(args, "student", "fasttfm mlm distill TEACHER", lambda: Distillation(args.teacher))
+    status = run_task(
+        args,
+        "student",
+        "fasttfm mlm distill TEACHER",
+        lambda: Distillation(args.teacher),
+        complete=lambda values: Distillation(args.teacher).complete(values),
+    )
     if not status and _has_trained(args):
         tell(f"student: {write_student(args.out)}")
     return status

@@ -18,6 +18,7 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.models.attention import Lengths
+from fasttfm.models.embedding import table_of
 from fasttfm.models.layers import EncoderLayer
 from fasttfm.models.model import Model, recorded_weights, reset_parameters
 from fasttfm.models.packing import Packing
@@ -45,8 +46,8 @@ class Embeddings(nn.Module):
             raise ValueError(
                 f"a sequence has {longest} tokens: this model has positions for {self.position.num_embeddings}"
             )
-        positions = self.position.weight[:longest] if packing is None else self.position(packing.columns)
-        kinds = self.segment.weight[0] if segments is None else self.segment(segments)
+        positions = table_of(self.position)[:longest] if packing is None else self.position(packing.columns)
+        kinds = table_of(self.segment)[0] if segments is None else self.segment(segments)
         x = self.word(tokens) + positions + kinds  # (B, L, E)
         return normalise(x, self.norm)
 

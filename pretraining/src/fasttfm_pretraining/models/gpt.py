@@ -7,14 +7,14 @@
 Rows are padded on the right, with lengths (B,), or lie packed one after the other in a single row.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.attention import Lengths
 from fasttfm.models.cache import DecoderCache
+from fasttfm.models.embedding import add_positions, table_of
 from fasttfm.models.layers import EncoderLayer
 from fasttfm.models.model import recorded_weights, reset_parameters
 from fasttfm.models.residual import SITES_PER_LAYER
@@ -56,9 +56,9 @@ class GPT(LanguageModel):
         """Last layer's output (B, L, d) for tokens (B, L) that follow the cached ones."""
         first, columns = self.places(tokens, lengths, cache)
         seed = F.draw_seed(tokens.device) if self.training else None
-        positions = self.positions.weight if columns is None else self.positions(columns)
-        dropout: dict[str, Any] = {} if seed is None else {"dropout_p": self.config.dropout, "seed": seed, "site": 0}
-        x = F.embed(tokens, self.embedding.weight, positions, first_position=first, **dropout)  # (B, L, d)
+        positions = table_of(self.positions) if columns is None else self.positions(columns)
+        dropout = NO_DROPOUT if seed is None else Dropout(self.config.dropout, seed)
+        x = add_positions(tokens, self.embedding, positions, dropout=dropout, first_position=first)  # (B, L, d)
         return self.decoder(x, lengths, seed=seed, cache=cache)
 
     @torch.no_grad()

@@ -41,19 +41,22 @@ class Distillation(MaskedModelling):
         self.path, self.teacher = teacher, model
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
-        """Configuration of the student; unset fields are the teacher's, with half its layers."""
+        """Configuration of the student, completed from the teacher's."""
         refuse_another_vocabulary(data, self.path)
-        given, source = values["model"], f"{self.path}'s config.yaml"
+        self.complete(values)
+        config = build(values, {"vocab_size": len(data.tokenizer)})
+        self._check(config)
+        return config
+
+    def complete(self, values: Values) -> None:
+        """Set the fields that are not given to the teacher's, with half its layers."""
         if values["data"].setdefault("objective", "mlm") != "mlm":
             raise UserError("--objective: a student learns from hidden tokens alone: leave it out, or give mlm")
-        shape = self.teacher.config
+        given, shape, source = values["model"], self.teacher.config, f"{self.path}'s config.yaml"
         for name in field_types(BertConfig):
             if name not in (*_OF_THE_DATA, *_NONE, *given):
                 layers = max(1, shape.layers // 2)
                 values.put(name, layers if name == "layers" else getattr(shape, name), source)
-        config = build(values, {"vocab_size": len(data.tokenizer)})
-        self._check(config)
-        return config
 
     def model(self, config: Any) -> Student:
         """The student, with the teacher beside it."""

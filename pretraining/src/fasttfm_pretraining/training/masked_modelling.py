@@ -85,6 +85,7 @@ class MaskedValidator(DividedValidator[list[float]]):
     def score(self, part: list[float], workers: Workers) -> MaskedScore:
         """The score over all batches."""
         *totals, hidden, rows, tokens = workers.sum(part)
+        hidden = max(hidden, 1)
         total = dict(zip(_NAMES, totals))
         return MaskedScore(
             loss=total["loss"] / hidden,
