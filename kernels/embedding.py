@@ -200,11 +200,14 @@ class Gradient:
 def runs(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Return the indices that sort tokens stably, and the start of each token's run among them, (vocabulary + 1,).
 
-    Sort keys are int16 if the vocabulary allows, else int32: the radix sort takes one pass per byte.
+    Sort keys are int16 if the vocabulary allows, shifted if it has more than 2^15 - 1 entries, else int32: the radix
+    sort takes one pass per byte.
     """
-    dtype, first = (torch.int16, _HALF) if vocabulary < 2 * _HALF - _LEAST_PAD else (torch.int32, 0)
+    dtype = torch.int16 if vocabulary < 2 * _HALF - _LEAST_PAD else torch.int32
+    first = _HALF if _HALF <= vocabulary < 2 * _HALF - _LEAST_PAD else 0
     flat, device = tokens.view(-1), tokens.device
-    ordered, order = torch.sort(torch.sub(flat, first, out=torch.empty_like(flat, dtype=dtype)), stable=True)
+    keys = torch.sub(flat, first, out=torch.empty_like(flat, dtype=dtype)) if first else flat.to(dtype)
+    ordered, order = torch.sort(keys, stable=True)
     try:
         every = _every[vocabulary, device]
     except KeyError:

@@ -13,7 +13,7 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import alike, any_autocast, compiling, looked_at, modes, see_through
+from fasttfm.functional.onlookers import alike, any_autocast, looked_at, modes, see_through
 from fasttfm.functional.plan import Plan
 from fasttfm.functional.record import Layout, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
@@ -101,7 +101,7 @@ def direct(operator: Any) -> Any:
             ctx.non_differentiable = shown[differentiable:]
         return shown
 
-    def backward(ctx: Any, *gradients: Any) -> tuple:
+    def backward(ctx: Any, *gradients: Any, traced: bool = False) -> tuple:
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return none
         plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
@@ -110,7 +110,7 @@ def direct(operator: Any) -> Any:
         tensors: tuple = ()
         types = tuple(map(type, gradients))
         watched = (
-            compiling() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            traced or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
             or (modes() and not see_through())
         )  # fmt: skip  # looked_at(), less what alike() compares
         read = None if watched else plan.reader(types)
@@ -134,25 +134,31 @@ def direct(operator: Any) -> Any:
         record = build(in_order((*saved, *ctx.others)))
         return chosen((*differentiate(derive, record, needs_grad, *gradients), None))
 
-    return apply_of(operator.name, {"forward": forward, "backward": backward})
+    return apply_of(operator.name, forward, backward, lambda *args: backward(*args, traced=True))
 
 
-def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
+def _general(derivative: Any) -> Callable[[tuple], Any] | None:
+    """Return derive, as backward() takes it, for calls of any signature."""
+    return None if derivative is None else lambda call: derivative.call(*call)
+
+
+def _first_step(operator: Any) -> Callable[..., tuple[Sequence, tuple]]:
     """Return a function that plans a backward pass whose step is not cached: its step, and its saved tensors.
 
     A step is derive and needs_grad, as backward() takes them, and an itemgetter that puts the needed gradients into the
     order of the inputs: two None first, for the plan and the call.
     """
     needs_of, derivative = _needs_of(operator.layout), operator.derivative
-    general = None if derivative is None else derivative.call
+    general = _general(derivative)
 
-    def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[tuple, tuple]:
+    def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[Sequence, tuple]:
         needs, was = needed[2:], plan.dense or []
         chosen = itemgetter(-1, -1, *[place if is_needed else -1 for place, is_needed in enumerate(needs)])
         if key is None or looked_at() or any_autocast() or any(x.is_neg() for x in tensors) or dense(saved) != was:
             return (general, needs_of(needs), chosen), as_saved(saved, was)
-        derive = general if general is None or _grad_enabled() else derivative.planned()
-        step = derive, needs_of(needs), chosen
+        step = [general, needs_of(needs), chosen]
+        if general is not None and not _grad_enabled():
+            step[0] = derivative.planned(functools.partial(step.__setitem__, 0))
         plan.backwards.add(key, (alike(tensors), step), MOST_LAYOUTS)
         return step, saved
 
@@ -162,7 +168,7 @@ def _first_step(operator: Any) -> Callable[..., tuple[tuple, tuple]]:
 def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
     """Return setup_context and backward for torch.library.register_autograd()."""
     layout, saved_layout, needs_of = operator.layout, layout_of(operator.saved), _needs_of(operator.layout)
-    derive = None if operator.derivative is None else operator.derivative.call
+    derive = _general(operator.derivative)
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         if isinstance(output, tuple):
@@ -225,8 +231,11 @@ def _function(name: str, methods: dict[str, Callable[..., Any]]) -> Any:
     return type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
 
 
-def apply_of(name: str, methods: dict[str, Any]) -> Any:
-    """Return the C++ apply of a torch.autograd.Function, which skips Python's check for torch.func transforms."""
-    function = _function(name, methods)
-    function._backward_cls.apply = methods["backward"]  # called by autograd directly; torch's own looks it up each time
+def apply_of(name: str, forward: Any, backward: Any, traced: Any = None) -> Any:
+    """Return the C++ apply of a torch.autograd.Function, which skips Python's check for torch.func transforms.
+
+    traced: in place of backward where Dynamo traces it, under compiled autograd.
+    """
+    function = _function(name, {"forward": forward, "backward": traced or backward})
+    function._backward_cls.apply = backward  # called by autograd directly; torch's own looks it up each time
     return super(torch.autograd.Function, function).apply

@@ -157,7 +157,8 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor | None]) -> tuple:
 def _differentiate(
     backward: Callable[..., tuple], saved: _Saved, needs_grad: _Call, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
-    d_weight, d_positions = backward(grad, needs_grad.weight, needs_grad.positions, saved)
+    call = _embed_backward.record((grad, needs_grad.weight, needs_grad.positions, saved))
+    d_weight, d_positions = backward(call)
     return None, d_weight, d_positions, None
 
 

@@ -13,8 +13,8 @@ Registration uses torch's public names; the private ones are in onlookers.py.
 
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, ParamSpec, cast
 
 import torch
@@ -80,8 +80,8 @@ class Operator(Generic[Fields]):
         record, and returns the gradients of the call's first tensors, None for absent ones. Eager backward passes plan
         it by the layout of the gradients; all else must follow from the forward signature and needs_grad.
     backward(derive, saved, needs_grad, *gradients): for more than a call of the derivative: gradients of the call's
-        tensors, in order, from those of the outputs, at least one. derive(*fields) calls the derivative; gradients
-        with needs_grad.<name> False are dropped.
+        tensors, in order, from those of the outputs, at least one. derive(call) takes a record of the derivative;
+        gradients with needs_grad.<name> False are dropped.
     reference(call): the outputs in differentiable PyTorch, in place of a derivative, for operators of a backward pass:
         second derivatives. An operator with neither raises if it is differentiated.
     flops(call): floating-point operations of the matrix products, for torch.utils.flop_counter.
@@ -119,18 +119,18 @@ class Operator(Generic[Fields]):
     ) -> None:
         self.name, self.count = name, returns.count("Tensor")
         self._kind = kind = cast(Any, call)
-        self.record = functools.partial(_new, kind)
+        self.record = partial(_new, kind)
         self.layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._varies, self.cast, self.visible = decide, varies, autocast, visible
-        self._check = None if backward is derivative is None else functools.partial(layout.check, name)
+        self._check = None if backward is derivative is None else partial(layout.check, name)
         self.plans = Plans()
         checked, products = self._check is not None, autocast is not None
         self._find = finder(layout, self.plans, free, checked=checked, products=products)
         _every.append(self)
 
         if backward is None and derivative is not None:
-            backward = _of_first_tensors(layout.count, derivative.count)
+            backward = _of_first_tensors(layout.count, derivative)
         elif backward is None:
             backward, differentiable = by_reference(name, layout, reference), self.count
         self.save, self.saved, self.backward = save, saved or kind, backward
@@ -199,21 +199,18 @@ class Operator(Generic[Fields]):
             self.plans.add(key, plan, MOST_PLANS)
         return plan
 
-    def planned(self) -> Callable[..., Any]:
-        """Return a function of a call's fields that plans at its first call; all calls must have one signature.
+    def planned(self, keep: Callable[[Callable[[Any], Any]], None]) -> Callable[[Any], Any]:
+        """Return a function that plans and computes a first call; keep() receives what computes further ones like it.
 
         Nothing is checked. The caller disables autograd and autocast and makes the tensors' GPU current.
         """
-        record, compute = self.record, None
 
-        def run(*fields: Any) -> Any:
-            nonlocal compute
-            call = record(fields)
-            if compute is None:
-                compute = self._plan(call)
+        def first(call: Any) -> Any:
+            compute = self._plan(call)
+            keep(compute)
             return compute(call)
 
-        return run
+        return first
 
     def _call(self, differentiate: Callable[..., Any]) -> Any:
         """Return the operator's call, as a closure: it costs half as much as a method that reads self."""
@@ -311,12 +308,13 @@ class Operator(Generic[Fields]):
         return call if self._decide is None else self.record((*call[:-1], self._decide(call)))
 
 
-def _of_first_tensors(tensors: int, gradients: int) -> Callable[..., Any]:
+def _of_first_tensors(tensors: int, derivative: Operator) -> Callable[..., Any]:
     """Return the backward of an operator whose derivative computes the gradients of its first tensors."""
+    record, gradients = derivative.record, derivative.count
     rest = (None,) * (tensors - gradients)
 
     def backward(derive: Callable[..., Any], saved: Any, needs_grad: Any, grad: Tensor, *_: Any) -> Any:
-        results = derive(grad, saved)
+        results = derive(record((grad, saved)))
         return (results, *rest) if gradients == 1 else (*results, *rest)
 
     return backward
@@ -329,12 +327,11 @@ class Inner:
     signature and one layout of gradients, disables autograd and autocast, and makes the tensors' GPU current.
     """
 
-    __slots__ = ("_grad_mode", "_operator", "_plan", "backward")
+    __slots__ = ("_derive", "_grad_mode", "_operator", "_plan")
 
     def __init__(self, operator: Operator) -> None:
         self._operator, self._plan, self._grad_mode = operator, cast(Any, None), torch.is_grad_enabled()
-        self.backward: Any = operator.derivative and operator.derivative.planned()
-        """Calls the operator's derivative with these fields: gradients, then the saved record."""
+        self._derive: Any = operator.derivative and operator.derivative.planned(partial(setattr, self, "_derive"))
 
     def __call__(self, *fields: Any) -> tuple[Any, Any]:
         """Return all outputs of the operator, and its saved record. The first call raises for wrong arguments."""
@@ -346,6 +343,10 @@ class Inner:
         call = operator.record(fields if plan.route is None else (*fields[:-1], plan.route))
         outputs = plan.compute(call)
         return outputs, _new(operator.saved, operator.save(call, outputs))
+
+    def backward(self, *fields: Any) -> Any:
+        """Call the operator's derivative with these fields: gradients, then the saved record."""
+        return self._derive(self._operator.derivative.record(fields))  # type: ignore[union-attr]
 
 
 _every: list[Operator] = []

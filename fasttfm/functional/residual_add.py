@@ -126,7 +126,7 @@ OPERATOR = Operator(
     "residual_add", _Call, "(Tensor, Tensor)", _plan, _fake, checks=_checks,
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
     save=lambda call, outputs: (outputs[1], *call[2:5], call.x.dtype, call.route), saved=_Saved,
-    backward=lambda backward, saved, _, ds, *_keep: (backward(ds, saved), ds, None),
+    backward=lambda backward, saved, _, ds, *_keep: (backward(_residual_add_backward.record((ds, saved))), ds, None),
     derivative=_residual_add_backward, visible=1, rows=("x", "residual"), free=("site",),
 )  # fmt: skip
 _residual_add = OPERATOR.call

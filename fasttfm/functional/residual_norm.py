@@ -174,8 +174,8 @@ def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
     _, s, mean, rstd, keep = outputs
     joined = residual is not None
     return (
-        s if joined else x, mean, rstd, x_bias, weight, bias, keep, seed, dropout_p, site, x.dtype, eps, joined, rms,
-        route,
+        s if joined else x, mean, rstd, x_bias, weight, bias, keep, seed, dropout_p, site, x.dtype, eps, joined,
+        residual is None or (x.dtype == residual.dtype and seed is None), rms, route,
     )  # fmt: skip
 
 
@@ -184,7 +184,8 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     if dy is None:  # y was not used
         dy = saved.s.new_zeros(saved.s.shape, dtype=saved.dtype)
-    dx, dresidual, dx_bias, dweight, dbias = backward(dy, None, ds if saved.joined else None, saved)
+    call = _residual_norm_backward.record((dy, None, ds if saved.joined else None, saved))
+    dx, dresidual, dx_bias, dweight, dbias = backward(call)
     return dresidual if saved.one_gradient else dx, dx_bias, dresidual if saved.joined else None, dweight, dbias, None
 
 

@@ -189,5 +189,5 @@ _back = Operator(
 )  # fmt: skip
 _rotary: Any = Operator(
     "rotary", _Call, "Tensor", _plan, _fake, checks=_checks, derivative=_back,
-    backward=lambda back, saved, needs_grad, grad: (back(grad, *saved), None, None, None), **_shared,
+    backward=lambda back, saved, needs_grad, grad: (back(_back.record((grad, *saved))), None, None, None), **_shared,
 ).call  # fmt: skip

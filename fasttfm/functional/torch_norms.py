@@ -49,13 +49,10 @@ class Saved(NamedTuple):
     eps: float
     joined: bool
     """Whether there was a residual."""
+    one_gradient: bool
+    """Whether x and residual have the same gradient, which is then computed once."""
     rms: bool
     route: str
-
-    @property
-    def one_gradient(self) -> bool:
-        """True if x and residual have the same gradient, which is then computed once."""
-        return not self.joined or (self.dtype == self.s.dtype and self.seed is None)
 
 
 class Backward(NamedTuple):

@@ -376,7 +376,7 @@ def _differentiable(layers: _Layers, inputs: tuple, gradients: tuple) -> list[An
     return [None if each is None else by_input.get(id(each)) for each in inputs]
 
 
-NODE = apply_of("fasttfm_layers", {"forward": _forward, "backward": _backward})
+NODE = apply_of("fasttfm_layers", _forward, _backward)
 """NODE(layers, weights, memory_weights, y, x, memory, *parameters): y and x behind the layers, or y alone if x is not
 used. The input x is None if it is y."""
 

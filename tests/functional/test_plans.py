@@ -5,6 +5,7 @@ import importlib
 import itertools
 import threading
 import weakref
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
@@ -357,10 +358,10 @@ def test_the_tf32_setting_has_plans_of_its_own():
     find = finder(layout, Plans(), (), checked=True, products=True)
     x, seed = torch.empty(3, device="meta", requires_grad=True), torch.empty(1, dtype=torch.int64, device="meta")
     keys, planned = set(), []
-    of_gradients = SimpleNamespace(cast=True, call=len, planned=lambda: planned.append(0) or (lambda grad, saved: grad))
+    of_gradients = SimpleNamespace(cast=True, call=len, planned=lambda keep: planned.append(0) or itemgetter(0))
 
     def backward(derive, saved, needs_grad, grad):
-        return derive(grad, saved), None
+        return derive((grad, saved)), None
 
     product = SimpleNamespace(
         name="product", layout=layout, save=lambda call, _: call, saved=Product, backward=backward, differentiable=1,

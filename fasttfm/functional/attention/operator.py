@@ -208,7 +208,8 @@ def _differentiate(
     backward: Callable[..., Outputs], saved: Saved, needs_grad: Any, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     call = saved.call
-    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, needs_grad.mask is True, None, None, saved)
+    derived = backward(_attention_backward.record((grad, needs_grad.mask is True, None, None, saved)))
+    d_query, d_key, d_value, _, _, d_mask, d_sinks = derived
     d_value = None if call.value is None or call.only_weights else d_value
     return (
         d_query, None if call.key is None else d_key, d_value, None, None, None,
