@@ -36,7 +36,7 @@ def masking_vocabulary(tokenizer: TextTokenizer) -> MaskingVocabulary:
     elif any(piece.startswith(_CONTINUES) for piece in pieces):
         begins = [not piece.startswith(_CONTINUES) for piece in pieces]
     else:
-        begins = [piece.startswith(_WORD_MARKS) or piece == "\n" for piece in pieces]
+        begins = [piece.startswith(_WORD_MARKS) or piece in ("\n", "<0x0A>") for piece in pieces]
     return MaskingVocabulary(
         size=size,
         begin=begin,
