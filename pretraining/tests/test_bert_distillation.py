@@ -87,6 +87,14 @@ def test_the_loss_is_the_weighted_sum_by_hand():
     assert student.body.encoder.layers[0].linear1.weight.grad.abs().sum() > 0
 
 
+def test_validation_minimizes_what_training_does():
+    student, _ = pair(**{**NOTHING, "hidden_weight": 1.0})  # the head is untrained
+    loss, nll = student.batch_loss(batch())
+    scores = student.batch_scores(batch())
+    assert scores["loss"] == loss != nll == scores["nll"]
+    assert "sentences" not in scores
+
+
 def test_the_teacher_is_neither_saved_nor_trained():
     student, teacher = pair()
     assert sum(p.numel() for p in student.parameters()) < sum(p.numel() for p in teacher.parameters())

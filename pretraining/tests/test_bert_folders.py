@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fasttfm.errors import UserError
+from fasttfm_pretraining.config.bert import ElectraConfig
 from fasttfm_pretraining.interop import bert as interop
 from fasttfm_pretraining.interop.folders import cut_vocabulary
-from fasttfm_pretraining.models.electra import mean_detection_loss
+from fasttfm_pretraining.models.electra import Electra, mean_detection_loss
 
 transformers = pytest.importorskip("transformers")
 
@@ -221,6 +222,13 @@ def test_a_wrong_folder_ends_in_one_line(spoil, message, tmp_path):
     with pytest.raises(UserError, match=message) as raised:
         interop.read_pretraining(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_a_generator_whose_head_has_another_activation_is_refused(tmp_path):
+    sizes = {"vocab_size": 50, "d_model": 16, "heads": 2, "d_ff": 24, "layers": 1, "embedding_size": 8}
+    model = Electra(ElectraConfig(**sizes, generator_size=0.5, activation="relu"))
+    with pytest.raises(UserError, match="activation relu: the head of masked tokens"):
+        interop.write(model, tmp_path)
 
 
 def test_parts_of_two_electras_are_refused(tmp_path):

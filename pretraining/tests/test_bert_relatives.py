@@ -87,6 +87,7 @@ def test_gradients_are_equal(tmp_path):
         ("roberta", {"max_position_embeddings": 2}, "leaves no position"),
         ("roberta", {"type_vocab_size": 2}, "type_vocab_size 2"),
         ("roberta", {"hidden_size": 32}, "configuration says"),
+        ("roberta", {"hidden_act": "relu"}, "hidden_act relu: the head of masked tokens of an ELECTRA or RoBERTa"),
         ("distilbert", {"dim": None}, "dim|hidden_size"),
         ("distilbert", {"n_layers": 4}, "the layers bert.encoder.layer.0, 1, 2, where"),
         ("distilbert", {"activation": "mish"}, "mish"),

@@ -1,5 +1,6 @@
 """Hugging Face's GPT-2 and GPT-1: equal logits and gradients from their folders, and theirs from ours."""
 
+import dataclasses
 import json
 
 import pytest
@@ -50,6 +51,14 @@ def test_other_sizes_and_activations_survive_the_way_there_and_back(tmp_path):
     repeated = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     tokens = torch.randint(0, 37, (2, 9))
     torch.testing.assert_close(repeated(tokens).logits, their_model(tokens).logits)
+
+
+def test_an_activation_that_gpt_1_has_not_is_refused(tmp_path):
+    theirs("openai-gpt", tmp_path / "theirs")
+    ours = read(tmp_path / "theirs")
+    ours = GPT(dataclasses.replace(ours.config, activation="gelu"))  # their "gelu" is the formula with tanh
+    with pytest.raises(UserError, match="activation gelu: Hugging Face's GPT-1 has gelu_tanh, relu alone"):
+        write(ours, tmp_path / "ours")
 
 
 def test_a_folder_becomes_a_model_directory(tmp_path, capsys):

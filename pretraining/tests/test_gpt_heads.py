@@ -52,6 +52,15 @@ def test_the_loss_is_the_task_s_and_half_of_the_text_s(choices):
     torch.testing.assert_close(without.batch_loss(batch)[0], task, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("lm_weight", [0.5, 0.0])
+def test_the_loss_is_computed_by_calling_the_model(lm_weight):
+    """As FSDP requires, which gathers the weights before a call."""
+    made, calls = model(lm_weight=lm_weight), []
+    made.register_forward_pre_hook(lambda *_: calls.append(1))
+    made.batch_loss(examples().batch(range(3)))
+    assert calls == [1]
+
+
 def theirs_and_ours(cls, folder, head, **fields):
     """A GPT-1 of Hugging Face with random weights and no dropout, and ours with its weights; head: name of theirs."""
     transformers = pytest.importorskip("transformers")

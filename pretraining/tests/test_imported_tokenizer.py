@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.text_tokenizer import ImportedTokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -60,6 +62,15 @@ def test_a_file_that_tells_of_truncation_and_padding_cuts_and_pads_nothing():
     tokenizer = ImportedTokenizer(made.to_str())
     assert len(tokenizer.encode("a" * 30)) == len(tokenizer.encode_with_spans("a" * 30)[0]) == 30
     assert len(tokenizer.encode("a")) == 1
+
+
+def test_markers_of_any_name_are_never_masked():
+    content = byte_level().content.replace("[MASK]", "<mask>").replace("<|endoftext|>", "<eos>")
+    made = tokenizers.Tokenizer.from_str(content)
+    made.add_special_tokens(["<bos>"])
+    vocabulary = masking_vocabulary(ImportedTokenizer(made.to_str()))
+    assert (vocabulary.end, vocabulary.mask, vocabulary.begin) == (256, 257, 258)
+    assert np.flatnonzero(vocabulary.is_special).tolist() == [256, 257, 258]
 
 
 def test_llama_s_documents_begin_with_their_own_token():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from training.runs import assert_same_weights
@@ -200,6 +201,19 @@ def test_the_markers_are_those_of_the_vocabulary(data):
     assert (vocabulary.begin, vocabulary.end, vocabulary.mask, vocabulary.size) == (2, 3, 4, 261)
     assert vocabulary.is_special.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
     assert vocabulary.begins_word.nonzero()[0].tolist() == [5 + ord("\n"), 5 + ord(" ")]
+
+
+def test_pairs_of_bytes_are_cut_where_a_line_begins(data):
+    documents = PreparedDocuments.open(data)
+    config = MaskingConfig(objective="mlm+nsp", row_length=96)
+    made = masked_batches(config, documents.train, documents.tokenizer)
+    whole = np.flatnonzero(
+        made.spans.ends - made.spans.begins == 93
+    )  # shorter ones may have no line break in the middle
+    assert len(whole) > 9
+    for number in whole:
+        row, second, _ = made.row(number, np.random.default_rng(number))
+        assert row[second - 2 : second].tolist() == [5 + ord("\n"), 3]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,15 @@ def test_every_token_of_the_documents_is_in_one_row():
     assert 0 < made.skipped < 40
 
 
+def test_wrong_and_true_second_segments_begin_with_words_alike():
+    made, begins = batches(pairs="nsp"), ([], [])
+    for number in np.flatnonzero(made.spans.ends - made.spans.begins == 29):
+        row, second, label = row_of(made, int(number), 0)
+        begins[label].append(VOCABULARY.begins_word[row[second]])
+    assert min(map(len, begins)) > 20
+    assert all(np.mean(each) > 0.9 for each in begins)  # a span of few tokens may have no word to begin with
+
+
 def test_a_batch_holds_what_its_rows_say():
     for pairs in (None, "nsp", "sop"):
         made = batches(pairs=pairs)

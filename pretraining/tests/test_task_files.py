@@ -133,6 +133,13 @@ def test_an_epoch_has_every_example_once_within_the_budget():
     assert batches.padding_ratio == pytest.approx(1 - lengths.sum() / cells)
 
 
+def test_no_batch_is_wider_than_the_longest_example():
+    examples = examples_of([100, 99, 97, 40])  # a model of 100 positions has no place for the grid's 104
+    training = TaskBatches(examples, max_tokens=400)
+    for batch in (*map(training.batch, training.epoch(0)), *(batch for _, batch in evaluation_batches(examples, 400))):
+        assert batch.shape[1] <= 100
+
+
 def test_choices_stay_together_and_count_in_the_budget():
     batches = TaskBatches(examples_of([10, 12, 9, 30], choices=4), max_tokens=100)
     assert batches.skipped == 1

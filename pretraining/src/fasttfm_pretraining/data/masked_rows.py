@@ -116,7 +116,8 @@ class Pairs:
     def pair(self, row: int, random: np.random.Generator) -> Pair:
         """The pair of a row's span."""
         text = self.corpus.read(int(self.spans.begins[row]), int(self.spans.ends[row]))
-        cut = self._cut(text, random)
+        cuts = np.arange(1, len(text))
+        cut = self._cut(text, np.abs(2 * cuts - len(text)) <= len(text) // 2, random)  # in the middle half if it can
         first, second = text[:cut], text[cut:]
         if random.random() < 0.5:
             return Pair(first, second, 0)
@@ -124,19 +125,24 @@ class Pairs:
             return Pair(second, first, 1)
         return Pair(first, self._other(row, len(second), random), 1)
 
-    def _cut(self, text: np.ndarray, random: np.random.Generator) -> int:
-        """Choose where the second segment begins: line break, word, or anywhere, in the middle half if it can."""
+    def _cut(self, text: np.ndarray, fits: np.ndarray, random: np.random.Generator) -> int:
+        """Choose where a second segment begins: line or word that fits, else any word, else anywhere.
+
+        fits (tokens - 1,) bool: of the cuts before each token but the first.
+        """
         cuts = np.arange(1, len(text))
-        middle = np.abs(2 * cuts - len(text)) <= len(text) // 2
         line_starts = text[:-1] == self.line if self.line is not None else np.zeros(len(cuts), bool)
         word_starts = self.vocabulary.begins_word[text[1:]]
-        for allowed in (line_starts & middle, word_starts & middle, word_starts, np.ones(len(cuts), bool)):
+        for allowed in (line_starts & fits, word_starts & fits, word_starts, np.ones(len(cuts), bool)):
             if allowed.any():
                 return int(random.choice(cuts[allowed]))
         raise AssertionError("a span has at least two tokens")
 
     def _other(self, row: int, length: int, random: np.random.Generator) -> np.ndarray:
-        """At most `length` tokens of another document, or of another span if there is only one document."""
+        """At most `length` tokens of another document, or of another span if there is only one document.
+
+        They begin as the true ones do, at a line or a word: where they begin tells nothing.
+        """
         documents = self.spans.documents
         first, last = np.searchsorted(documents, [documents[row], documents[row] + 1])
         if last - first == len(documents):
@@ -145,9 +151,10 @@ class Pairs:
             first = last = 0
         other = int(random.integers(len(documents) - (last - first)))
         other += last - first if other >= first else 0
-        begin, end = int(self.spans.begins[other]), int(self.spans.ends[other])
-        start = int(random.integers(begin, max(begin, end - length) + 1))
-        return self.corpus.read(start, min(start + length, end))
+        text = self.corpus.read(int(self.spans.begins[other]), int(self.spans.ends[other]))
+        last = len(text) - length
+        begin = self._cut(text, np.arange(1, len(text)) <= last, random) if last > 0 else 0
+        return text[begin : begin + length]
 
 
 class MaskedBatches:

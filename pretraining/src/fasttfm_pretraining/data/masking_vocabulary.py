@@ -28,15 +28,15 @@ def masking_vocabulary(tokenizer: TextTokenizer) -> MaskingVocabulary:
     begin = BOS
     pieces = tokenizer.pieces()
     if isinstance(tokenizer, ImportedTokenizer):
-        special = {number for number, piece in enumerate(pieces) if piece in _SPECIAL} | {tokenizer.mask}
-        special |= set(tokenizer.textless(size))
         begin = next((pieces.index(piece) for piece in _BEGINS if piece in pieces), tokenizer.end)
+        special = {number for number, piece in enumerate(pieces) if piece in _SPECIAL}
+        special |= {begin, tokenizer.end, tokenizer.mask, *tokenizer.textless(size)}
     if isinstance(tokenizer, ByteTokenizer):
         begins = [piece in (" ", "\n") for piece in pieces]  # a word takes the space before it
     elif any(piece.startswith(_CONTINUES) for piece in pieces):
         begins = [not piece.startswith(_CONTINUES) for piece in pieces]
     else:
-        begins = [piece.startswith(_WORD_MARKS) or piece == "\n" for piece in pieces]
+        begins = [piece.startswith(_WORD_MARKS) or piece in ("\n", "<0x0A>") for piece in pieces]
     return MaskingVocabulary(
         size=size,
         begin=begin,

@@ -94,7 +94,7 @@ class Examples:
 
 
 class TaskBatches(PlannedBatches):
-    """The training batches of examples.
+    """The training batches of examples. None is wider than the longest example: a model may have no more positions.
 
     max_tokens: maximum padded tokens of a batch; longer single examples are left out and counted in `skipped`.
     Raises ValueError if none is left.
@@ -114,7 +114,7 @@ class TaskBatches(PlannedBatches):
                 f"no example of at least {lengths.min() * examples.choices} tokens fits batches of {max_tokens}"
             )
         widths = np.where(kept, lengths, 0)
-        plan = plan_batches(widths, widths, choose_sizes(widths, widths, budget), budget)
+        plan = plan_batches(widths, widths, choose_sizes(widths, widths, int(widths.max())), budget)
         super().__init__(plan, len(examples), seed, together)
 
     @property
@@ -136,7 +136,7 @@ class TaskBatches(PlannedBatches):
 
 def evaluation_batches(examples: Examples, max_tokens: int) -> list[tuple[np.ndarray, TaskBatch]]:
     """All examples with their indices, in batches of similar length, for validation and prediction."""
-    groups = length_batches(examples.lengths, max_tokens // examples.choices)
-    return [
-        (np.array(group), examples.batch(group, round_length(int(examples.lengths[group].max())))) for group in groups
-    ]
+    lengths = examples.lengths
+    groups = length_batches(lengths, max_tokens // examples.choices)
+    widths = [min(round_length(int(lengths[group].max())), int(lengths.max())) for group in groups]
+    return [(np.array(group), examples.batch(group, width)) for group, width in zip(groups, widths)]

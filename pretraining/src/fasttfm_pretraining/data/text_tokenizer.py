@@ -41,6 +41,8 @@ class TextTokenizer(ABC):
 
     begin: int
     """The start-of-document token: `end`, unless another tool's vocabulary has its own."""
+    newline: int | None = None
+    """The token of a line break; None if the vocabulary has none of its own."""
     separators: int = 1
     """Tokens between the two texts of a pair."""
 
@@ -85,6 +87,7 @@ class PieceTokenizer(TextTokenizer):
     """A SentencePiece model; lines are tokenized one by one and joined by its line-break piece."""
 
     file = PIECES_FILE
+    newline: int
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ValueError for a model without a line-break piece."""
@@ -137,6 +140,7 @@ class ByteTokenizer(TextTokenizer):
     begin: int = EOS
     end: int = EOS
     mask: int | None = 4
+    newline: int | None = _FIRST_BYTE + ord(NEWLINE)
 
     def __len__(self) -> int:
         return _FIRST_BYTE + 256

@@ -116,6 +116,7 @@ _FAMILIES = {
 }  # fmt: skip
 POSITIONS = r".*\.position_ids"
 """Position ids, which are computed."""
+_GELU_HEAD = "the head of masked tokens of an ELECTRA or RoBERTa has gelu whatever its layers have: give gelu"
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
 
@@ -258,6 +259,7 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
     """Read a folder's parameter names, body configuration, and matching weights."""
     path = folder / "config.json"
     given, weights = read_config(folder, *_FAMILIES, *RELATIVES), dict(read_tensors(folder))
+    has_gelu_head = given["model_type"] in ("electra", "roberta")
     if given["model_type"] in RELATIVES:
         given, weights = as_bert(given, weights, path)
     config, family = _config(given, path), _FAMILIES[given["model_type"]]
@@ -270,6 +272,8 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
         return name.replace("gamma", "weight").replace("beta", "bias")  # as TensorFlow called them
 
     weights = TheirWeights(folder, renamed(weights, our_name, folder))
+    if has_gelu_head and config.activation != "gelu" and f"{family.masked[0]}.weight" in weights:
+        raise UserError(f"{path}: hidden_act {given['hidden_act']}: {_GELU_HEAD}")
     layers, said = (1, "num_hidden_groups") if config.share == "all" else (config.layers, "num_hidden_layers")
     weights.refuse_other_layers(family.prefix + family.layer.partition("{")[0], layers, f"config.json's {said}")
     with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
@@ -353,6 +357,8 @@ def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, A
         raise UserError(f"share {config.share}: transformers' ALBERT shares all of its layers or none")
     if kind == "albert" and body.embedding_projection is None:
         raise UserError("transformers' ALBERT always maps its embeddings to d_model: this one has none of that width")
+    if kind == "electra" and isinstance(head, MaskedHead) and config.activation != "gelu":
+        raise UserError(f"activation {config.activation}: {_GELU_HEAD}")
     tensors = _their_tensors(body, body_parameters(body, family))
     if isinstance(head, MaskedHead):
         tensors |= _their_tensors(head, _masked_parameters(family))

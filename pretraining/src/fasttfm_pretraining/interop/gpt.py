@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fasttfm.convert.config_json import (
-    ACTIVATIONS,
     THEIR_ACTIVATIONS,
     Field,
     configuration,
@@ -54,6 +53,8 @@ _LAYER = {
     "norm1": "ln_1",
     "norm2": "ln_2",
 }
+_FIRST_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
+"""GPT-1's activation -> ours: its "gelu" is the formula with tanh."""
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 FIELDS = (
     Field("vocab_size", "vocab_size"),
@@ -106,14 +107,14 @@ def write(
     kind = "gpt2" if config.norm_first else "openai-gpt"
     family = _FAMILIES[kind]
     ours = _transposed(theirs(model_weights(model), _parameters(config, family)))
-    activation = THEIR_ACTIVATIONS[config.activation]
-    if kind == "openai-gpt" and config.activation == "gelu_tanh":  # whose "gelu" is the formula with tanh
-        activation = "gelu"
+    names = THEIR_ACTIVATIONS if kind == "gpt2" else {ours: theirs for theirs, ours in _FIRST_ACTIVATIONS.items()}
+    if config.activation not in names:
+        raise UserError(f"activation {config.activation}: Hugging Face's GPT-1 has {', '.join(names)} alone")
     fields = {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,
         **described(config, FIELDS),
-        family.activation: activation,
+        family.activation: names[config.activation],
         "embd_pdrop": config.dropout,
         "tie_word_embeddings": True,
     }
@@ -149,8 +150,8 @@ def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
     refuse_others(given, path, allowed)
     tell_unknown_fields(given, path, {*allowed, *(each.theirs for each in FIELDS), *_OTHER_FIELDS})
     is_first = given["model_type"] == "openai-gpt"
-    if is_first:  # whose "gelu" is the formula with tanh
-        activation = our_activation(given, path, "afn", "gelu", ACTIVATIONS | {"gelu": "gelu_tanh"})
+    if is_first:
+        activation = our_activation(given, path, "afn", "gelu", _FIRST_ACTIVATIONS)
     else:
         activation = our_activation(given, path, "activation_function", "gelu_new")
     dropouts = [field(given, name, float, str(path), 0.1) for name in ("resid_pdrop", "embd_pdrop")]

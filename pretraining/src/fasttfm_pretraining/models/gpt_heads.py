@@ -33,27 +33,29 @@ class GPTClassifier(TaskModel):
         self.classifier = nn.Linear(config.d_model, config.labels)
         reset_parameters(self.classifier, 0.02)
 
-    def forward(self, batch: Any, packed: bool = False) -> Tensor:
-        """The scores of a data.task_batches.TaskBatch, (B, labels), or (B, C) of C choices, float32."""
-        return self._scores(self.body.hidden(batch.tokens, _lengths(batch)), batch)
+    def forward(self, batch: Any, packed: bool = False, *, with_text: bool = False) -> Any:
+        """The scores of a data.task_batches.TaskBatch, (B, labels), or (B, C) of C choices, float32.
 
-    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """The loss above summed over examples, and the task's alone without smoothing and gradient; 0-d.
-
-        packed has no meaning: rows are padded on the right, where no token sees the padding.
+        with_text: (scores, mean loss of predicting the text's tokens). batch_loss() calls the model with it, so that
+        wrappers such as FSDP take part. packed has no meaning: no token sees the padding, on the right.
         """
-        hidden = self.body.hidden(batch.tokens, _lengths(batch))  # (R, S, d)
-        loss, nll = self.loss_of(self._scores(hidden, batch), batch.labels, label_smoothing)
-        if self.config.lm_weight:
-            text, _ = token_loss(hidden, self.body.output, next_tokens(batch), label_smoothing=0.0, pad_id=IGNORED)
-            predicted = batch.source_tokens - len(batch.tokens)
-            loss = loss + self.config.lm_weight * len(batch.labels) * text / predicted
-        return loss, nll
-
-    def _scores(self, hidden: Tensor, batch: Any) -> Tensor:
+        lengths = None if batch.source_tokens == batch.tokens.numel() else batch.lengths
+        hidden = self.body.hidden(batch.tokens, lengths)  # (R, S, d)
         last = hidden[torch.arange(len(hidden), device=hidden.device), batch.lengths - 1]  # (R, d)
         last = nn.functional.dropout(last, self.config.dropout, self.training)
-        return apply_linear(self.classifier, last).float().view(len(batch.labels), -1)
+        scores = apply_linear(self.classifier, last).float().view(len(batch.labels), -1)
+        if not with_text:
+            return scores
+        text, _ = token_loss(hidden, self.body.output, next_tokens(batch), label_smoothing=0.0, pad_id=IGNORED)
+        return scores, text / (batch.source_tokens - len(batch.tokens))
+
+    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
+        """The loss above summed over examples, and the task's alone without smoothing and gradient; 0-d."""
+        if not self.config.lm_weight:
+            return super().batch_loss(batch, label_smoothing=label_smoothing)
+        scores, text = self(batch, with_text=True)
+        loss, nll = self.loss_of(scores, batch.labels, label_smoothing)
+        return loss + self.config.lm_weight * len(batch.labels) * text, nll
 
 
 def next_tokens(batch: Any) -> Tensor:
@@ -62,7 +64,3 @@ def next_tokens(batch: Any) -> Tensor:
     targets[:, :-1] = batch.tokens[:, 1:]
     positions = torch.arange(batch.tokens.shape[1], device=targets.device)
     return targets.masked_fill(positions >= batch.lengths[:, None] - 1, IGNORED)
-
-
-def _lengths(batch: Any) -> Tensor | None:
-    return None if batch.source_tokens == batch.tokens.numel() else batch.lengths

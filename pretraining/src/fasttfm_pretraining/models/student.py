@@ -12,7 +12,7 @@ from fasttfm import functional as F
 from fasttfm.models.model import reset_parameters
 from fasttfm.store.weights import layer_map
 from fasttfm_pretraining.config.bert import StudentConfig
-from fasttfm_pretraining.models.bert import BertPretraining, inputs
+from fasttfm_pretraining.models.bert import BertPretraining, Predictions, inputs
 from fasttfm_pretraining.models.distillation import (
     Trace,
     attention_loss,
@@ -34,8 +34,8 @@ class Student(BertPretraining):
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, or it would be saved and trained
         add_maps(self, config, teacher.config.d_model)
 
-    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """Weighted loss of a data.masking.MaskedBatch, and the plain loss of its masked tokens; 0-d sums.
+    def _losses(self, batch: Any, label_smoothing: float, packed: bool) -> tuple[Tensor, Tensor, Predictions]:
+        """Weighted loss of a data.masking.MaskedBatch, the plain loss of its masked tokens, and their logits.
 
         Losses over all tokens are rescaled to the masked tokens. packed is ignored: attention losses use padded rows.
         """
@@ -58,7 +58,7 @@ class Student(BertPretraining):
             distance = cosine_loss(hidden.flatten(0, 1)[real], wanted.flatten(0, 1)[real]) / real.sum()
             loss = loss + config.cosine_weight * batch.target_tokens * distance
         layers = layer_losses(self, teacher.config.layers, mine, taught, real, batch.lengths)
-        return loss + batch.target_tokens * layers, nll
+        return loss + batch.target_tokens * layers, nll, Predictions(masked, None)
 
     @torch.no_grad()
     def copy_layers(self) -> bool:

@@ -161,7 +161,7 @@ def masked_batches(
             max_tokens=config.max_tokens,
             seed=seed,
             pairs=_PAIRS.get(config.objective),
-            line=getattr(tokenizer, "newline", None),
+            line=tokenizer.newline,
             together=together,
         )
     except ValueError as error:
