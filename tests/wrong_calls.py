@@ -263,7 +263,7 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
         yield "a tensor", True, torch.ones(2)
         yield "complex", True, 1j
         for number in (math.nan, math.inf, -1.0):
-            positive = argument in ("dropout_p", "dropout", "label_smoothing", "eps", "base", "factor")
+            positive = argument in ("dropout_p", "dropout", "label_smoothing", "base", "factor")
             yield f"{number}", positive or not math.isfinite(number), number
     elif str in kinds:
         yield "another", True, "nonsense"
@@ -297,7 +297,8 @@ def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | 
     if wrong.always:
         return "is taken"
     for x in output if isinstance(output, tuple) else (output,):
-        if isinstance(x, Tensor) and (x.is_meta or x.isnan().any()):
+        numbers = wrong.argument.endswith("eps")  # torch takes a negative one, and the formula need not have a value
+        if isinstance(x, Tensor) and (x.is_meta or (x.isnan().any() and not numbers)):
             return f"gives {'meta' if x.is_meta else 'no numbers'}"
     return None
 

@@ -111,8 +111,6 @@ def _checks(call: Call) -> None:
             )
     if call.residual is not None and x.shape != call.residual.shape:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(call.residual.shape)} must have one shape")
-    if call.eps < 0:
-        raise ValueError(f"{name}: eps={call.eps} must be at least 0: it is added to a variance")
     dropout_for(x.device, call.dropout_p, call.seed, call.site)
 
 

@@ -25,8 +25,8 @@ def check_sizes(**sizes: int | None) -> None:
 def check_layer(d_model: int, nhead: int, dim_feedforward: int, dropout: float, layer_norm_eps: float) -> None:
     """Raise ArgumentError for sizes that no encoder or decoder layer can have."""
     check_dropout(dropout)
-    if not 0.0 <= layer_norm_eps < math.inf:
-        raise ArgumentError(f"layer_norm_eps is {layer_norm_eps} but must be finite and at least 0")
+    if not math.isfinite(layer_norm_eps):
+        raise ArgumentError(f"layer_norm_eps is {layer_norm_eps} but must be finite")
     check_sizes(dim_feedforward=dim_feedforward)
     if d_model <= 0 or nhead <= 0 or d_model % nhead:
         raise ArgumentError(f"d_model {d_model} must be divisible by nhead {nhead}, and both greater than 0")
