@@ -42,8 +42,8 @@ class TrainingConfig:
     """Epsilon in Adam's denominator."""
     weight_decay: Amount = 0.0
     """Weight decay of the optimizer."""
-    decayed: Literal["all", "matrices", "layers"] = "all"
-    """Parameters with weight_decay: all, or only matrices and embeddings (BERT, GPT), or only the layers' matrices."""
+    decayed: Literal["all", "matrices"] = "all"
+    """Parameters with weight_decay: all, or only matrices and embeddings (BERT, GPT)."""
     clip_norm: Amount = 0.0
     """Maximum global gradient norm; 0: do not clip."""
     label_smoothing: Rate = 0.1

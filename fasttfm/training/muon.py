@@ -73,8 +73,8 @@ def blocks_of(matrix: Tensor, by_columns: bool) -> list[Tensor]:
     return [part if part.shape[1] <= part.shape[2] else part.mT for part in parts]
 
 
-def is_layer_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether Muon updates a parameter: a matrix of a layer, not an embedding, norm, bias or output layer."""
+def is_muons(name: str, parameter: Tensor) -> bool:
+    """Return whether Muon updates a parameter: matrices of layers, not embeddings, norms, biases or output layers."""
     return parameter.dim() == 2 and ".layers." in name
 
 

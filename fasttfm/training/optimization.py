@@ -1,6 +1,6 @@
 """Optimizer step: unscale, clip, Adam and Muon, moving average; without synchronization."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,18 +11,12 @@ from torch import Tensor, nn
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 from fasttfm.training.exchange import GradientExchange
-from fasttfm.training.muon import Muon, is_layer_matrix
+from fasttfm.training.muon import Muon, is_muons
 from fasttfm.training.sharding import local, part_of
 from fasttfm.training.workers import Workers
 
 _OF_ADAM = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
 """Prefixes of the names of Adam's tensors."""
-_DECAYS: dict[str, Callable[[str, Tensor], bool]] = {
-    "all": lambda name, parameter: True,
-    "matrices": lambda name, parameter: parameter.dim() > 1,
-    "layers": is_layer_matrix,
-}
-"""Whether a parameter has weight decay, by the setting `decayed`."""
 
 
 class Optimization:
@@ -36,7 +30,7 @@ class Optimization:
         self.workers = workers
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         factors = rate_factors([name for name, _ in named], config.rates)
-        decays = {name: _DECAYS[config.decayed](name, parameter) for name, parameter in named}
+        decays = {name: config.decayed == "all" or parameter.dim() > 1 for name, parameter in named}
         kind_of = {name: (factors[name], decays[name]) for name, _ in named}
         named.sort(key=lambda entry: kind_of[entry[0]])  # by parameter group, the order of Adam's state dict
         self.names = [name for name, _ in named]
@@ -50,7 +44,7 @@ class Optimization:
         self._keeps_buffers = captured and config.update_freq > 1
         """Whether gradients keep their memory, which several graphs use."""
         weights = dict(zip(self.names, self.parameters))
-        chosen = {n: p for n, p in weights.items() if config.optimizer == "muon" and is_layer_matrix(n, p)}
+        chosen = {n: p for n, p in weights.items() if config.optimizer == "muon" and is_muons(n, p)}
         self.muon = Muon(chosen, factors, {n: config.weight_decay * decays[n] for n in chosen}, workers)
         self._of_adam = [name for name in self.names if name not in chosen]
         kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.training.muon import BETA, BLOCK, LEAST, POLYNOMIALS, RMS, Muon, blocks_of, is_layer_matrix, polar
+from fasttfm.training.muon import BETA, BLOCK, LEAST, POLYNOMIALS, RMS, Muon, blocks_of, is_muons, polar
 from fasttfm.training.workers import ALONE, Workers
 
 from .test_updates import make
@@ -135,7 +135,7 @@ def test_the_blocks_are_all_of_a_matrix_and_views_of_it():
 
 def test_muon_takes_the_matrices_of_the_layers_and_adam_the_rest(tiny_data, tiny_config):
     optimization = make(tiny_data, tiny_config(optimizer="muon")).optimization
-    expected = {n for n, p in zip(optimization.names, optimization.sources) if is_layer_matrix(n, p)}
+    expected = {n for n, p in zip(optimization.names, optimization.sources) if is_muons(n, p)}
     assert set(optimization.muon.matrices) == expected
     assert {n.rsplit(".", 2)[-2] for n in optimization.muon.matrices} >= {"linear1", "linear2", "self_attn", "out_proj"}
     assert not any("embedding" in n or "norm" in n or n.endswith("bias") for n in optimization.muon.matrices)
