@@ -306,6 +306,7 @@ def _fork_server() -> str:
     prctl(_PR_SET_NAME, _SERVER.encode(), 0, 0, 0)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of a group's, those to the program are not to it
     handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # a new process has its handlers before it gets one
     nothing = os.open(os.devnull, os.O_RDWR)
     for own, given in enumerate((ended, nothing, nothing)):
         os.dup2(given, own)
@@ -315,6 +316,7 @@ def _fork_server() -> str:
     os.close(tell)
     for number, handler in zip(numbers, handlers):
         signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     prctl(_PR_SET_NAME, b"python", 0, 0, 0)
     _become(*request)
     sys.exit()

@@ -17,12 +17,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -132,6 +134,8 @@ def _compile(questions: Sequence[Question], chip: str, folder: Path) -> list[str
         for interrupted in running:
             interrupted.process.terminate()
             interrupted.close()
+            with suppress(ProcessLookupError):  # timeout, stopped while it starts the command, leaves it behind
+                os.killpg(interrupted.process.pid, signal.SIGKILL)
     return broken
 
 

@@ -269,6 +269,14 @@ assert (y.shape, y.is_cuda, y.device.type, torch.cuda.get_device_capability()) =
 """
 
 
+def living_in_group(number):
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_kernels_are_prepared_on_all_cores_and_an_interrupted_preparation_ends_its_commands(tmp_path, monkeypatch):
     program = """
 import pathlib, sys, time
@@ -290,10 +298,13 @@ sys.exit(int(sys.argv[3]))
     started: list[prepare._Compilation] = []
     compilation = prepare._Compilation
     monkeypatch.setattr(prepare, "_Compilation", lambda *args: started.append(compilation(*args)) or started[-1])
-    monkeypatch.setattr(prepare.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        prepare._compile([question("late", compiles=f"python -m meet {a} {never} 0")], "sm_90", tmp_path)
+    late = question("late", compiles=f"python -m meet {a} {never} 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare._compile([late], "sm_90", tmp_path)
     assert started[0].process.poll() is not None
+    wait_until(lambda: not living_in_group(started[0].process.pid))
 
 
 def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_path, monkeypatch, capsys):
