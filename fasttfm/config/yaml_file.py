@@ -18,7 +18,7 @@ from fasttfm.config.kinds import pretrained_kinds, refuse_unknown
 from fasttfm.errors import UserError
 from fasttfm.system.parsing import Lines, Malformed, parse_yaml_lines, shown, write_yaml
 
-_REMOVED = "another version of fasttfm wrote it, and this one has no such option: delete the line"
+_REMOVED = "if another version of fasttfm wrote the file, delete the line"
 
 
 def kind_of(path: str | Path) -> str:
@@ -26,11 +26,8 @@ def kind_of(path: str | Path) -> str:
     return _read(Path(path))[0] or TRANSFORMER
 
 
-def read_yaml(path: str | Path, kind: str = TRANSFORMER, *, by_hand: bool = True) -> Values:
-    """Read a configuration file for a kind of model. UserError with file and line for invalid content.
-
-    by_hand: a user wrote the file; else a run did, so that an unknown name is no slip but an option of another version.
-    """
+def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
+    """Read a configuration file for a kind of model. UserError with file and line for invalid content."""
     path = Path(path)
     file_kind, content, lines = _read(path)
     if file_kind is not None and file_kind != kind:
@@ -40,17 +37,15 @@ def read_yaml(path: str | Path, kind: str = TRANSFORMER, *, by_hand: bool = True
     for section, fields in content.items():
         line = lines[(section,)]
         if section not in sections:
-            hint = nearest(section, sections) if by_hand else f"{_REMOVED} with its fields"
+            hint = f"{nearest(section, sections)} ({_REMOVED} with its fields)"
             raise UserError(f"{path}, line {line}: section {section!r} is unknown: {hint}")
         known = field_types(sections[section])
         for name, value in _mapping(fields, f"{path}, line {line}: section {section}").items():
             location = f"{path}, line {lines[section, name]}"
             if name not in known:
-                hint = nearest(name, all_fields(kind))
+                hint = f"{nearest(name, all_fields(kind))} ({_REMOVED})"
                 if name in all_fields(kind):
                     hint = f"{name} belongs to section {section_of(name, kind)}"
-                elif not by_hand:
-                    hint = _REMOVED
                 raise UserError(f"{location}: {section}.{name} is unknown: {hint}")
             values.put(name, convert(value, known[name], f"{location}: {section}.{name}"), location)
     return values

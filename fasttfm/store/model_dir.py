@@ -114,7 +114,7 @@ def read_kind(path: Path) -> str:
 def read_config(path: Path, kind: str = TRANSFORMER) -> Values:
     """config.yaml of a model directory; UserError if it is missing or for another kind of model."""
     read_kind(path)
-    values = read_yaml(path / CONFIG_FILE, kind, by_hand=False)
+    values = read_yaml(path / CONFIG_FILE, kind)
     for section, cls in sections_of(kind).items():
         for name in field_types(cls):
             if name not in values[section]:
