@@ -5,10 +5,12 @@
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER --peer torch.nn --minutes 30
     python -m benchmarks end_to_end tatoeba-enja --text FOLDER --work FOLDER
     python -m benchmarks end_to_end multi30k-fast --text FOLDER [-- --seed 1]     the speedrun, docs/speedrun.md
+    python -m benchmarks end_to_end multi30k-fast --text FOLDER --work FOLDER --test test_2016_flickr [-- --seed 1]
 
 FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. Arguments after `--` go to `fasttfm train`.
 The demo corpus is generated. Without --work, the demo and the speedrun use a temporary folder. An interrupted run can
-be restarted: training resumes, and a finished run is only scored. Its record lacks the minutes of the steps.
+be restarted: training resumes, and a finished run is only scored, on other files with --test. Its record lacks the
+minutes of the steps.
 
 --peer replaces `fasttfm train` and `translate` by the plain torch.nn trainer (peers/torch_nn_trainer.py) on the same
 prepared data, with the preset's model and batches, for --minutes, with greedy search. It always trains from scratch.
@@ -114,17 +116,17 @@ def prepare(name: str, text: Path, work: Path) -> Path:
     return data
 
 
-def source_lines(name: str, text: Path) -> bytes:
+def source_lines(text: Path, test: str) -> bytes:
     """Source side of the test set."""
-    source = _file(text, f"{CORPORA[name].test}.en")
+    source = _file(text, f"{test}.en")
     with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as lines:
         return lines.read()
 
 
-def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
-    """Scores of the translations in `output`, by `fasttfm score`."""
+def scored(name: str, text: Path, output: Path, test: str) -> dict[str, Any]:
+    """Scores of the test set's translations in `output`, by `fasttfm score`."""
     corpus = CORPORA[name]
-    reference = _file(text, f"{corpus.test}.{corpus.target}")
+    reference = _file(text, f"{test}.{corpus.target}")
     with output.open("rb") as hypotheses:
         score = ["score", "--ref", str(reference), *corpus.score, "--json"]
         return parse_json(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
@@ -154,25 +156,28 @@ def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
-    """Prepares, trains, translates the test set and scores it. Returns the record without the machine."""
+def run(name: str, text: Path, work: Path, more: Sequence[str], test: str | None = None) -> dict[str, Any]:
+    """Prepares, trains, translates a test set, by default the corpus's, and scores it. Returns the record without the
+    machine."""
     corpus, model, output = CORPORA[name], work / "model", work / "output.txt"
+    stem = test or corpus.test
     resumes = model.exists()
     marks = [time.perf_counter()]
     data = prepare(name, text, work)
     marks.append(time.perf_counter())
     train_command = ["train", *corpus.train, *more]
     fasttfm([*train_command, "--data", str(data), "--out", str(model)])
-    lines = source_lines(name, text)
+    lines = source_lines(text, stem)
     marks.append(time.perf_counter())
     with output.open("wb") as out:
         fasttfm(["translate", str(model), *corpus.translate], input=lines, stdout=out)
     marks.append(time.perf_counter())
-    scores = scored(name, text, output)
+    scores = scored(name, text, output, stem)
     marks.append(time.perf_counter())
     seconds = dict(zip(STEPS, (end - begin for begin, end in itertools.pairwise(marks))))
     return {
         "corpus": name,
+        **({"test": test} if test else {}),
         "train_command": " ".join(["fasttfm", *machine.without_folders(train_command)]),
         "translate_seconds": round(seconds["translate"], 1),
         **({} if resumes else {"minutes_of": {step: round(each / 60, 2) for step, each in seconds.items()}}),
@@ -191,7 +196,7 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
     print("$ python", *command, flush=True)
     with output.open("wb") as translations:
         program = [sys.executable, *command, "--data", str(data), "--out", str(out)]
-        lines, environment = source_lines(name, text), child_environment()
+        lines, environment = source_lines(text, CORPORA[name].test), child_environment()
         done = run_to_end(program, input=lines, stdout=translations, cwd=machine.ROOT, env=environment)
     if done.returncode:
         raise SystemExit(done.returncode)
@@ -201,7 +206,7 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
         "corpus": f"{name}, torch.nn",
         "train_command": " ".join(["python", *command]),
         "translate_seconds": log[-1]["translate_seconds"],
-        **scored(name, text, output),
+        **scored(name, text, output, CORPORA[name].test),
         **training_fields(log),
         "training_minutes": round(end["seconds"] / 60, 1),
         "updates": end["step"],
@@ -215,7 +220,7 @@ def keep(record: dict[str, Any], folder: Path) -> None:
     result = f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training"
     print(f"{result}; kept in {file}", flush=True)
     goal = CORPORA[record["corpus"]].goal if record["corpus"] in CORPORA else None
-    if goal is not None and "minutes_of" in record:
+    if goal is not None and "minutes_of" in record and "test" not in record:
         minutes = sum(record["minutes_of"].values())
         reached = "reached" if record["bleu"] >= goal[0] and minutes <= goal[1] else "not reached"
         print(f"{minutes:.2f} minutes from text to score: {goal[0]} in {goal[1]:g} minutes is {reached}")
@@ -245,10 +250,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--peer", choices=[TORCH_NN], help="trainer to use instead of fasttfm")
     add("--minutes", type=InRange(0.01, 10**6, float), help="training time with --peer")
     add("--threads", type=InRange(0, 1024), default=0, help="CPU threads with --peer; 0: PyTorch's default")
+    add("--test", metavar="STEM", help="files of --text to translate and score (default: the corpus's test set)")
     add("--note", help="text to keep in the record")
     args = parser.parse_args(arguments[:end])
     if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
         parser.error("--peer and --minutes go together, without arguments after --")
+    if args.peer and args.test:
+        parser.error("--test does not go with --peer")
     needs_work = args.corpus != BUILT_IN and CORPORA[args.corpus].goal is None
     if (args.corpus != BUILT_IN and args.text is None) or (needs_work and args.work is None):
         parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} has built-in text")
@@ -259,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads = ["--threads", str(args.threads)] if args.threads else []
             record = run_peer(args.corpus, text, work, args.minutes, threads)
         else:
-            record = run(args.corpus, text, work, more)
+            record = run(args.corpus, text, work, more, args.test)
     if args.note:
         record["note"] = args.note
     keep(record, args.results)

@@ -18,7 +18,7 @@ from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
 from benchmarks.measure.text_table import duration, markdown, number, short_dtype
-from benchmarks.report import pictures, readme
+from benchmarks.report import pictures, readme, seeds
 from benchmarks.report.rows import TITLES, duels, suite, without_pool
 from fasttfm.cli.parser import Parser
 
@@ -76,7 +76,8 @@ def _sections(entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[st
     """(title, blocks) of each section of a page."""
     if runs := [_run(entry) for entry in entries if entry.kind in ("end_to_end", "speedrun")]:
         head = ("trained by", "of commit", "updates", "minutes", "tokens/s", "BLEU, cased", "signature")
-        yield "From text to a score", [table(head, runs, names=2)]
+        means = [f"- `{_words(mean.command)}`{_scored(mean.test)}: {mean.words()}" for mean in seeds.means(entries)]
+        yield "From text to a score", [table(head, runs, names=2), *(["\n".join(means)] if means else [])]
     for group in GROUPS:
         for (dtype, threads), part in rows[rows.group == group].groupby(["dtype", "threads"], sort=False):
             on = f", {threads} thread{'s' * (threads != 1)}" if part.cpu.any() else ""
@@ -112,10 +113,9 @@ def _commit(entry: Entry) -> str:
 def _run(entry: Entry) -> tuple[str, ...]:
     """Cells of an end-to-end run, with minutes of training (of a speedrun: of all steps)."""
     run = entry.record
-    words = run["train_command"].removeprefix("fasttfm train ").removeprefix("python -m benchmarks.peers.")
     note = f"; {run['note']}" if "note" in run else ""
     return (
-        f"`{words}`",
+        f"`{_words(run['train_command'])}`{_scored(run.get('test'))}",
         f"{_commit(entry)} of {str(entry.machine['time'])[:10]}{note}",
         f"{run['updates']:,}",
         f"{run.get('training_minutes', run.get('minutes')):.1f}",
@@ -123,6 +123,15 @@ def _run(entry: Entry) -> tuple[str, ...]:
         f"{run['bleu']:.2f}",
         f"`{run['bleu_signature'].removeprefix('BLEU|')}`",
     )
+
+
+def _words(command: str) -> str:
+    """A training command without its program."""
+    return command.removeprefix("fasttfm train ").removeprefix("python -m benchmarks.peers.")
+
+
+def _scored(test: str | None) -> str:
+    return f", scored on {test}" if test else ""
 
 
 def _group(rows: pd.DataFrame) -> Iterator[str]:

@@ -12,6 +12,7 @@ from fasttfm_pretraining.data.squad import read_squad
 from fasttfm_pretraining.data.swag import Choices, read_swag
 from fasttfm_pretraining.data.task_batches import Examples, TaskBatches, evaluation_batches
 from fasttfm_pretraining.data.task_inputs import Row
+from fasttfm_pretraining.training import finetuning
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
 LINE = '0,v1,7,"A man stands, still. He",A man stands,He,gold,runs.,"sits, down.",waits,is a cat.,1\n'
@@ -68,6 +69,16 @@ def test_single_texts_and_chosen_columns(tmp_path):
         read_pairs(tmp_path / "b.tsv")
     with pytest.raises(UserError, match="line 2: has no column z"):
         read_pairs(tmp_path / "b.tsv", ["z"])
+
+
+def test_every_file_gives_its_texts_in_the_order_of_the_training_file(tmp_path, monkeypatch):
+    for name in ("kind_of_task", "load_text_tokenizer"):
+        monkeypatch.setattr(finetuning, name, lambda *_: None)
+    (tmp_path / "train.tsv").write_text("a\tb\tlabel\none\ttwo\t0\nthree\tfour\t1\n")
+    (tmp_path / "valid.tsv").write_text("label\tb\ta\n1\tsix\tfive\n")
+    files = finetuning.TaskFiles("classify", tmp_path, tmp_path / "train.tsv", tmp_path / "valid.tsv")
+    assert files.given["valid"] == [LabelledText("five", "six", "1")]
+    assert files.description["columns"] == ["a", "b"]  # so that predictions read theirs in this order too
 
 
 @pytest.mark.parametrize(

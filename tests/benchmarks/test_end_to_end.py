@@ -85,7 +85,7 @@ def test_the_built_in_corpus_runs_ours_and_the_plain_trainer(tmp_path, monkeypat
     assert ran == [("demo", options), ("demo", 1.5, options)]
     assert {path.name for path in tmp_path.iterdir()} == {"end-to-end-demo.jsonl", "end-to-end-demo-torch-nn.jsonl"}
     assert main(["end_to_end", "demo", "--results", str(tmp_path)]) == 0
-    assert ran[2:] == [("demo", [])]
+    assert ran[2:] == [("demo", [], None)]
     assert len((tmp_path / "end-to-end-demo.jsonl").read_text().splitlines()) == 2
     assert "BLEU 12.35 after 1.5 minutes" in capsys.readouterr().out
 

@@ -1,6 +1,6 @@
 """Labelled sentences or sentence pairs: CSV, TSV or JSON lines with a header."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def read_pairs(path: Path | str, columns: Sequence[str] = ()) -> list[LabelledTe
     """
     path = Path(path)
     rows = read_table(path, columns)
-    names = list(columns) or [name for name in rows[0].values if name != LABEL]
+    names = list(columns) or text_columns(rows[0].values)
     if not 1 <= len(names) <= 2:
         raise UserError(f"{path}: has the columns {', '.join(names)}: name the one or two texts with --columns A,B")
     examples = []
@@ -38,6 +38,11 @@ def read_pairs(path: Path | str, columns: Sequence[str] = ()) -> list[LabelledTe
         second = texts[1] if len(texts) == 2 else None
         examples.append(LabelledText(texts[0] or "", second, row.values.get(LABEL)))
     return examples
+
+
+def text_columns(columns: Iterable[str]) -> list[str]:
+    """Return the columns of texts: all but the label."""
+    return [name for name in columns if name != LABEL]
 
 
 def label_names(examples: Sequence[LabelledText], path: Path | str) -> list[str]:

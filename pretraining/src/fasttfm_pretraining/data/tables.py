@@ -32,6 +32,21 @@ def read_table(path: Path, needed: Sequence[str] = ()) -> list[Row]:
     needed: columns that every row must have. Raises UserError with the line for a row with more or fewer fields than
     the header, a line that is not a JSON object, and a file without rows.
     """
+    rows = list(_rows(path))
+    if not rows:
+        raise UserError(f"{path}: has no rows: give a header and at least one row")
+    for row in rows:
+        if missing := [name for name in needed if name not in row.values]:
+            raise UserError(f"{row.where}: has no column {missing[0]}; it has {', '.join(row.values)}")
+    return rows
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the columns of a file's first row; none if it has no row. Raises UserError as read_table() does."""
+    return list(next((row.values for row in _rows(path)), ()))
+
+
+def _rows(path: Path) -> Iterator[Row]:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in PACKED:
         suffixes.pop()
@@ -40,13 +55,7 @@ def read_table(path: Path, needed: Sequence[str] = ()) -> list[Row]:
         raise UserError(
             f"{path}: its name must end in .csv, .tsv or .jsonl (and .gz, .bz2, .xz or .zst if packed): rename it"
         )
-    rows = list(_objects(path) if form == "jsonl" else _separated(path, form))
-    if not rows:
-        raise UserError(f"{path}: has no rows: give a header and at least one row")
-    for row in rows:
-        if missing := [name for name in needed if name not in row.values]:
-            raise UserError(f"{row.where}: has no column {missing[0]}; it has {', '.join(row.values)}")
-    return rows
+    return _objects(path) if form == "jsonl" else _separated(path, form)
 
 
 def _separated(path: Path, form: str) -> Iterator[Row]:

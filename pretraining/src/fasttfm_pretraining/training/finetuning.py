@@ -26,9 +26,10 @@ from fasttfm.system.parsing import write_yaml
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, settings_of
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
-from fasttfm_pretraining.data.pairs import label_names, label_numbers, read_pairs
+from fasttfm_pretraining.data.pairs import label_names, label_numbers, read_pairs, text_columns
 from fasttfm_pretraining.data.squad import SquadData, read_squad
 from fasttfm_pretraining.data.swag import ENDINGS, read_swag
+from fasttfm_pretraining.data.tables import columns_of
 from fasttfm_pretraining.data.task_batches import Examples, TaskBatches
 from fasttfm_pretraining.data.task_examples import answer_examples, choice_examples, class_examples
 from fasttfm_pretraining.data.task_inputs import Markers, Window
@@ -64,8 +65,8 @@ class TaskFiles:
         columns: Sequence[str] = (),
         labels: Sequence[str] | None = None,
     ) -> None:
-        """task: one of TASKS. body: a model directory. columns, labels: for task classify; labels default to those of
-        the training file.
+        """task: one of TASKS. body: a model directory. columns, labels: for task classify; they default to those of
+        the training file, whose order of two texts is that of every file.
 
         Raises UserError, with the line, for a malformed file.
         """
@@ -73,6 +74,8 @@ class TaskFiles:
         self.kind = kind_of_task(task, body)
         self.tokenizer = load_text_tokenizer(body)
         self.model_files = [body / name for name in VOCABULARY_FILES if (body / name).is_file()]
+        if task == "classify":
+            columns = columns or text_columns(columns_of(train))
         self.given = {"train": read_task(task, train, columns), "valid": read_task(task, valid, columns)}
         self.files = {"train": train, "valid": valid}
         self.labels = [str(number) for number in range(len(ENDINGS))] if task == "choices" else []

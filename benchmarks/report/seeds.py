@@ -1,0 +1,54 @@
+"""Means of end-to-end runs that differ in the seed alone."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchmarks.measure.machine import machine_name
+from benchmarks.measure.records import Entry
+
+LEAST = 3
+"""Fewest seeds of a mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The newest run of each seed of one command on one machine."""
+
+    command: str
+    """Training command without the seed."""
+    test: str | None
+    """Test set, None for the corpus's own."""
+    runs: tuple[Entry, ...]
+
+    @property
+    def bleu(self) -> float:
+        return fmean(run.record["bleu"] for run in self.runs)
+
+    @property
+    def minutes(self) -> float | None:
+        """Mean minutes from the text to the score; None if a run was resumed."""
+        if any("minutes_of" not in run.record for run in self.runs):
+            return None
+        return fmean(sum(run.record["minutes_of"].values()) for run in self.runs)
+
+    def words(self) -> str:
+        """The mean in words, with the worst and best run."""
+        scores = [run.record["bleu"] for run in self.runs]
+        minutes = "" if self.minutes is None else f" in {self.minutes:.1f} minutes from the text"
+        return f"**{self.bleu:.2f} BLEU**{minutes}, mean of {len(scores)} seeds ({min(scores):.2f} to {max(scores):.2f})"
+
+
+def means(entries: Sequence[Entry]) -> list[Mean]:
+    """Means of all commands that were run with at least LEAST seeds, the newest last."""
+    groups: dict[tuple, dict[str, Entry]] = {}
+    for entry in entries:
+        if entry.kind != "end_to_end":
+            continue
+        command, seed = entry.record["train_command"], re.search(r" --seed (\d+)", entry.record["train_command"])
+        if seed is not None:
+            key = machine_name(entry.machine), command.replace(seed[0], ""), entry.record.get("test")
+            groups.setdefault(key, {})[seed[1]] = entry
+    found = [Mean(*key[1:], tuple(runs.values())) for key, runs in groups.items() if len(runs) >= LEAST]
+    return sorted(found, key=lambda mean: max(str(run.machine["time"]) for run in mean.runs))
