@@ -190,19 +190,19 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
         if entry.kind == "end_to_end" and entry.record["corpus"] == "multi30k" and "test" not in entry.record
     ]
     speedruns = [each for each in seeds.means(entries) if "multi30k-fast" in each.command and each.test is None]
-    return [
-        *[
-            f"- From text to a model: **{run.record['bleu']:.1f} BLEU** on Multi30k English-German after "
-            f"{run.record['training_minutes']:.0f} minutes ({machine_name(run.machine)}, {str(run.machine['time'])[:10]}; "
-            f"`{run.record['bleu_signature']}`)"
-            for run in runs[-1:]
-        ],
-        *[
-            f"- [Speedrun](docs/speedrun.md) on two CPU cores: {each.words()}, on Multi30k's validation set "
-            f"({machine_name(each.runs[-1].machine)}, {str(each.runs[-1].machine['time'])[:10]})"
-            for each in speedruns[-1:]
-        ],
+    texts = [
+        f"- From text to a model: **{run.record['bleu']:.1f} BLEU** on Multi30k English-German after "
+        f"{run.record['training_minutes']:.0f} minutes ({machine_name(run.machine)}, {str(run.machine['time'])[:10]}; "
+        f"`{run.record['bleu_signature']}`)"
+        for run in runs[-1:]
     ]
+    for each in speedruns[-1:]:
+        machine = each.runs[-1].machine
+        texts.append(
+            f"- [Speedrun](docs/speedrun.md) on two CPU cores: {each.words()}, on Multi30k's validation set "
+            f"({machine_name(machine)}, {str(machine['time'])[:10]})"
+        )
+    return texts
 
 
 def chips(entries: Sequence[Entry]) -> str:

@@ -37,7 +37,8 @@ class Mean:
         """The mean in words, with the worst and best run."""
         scores = [run.record["bleu"] for run in self.runs]
         minutes = "" if self.minutes is None else f" in {self.minutes:.1f} minutes from the text"
-        return f"**{self.bleu:.2f} BLEU**{minutes}, mean of {len(scores)} seeds ({min(scores):.2f} to {max(scores):.2f})"
+        spread = f"{min(scores):.2f} to {max(scores):.2f}"
+        return f"**{self.bleu:.2f} BLEU**{minutes}, mean of {len(scores)} seeds ({spread})"
 
 
 def means(entries: Sequence[Entry]) -> list[Mean]:
@@ -50,5 +51,5 @@ def means(entries: Sequence[Entry]) -> list[Mean]:
         if seed is not None:
             key = machine_name(entry.machine), command.replace(seed[0], ""), entry.record.get("test")
             groups.setdefault(key, {})[seed[1]] = entry
-    found = [Mean(*key[1:], tuple(runs.values())) for key, runs in groups.items() if len(runs) >= LEAST]
+    found = [Mean(key[1], key[2], tuple(runs.values())) for key, runs in groups.items() if len(runs) >= LEAST]
     return sorted(found, key=lambda mean: max(str(run.machine["time"]) for run in mean.runs))
