@@ -9,20 +9,21 @@ import builtins
 import contextlib
 import errno
 import io
+import json
 import os
 import random
+import re
 import resource
-import shutil
 import signal
-import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from waiting import PATIENCE
+from typing import NamedTuple
 
 from fasttfm.cli.main import main
+from fasttfm.config import SECTIONS, field_types
 
 TINY_MODEL = (
     "--d-model 16 --heads 2 --d-ff 16 --encoder-layers 1 --decoder-layers 1 --max-tokens 256 --warmup-updates 2 "
@@ -37,15 +38,12 @@ COMMANDS = {
     "score": "--ref valid.tgt",
     "plot": "model --device cpu --layers 1 --out picture.png --attention",
 }
-OUTPUTS = {
-    "prepare": ("fresh", "a/b/c", "data", "data", "model", "model/checkpoints", ".", "train.src"),
-    "train": ("fresh", "model", "model", "model", "data", "."),
-}
-"""Output paths: new directories, the command's own, and those of other commands."""
 MOST_BYTES = 2 << 30
 """Limit of address space beyond what is in use when a command starts."""
 OTHERS = ("notes.txt", "data/notes.txt", "model/notes.txt", "model/checkpoints/notes.txt")
 """User files in every directory that commands write to."""
+PLANTED = ("sentencepiece", "numpy", "torch", "json", "yaml", "safetensors", "tqdm", "triton", "fasttfm")
+"""Modules that fasttfm imports."""
 
 _WORDS = ["one", "two", "three", "four", "five", "six", "red", "green", "blue", "big", "small", "tree", "dog", "bird"]
 _ODD_VALUES = ["", "nan", "1_0", "010", "-1", "x", "1e400", "inf", "0x1", "ü", "\udcff", "9" * 20]
@@ -56,6 +54,10 @@ _ODD_PATHS += ["/dev/null", "/dev/full", "model", "data", "train.src", "model/ch
 _ODD_TEXTS = [b"", b"\n\n", b"one\r\ntwo\rthree", "one\u2028two\x85\x0c\n".encode(), b"one\0two\n"]
 _ODD_TEXTS += [b"good\nM\xe4nner\n", "one two\n".encode("utf-16"), "one two\n".encode("utf-16-be")]
 _ODD_TEXTS += [b"\x1f\x8b\x08\0cut", b"\xfd7zXZ\0", b"dog " * 3000 + b"\n", "▁ <s> </s> <unk>\n".encode()]
+_ODD_YAML = ["!!bool maybe", "!!timestamp nope", "[" * 9999, '"\\ud800"', "*x", "9" * 5000, "{a: {b: [c]}}", "3", "["]
+_ODD_YAML += ["!!binary x", "nan", "1_0", "010", "-1", "x", "1e400", "0x1", "1:30", "null", ".inf", "!x y", "{}"]
+_ODD_JSON = ["[" * 99_999, '{"a":' * 9999, '"\\ud800"', "1" + "0" * 30, "9" * 5000, "1e999", "NaN", "null", "[]", "{}"]
+_ODD_JSON += ["true", '"x"', "-1", "1000000000", "3.5", '[["\\udfff"]]']
 _SLOW_FLAGS = {"--threads", "--max-update", "--max-epoch", "--max-minutes", "--help"}
 
 
@@ -76,8 +78,7 @@ class Situation:
         return f"fasttfm {self.command} {self.arguments!r} with {' and '.join(self.faults)}"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Result of a command."""
 
     status: int | None
@@ -98,7 +99,7 @@ def working_folder(folder: Path) -> Iterator[None]:
 
 
 def make_world(folder: Path) -> None:
-    """Text, prepared data, a model of three updates, and the user's own files."""
+    """Text, prepared data, a model of three updates, input files of other commands, and the user's own files."""
     draw = random.Random(1)
     for name, pairs in (("train", 60), ("valid", 6)):
         sources = [draw.choices(_WORDS, k=draw.randint(2, 6)) for _ in range(pairs)]
@@ -108,116 +109,86 @@ def make_world(folder: Path) -> None:
         assert main(["prepare", *COMMANDS["prepare"].split(), "data"]) == 0
         words = COMMANDS["train"].replace("--max-update 4", "--max-update 3").split()
         assert main(["train", *words, "model"]) == 0
-    for name in OTHERS:
-        (folder / name).write_text(f"the user's own {name}\n")
-
-
-def usual_command(draw: random.Random) -> Situation:
-    """A typical command in the world that is the working directory."""
-    command = draw.choice(list(COMMANDS))
-    arguments = COMMANDS[command].split()
-    if command in OUTPUTS:
-        arguments.append(draw.choice(OUTPUTS[command]))
-    if command == "prepare":
-        arguments[arguments.index("64")] = draw.choice(["64", "60"])
-    if command == "translate" and draw.random() < 0.3:
-        arguments = [*arguments[:3], "--score", "valid.tgt"]
-    if command == "plot":
-        arguments.append(draw.choice(["one two", "", "\u00a0", "ü 日 $x$", "a\0b", "dog " * 100, "\udcff"]))
-    return Situation(draw, command, arguments, Path("valid.src").read_bytes())
+    asked = [{"id": "q", "question": "which dog", "answers": [{"text": "dog", "answer_start": 4}]}]
+    config = {"model_type": "marian", "d_model": 16, "encoder_layers": 1, "vocab_size": 64, "decoder_layers": 1}
+    (folder / "theirs").mkdir()
+    for name, content in {
+        "banned": "bird\n",
+        "terms": "dog\tbird\n",
+        "squad.json": json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": "one dog", "qas": asked}]}]}),
+        "pairs.jsonl": "".join(json.dumps({"text": f"one {i}", "label": str(i % 2)}) + "\n" for i in range(6)),
+        "examples.json": json.dumps([{"text": "one", "options": ["a", "b"], "answer": "a"}] * 3),
+        "theirs/config.json": json.dumps(config),
+        "theirs/tokenizer.json": '{"version": "1.0"}',
+        **{name: f"the user's own {name}\n" for name in OTHERS},
+    }.items():
+        (folder / name).write_text(content)
 
 
 # Faults
 
 
+def _files(*endings: str) -> list[Path]:
+    """The input files of the world, with one of these endings, in a fixed order."""
+    files = [path for path in sorted(Path().rglob("*")) if path.is_file() and path.name != "notes.txt"]
+    return [path for path in files if path.suffix not in (".png", ".svg", ".py") and path.name.endswith(endings or "")]
+
+
 def break_file(situation: Situation) -> str:
-    """Damage, delete or replace an input file."""
-    path = situation.draw.choice(_files())
+    """Damage, delete or replace an input file, and perhaps standard input."""
+    draw = situation.draw
+    path = draw.choice(_files())
     content = path.read_bytes()
-    how = situation.draw.choice(["cut", "empty", "flipped", "longer", "gone", "folder", "dangling", "noise", "latin1"])
+    half, position = content[: len(content) // 2], draw.randrange(max(1, len(content)))
+    broken = {
+        "cut": half,
+        "flipped": content[:position] + bytes([content[position] ^ 64]) + content[position + 1 :] if content else b"",
+        "longer": content + b"\0\xff\n",
+        "noise": draw.randbytes(200),
+        "latin1": half + "\nMänner\n".encode("latin1") + content[len(content) // 2 :],
+        "odd text": draw.choice(_ODD_TEXTS),
+    }
+    how = draw.choice([*broken, "odd text", "gone", "folder", "dangling"])
     path.unlink()
-    if how == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "flipped":
-        position = situation.draw.randrange(max(1, len(content)))
-        path.write_bytes(content[:position] + bytes([content[position] ^ 64]) + content[position + 1 :])
-    elif how == "longer":
-        path.write_bytes(content + b"\0\xff\n")
+    if how in broken:
+        path.write_bytes(broken[how])
+        situation.text = draw.choice([situation.text, broken[how]])
     elif how == "folder":
         path.mkdir()
     elif how == "dangling":
         path.symlink_to("/absent/disk")
-    elif how == "noise":
-        path.write_bytes(situation.draw.randbytes(200))
-    elif how == "latin1":
-        path.write_bytes(content[: len(content) // 2] + "\nMänner\n".encode("latin1") + content[len(content) // 2 :])
     return f"{path} {how}"
 
 
-def break_checkpoints(situation: Situation) -> str:
-    """Delete checkpoints, or link them to a missing disk."""
-    folder = Path("model/checkpoints")
-    steps = sorted(path for path in folder.glob("step-*") if path.is_dir())
-    if not steps:
-        return "no checkpoint left to break"
-    how = situation.draw.choice(["dangling", "newest gone", "newest two gone", "all gone", "newest has no meta.json"])
-    if how == "dangling":
-        folder.rename("elsewhere")
-        folder.symlink_to("/absent/disk")
-    elif how == "newest has no meta.json":
-        (steps[-1] / "meta.json").unlink(missing_ok=True)
-    else:
-        for step in steps[{"newest gone": -1, "newest two gone": -2, "all gone": 0}[how] :]:
-            shutil.rmtree(step)
-    return f"checkpoints: {how}"
-
-
-def change_setting(situation: Situation) -> str:
-    """Put an odd value into the model's config.yaml or a file for --config."""
+def change_value(situation: Situation) -> str:
+    """Put an odd value into a JSON or YAML file; digests are not updated."""
     draw = situation.draw
-    if situation.command == "train" and draw.random() < 0.5:
-        name, section = draw.choice(["vocab_size", "source_vocab_size", "pad_id", "heads", "lr"]), "model"
-        section = "training" if name == "lr" else section
-        Path("my.yaml").write_text(
-            f"{section}:\n  {name}: {draw.choice(['3', '599', '010', '1:30', 'null', '-1', '.inf'])}\n"
-        )
-        situation.arguments += ["--config", "my.yaml"]
-        return f"{name} in my.yaml"
-    path = Path("model/config.yaml")
-    if not path.is_file():
-        return "no config.yaml left to change"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    position = draw.randrange(len(lines)) if lines else 0
-    if lines:
-        lines[position] = (
-            lines[position].split(":")[0] + f": {draw.choice([*_ODD_VALUES[1:9], '3', '[', '!x y', '{}'])}"
-        )
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return f"config.yaml with {lines[position] if lines else 'nothing'!r}"
+    files = _files(".json", ".jsonl", ".yaml")
+    if not files:
+        return "no value left to change"
+    path = draw.choice(files)
+    text, odd = path.read_text("utf-8", "replace"), draw.choice(_ODD_YAML if path.suffix == ".yaml" else _ODD_JSON)
+    values = list(re.finditer(r"(?<=[:,\[] )[^][{},\n]+", text))
+    start, end = draw.choice(values).span() if values else (0, len(text))
+    path.write_text(text[:start] + odd + text[end:], "utf-8")
+    return f"{path} with {odd[:60]} at {start}"
 
 
-def break_text(situation: Situation) -> str:
-    """Replace standard input or a text file by odd content."""
-    text = situation.text = situation.draw.choice([*_ODD_TEXTS, situation.draw.randbytes(300)])
-    target = situation.draw.choice(["standard input", "train.src", "valid.src", "valid.tgt"])
-    if target != "standard input":
-        Path(target).write_bytes(text)
-    return f"{target} {text[:20]!r}"
-
-
-def change_flag(situation: Situation) -> str:
-    """Make a flag wrong, unknown, duplicate, or give it no value or an odd one."""
+def change_argument(situation: Situation) -> str:
+    """Make a flag wrong, unknown, duplicate, or give it no value or an odd one; or take an odd path."""
     arguments, draw = situation.arguments, situation.draw
-    how = draw.choice(["value", "value", "value", "unknown", "removed", "doubled", "word"])
+    how = draw.choice(["value", "value", "value", "path", "path", "unknown", "removed", "doubled", "word"])
     flags = [position for position, word in enumerate(arguments) if word.startswith("--") and word not in _SLOW_FLAGS]
     position = draw.choice(flags) if flags else None
+    paths = [position for position, word in enumerate(arguments) if "." in word or word in ("model", "data", "fresh")]
     if how == "value" and situation.command in ("train", "translate"):
-        name = draw.choice(_setting_flags(situation.command))
-        arguments += [name, draw.choice(_ODD_VALUES)]
+        sections = SECTIONS if situation.command == "train" else ["decoding"]
+        names = [f"--{name.replace('_', '-')}" for section in sections for name in field_types(SECTIONS[section])]
+        arguments += [draw.choice([name for name in names if name not in _SLOW_FLAGS]), draw.choice(_ODD_VALUES)]
     elif how == "value" and position is not None and position + 1 < len(arguments):
         arguments[position + 1] = draw.choice(_ODD_VALUES)
+    elif how == "path" and paths:
+        arguments[draw.choice(paths)] = draw.choice(_ODD_PATHS)
     elif how == "removed" and position is not None:
         del arguments[position : position + draw.choice([1, 2])]
     elif how == "doubled" and position is not None:
@@ -226,21 +197,14 @@ def change_flag(situation: Situation) -> str:
         arguments.insert(draw.randrange(len(arguments) + 1), draw.choice(_ODD_VALUES))
     else:
         arguments.append(draw.choice(["--d-modle", "--unknown", "-x", "--beam=", "--max-tok=3", "--pad-id=3"]))
-    return f"flag {how}"
+    return f"argument {how}"
 
 
-def change_path(situation: Situation) -> str:
-    """Replace a path among the arguments by an odd one."""
-    positions = [
-        position
-        for position, word in enumerate(situation.arguments)
-        if not word.startswith("-") and ("." in word or word in ("model", "data", "fresh", "a/b/c"))
-    ]
-    if not positions:
-        return "no path left to change"
-    position = situation.draw.choice(positions)
-    old, situation.arguments[position] = situation.arguments[position], situation.draw.choice(_ODD_PATHS)
-    return f"a path in place of {old}"
+def plant(situation: Situation) -> str:
+    """Plant .py files named like dependencies, which leave a trace if they are run."""
+    for name in PLANTED:
+        Path(f"{name}.py").write_text(f"open('planted', 'a').write({name!r})\n")
+    return "planted .py files"
 
 
 def deny(situation: Situation) -> str:
@@ -301,43 +265,6 @@ def _limited(resource_: int, most: int) -> Iterator[None]:
         resource.setrlimit(resource_, before)
 
 
-def move_folder(situation: Situation) -> str:
-    """Move a directory away when some file is opened; its content is restored at the end."""
-    name, call = situation.draw.choice(["data", "model", "model/checkpoints", "fresh"]), situation.draw.randint(1, 60)
-    situation.seams.append(_moved(Path.cwd() / name, call))
-    return f"{name} moved away at file {call}"
-
-
-@contextlib.contextmanager
-def _moved(folder: Path, call: int) -> Iterator[None]:
-    aside = Path.cwd().parents[1] / "moved"
-
-    def check(opened: Path, mode: str, count: int) -> None:
-        if count == call and folder.exists():
-            folder.rename(aside)
-
-    try:
-        with _on_open(check):
-            yield
-    finally:
-        if aside.exists():
-            shutil.copytree(aside, folder, symlinks=True, dirs_exist_ok=True)
-
-
-def _files() -> list[Path]:
-    """Return the input files of the world in a fixed order."""
-    files = [path for path in sorted(Path().rglob("*")) if path.is_file() and path.name != "notes.txt"]
-    return [path for path in files if path.suffix not in (".png", ".svg")]
-
-
-def _setting_flags(command: str) -> list[str]:
-    from fasttfm.config import SECTIONS, field_types
-
-    sections = SECTIONS if command == "train" else ["decoding"]
-    flags = [f"--{name.replace('_', '-')}" for section in sections for name in field_types(SECTIONS[section])]
-    return [flag for flag in flags if flag not in _SLOW_FLAGS]
-
-
 def _fail(number: int, path: Path) -> None:
     raise OSError(number, os.strerror(number), str(path))
 
@@ -372,13 +299,15 @@ def _on_open(check: Callable[[Path, str, int], None], writes_only: bool = False)
             setattr(module, name, original)
 
 
+FAULTS: list[Callable[[Situation], str]] = [*[change_value] * 3, *[break_file] * 3, *[change_argument] * 3, plant, deny]
+FAULTS += [fill_disk, send_signal, close_stream, allow_few_files]
+
+
 # Running
 
 
 def run_here(situation: Situation, folder: Path) -> Outcome:
     """Run in this process with redirected streams; an exception from main is written as a traceback."""
-    import traceback
-
     errors = folder / "errors"
     status: int | None = None
     with errors.open("wb") as file, _streams(situation, file.fileno()), contextlib.ExitStack() as stack:
@@ -395,22 +324,6 @@ def run_here(situation: Situation, folder: Path) -> Outcome:
         except KeyboardInterrupt:
             sys.stderr.write("Traceback: an interrupt left main\n")
     return Outcome(status, errors.read_text(encoding="utf-8", errors="replace"))
-
-
-def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
-    """Run in a new process with this limit of its address space."""
-    limited = f'ulimit -v {kilobytes}; exec "$0" "$@"'
-    words = ["bash", "-c", limited, sys.executable, "-I", "-m", "fasttfm", situation.command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*words, *(word.replace("\0", "") for word in situation.arguments)],  # no process can be given such a byte
-        input=situation.text,
-        capture_output=True,
-        env=environment,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stderr.decode(errors="replace"))
 
 
 @contextlib.contextmanager

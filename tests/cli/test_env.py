@@ -1,51 +1,55 @@
-"""`fasttfm env`: versions, devices and the backend of each operator, as text and JSON."""
+"""`fasttfm env`: versions, devices and routes; with --check causes of slowness and damaged files, and nothing else."""
 
 import json
+import shutil
+import subprocess
+import sys
+import types
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fasttfm
-from fasttfm.cli import env
+from fasttfm.cli import check, env
+from fasttfm.cli.check import Facts, check_folder, judge
 from fasttfm.cli.main import main
 from fasttfm.functional import backend
 from fasttfm.kernels.proof import assembler
+from fasttfm.store.checkpoint import save_checkpoint
+from fasttfm.store.steps import step_folder
 from fasttfm.system import machine
+from fasttfm.system.folders import replacing
 from fasttfm.system.wording import counted
 
 
-def printed(capsys, *arguments: str) -> str:
-    assert main(["env", *arguments]) == 0
+def printed(capsys, *arguments: str, status: int = 0) -> str:
+    assert main(["env", *arguments]) == status
     return capsys.readouterr().out
 
 
-def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
+# The report
+
+
+def test_the_versions_processor_and_threads_are_those_of_this_process(capsys, monkeypatch):
     results = json.loads(printed(capsys, "--json"))
     assert results["versions"]["torch"] == torch.__version__
     assert results["processor"]["threads"] == torch.get_num_threads()
     assert set(results["processor"]["units"]) <= set(machine._UNITS)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.0.1")
     text = printed(capsys)
-    assert f"torch {torch.__version__}" in text
+    assert f"fasttfm {fasttfm.__version__}, torch 0.0.1" in text, "ours is that of the source that runs"
     assert f", {counted(torch.get_num_threads(), 'thread')}" in text
 
 
-def test_our_version_is_that_of_the_source_that_runs(capsys, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.0.1")
-    versions = json.loads(printed(capsys, "--json"))["versions"]
-    assert (versions["fasttfm"], versions["torch"]) == (fasttfm.__version__, "0.0.1")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_gpu_every_operator_runs_in_pytorch(capsys):
-    results = json.loads(printed(capsys, "--json"))
-    assert (results["device"], results["tuned"], results["chip"]) == (None, None, None)
-    assert set(results["routes"].values()) == {"torch"}
-    assert "none that torch can use" in printed(capsys)
-
-
-def test_chip_shows_the_routes_of_another_chip(capsys):
-    old = json.loads(printed(capsys, "--chip", "sm_60", "--json"))["routes"]
-    new = json.loads(printed(capsys, "--chip", "sm_90", "--json"))["routes"]
+def test_without_a_gpu_every_operator_runs_in_pytorch_and_chip_shows_the_routes_of_another(capsys, monkeypatch):
+    monkeypatch.setattr(env, "gpu", lambda: None)
+    monkeypatch.setattr(env, "describe_gpu", lambda: None)
+    text = printed(capsys)
+    assert "none that torch can use" in text
+    assert "of a CPU, backend" in text
+    assert set(env.environment()["routes"].values()) == {"torch"}
+    old, new = (env.environment(chip)["routes"] for chip in ("sm_60", "sm_90"))
     assert old["attention fp16"].startswith("16 keys short, 32 keys short, 64 keys softmax")
     assert new["attention bf16"].endswith("128 keys short, 512 keys flash, 2048 keys flash or cudnn")
     assert old["feed_forward fp16"] == "forward cublas, forward+dropout cublas, backward cublas"
@@ -54,21 +58,131 @@ def test_chip_shows_the_routes_of_another_chip(capsys):
         assert set(env.environment("sm_90")["routes"].values()) == {"torch"}
 
 
-def test_the_assembler_is_shown_with_version_fault_and_override(capsys, monkeypatch):
-    monkeypatch.setitem(assembler.FAULTS, assembler.assembler(90).version, "is not to be trusted")
-    line = next(line for line in printed(capsys).splitlines() if "sm_60 to sm_90" in line)
-    assert assembler.assembler(90).version in line
-    assert "TRITON_PTXAS_PATH=FILE overrides it; is not to be trusted" in line
-
-
-def test_the_device_and_its_tuning_are_shown(capsys, monkeypatch):
+def test_device_tuning_and_assembler_are_shown(capsys, monkeypatch):
+    used = assembler.assembler(90).version
     device = {"name": "a device", "chip": "sm_90", "processors": 132, "memory_gib": 139.0, "driver": "1.0"}
+    monkeypatch.setitem(assembler.FAULTS, used, "is not to be trusted")
     monkeypatch.setattr(env, "describe_gpu", lambda: device)
     monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3, "shipped": 2})
     text = printed(capsys)
     assert "a device, sm_90, 139.0 GiB, driver 1.0" in text
     assert "3 of tuned/a.json; 2 shipped with fasttfm" in text
+    line = next(line for line in text.splitlines() if "sm_60 to sm_90" in line)
+    assert used in line
+    assert "TRITON_PTXAS_PATH=FILE overrides it; is not to be trusted" in line
 
 
-def test_an_unknown_chip_is_refused(refusal_of):
-    assert refusal_of(["env", "--chip", "sm_61"]).startswith("fasttfm env: --chip sm_61: one of sm_60, ")
+# Causes of slowness
+
+CPU = Facts(cores=4, threads=4, busy_cores=0.1, units=frozenset({"avx2", "amx_bf16"}))
+GPU = replace(CPU, device="a GPU", tf32=True, has_tf32=True, threads=1, missing=frozenset({"numba"}))
+
+
+def test_a_healthy_machine_has_no_findings():
+    for facts in (CPU, GPU, replace(CPU, units=frozenset())):  # unknown is not absent
+        assert list(judge(facts)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "remedy"),
+    [
+        (replace(CPU, threads=1), "threads", "OMP_NUM_THREADS=4"),
+        (replace(CPU, threads=8), "threads", "OMP_NUM_THREADS=4"),
+        (replace(CPU, busy_cores=1.2), "other programs", "end them"),
+        (replace(GPU, busy_cores=1.2), "other programs", "end them"),
+        (replace(CPU, units=frozenset({"avx2", "avx512f"})), "bfloat16", "--precision fp32"),
+        (replace(CPU, missing=frozenset({"numba"})), "numba", "./fasttfm[cpu]"),
+        (replace(CPU, gpu_without_driver=True), "GPU", "driver"),
+        (replace(CPU, environment={"TRITON_INTERPRET": "1"}), "TRITON_INTERPRET=1", "unset"),
+        (replace(CPU, environment={"FASTTFM_BACKEND": "torch"}), "FASTTFM_BACKEND=torch", "unset"),
+        (replace(CPU, environment={"FASTTFM_BACKEND": "fast"}), "FASTTFM_BACKEND=fast", "unset"),
+        (replace(GPU, missing=frozenset({"triton"})), "triton", "pip install triton"),
+        (replace(GPU, tf32=False), "TF32", "set_float32_matmul_precision"),
+        (replace(GPU, is_tuned=False), "tiles", "fasttfm tune"),
+        (replace(GPU, assembler_fault="miscompiles"), "assembler", "fasttfm env"),
+    ],
+)
+def test_each_fault_has_its_remedy(facts, subject, remedy):
+    (finding,) = judge(facts)
+    assert finding.subject == subject
+    assert remedy in finding.remedy
+
+
+def test_findings_are_printed_as_text_and_json(monkeypatch, capsys):
+    monkeypatch.setattr(check, "gather", lambda device: replace(CPU, threads=1))
+    text = printed(capsys, "--check", status=1)
+    assert text.startswith("threads: 1 of 4 cores are used\n    set OMP_NUM_THREADS=4")
+    assert json.loads(printed(capsys, "--check", "--json", status=1))["findings"][0]["subject"] == "threads"
+    monkeypatch.setattr(check, "gather", lambda device: CPU)
+    assert printed(capsys, "--check") == "nothing slows this machine down\n"
+
+
+def test_facts_of_this_machine_are_gathered():
+    facts = check.gather(None)
+    assert min(facts.cores, facts.threads) >= 1
+    assert 0 <= facts.busy_cores < 10_000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/stat")
+def test_a_busy_program_is_seen_and_our_work_is_not(monkeypatch):
+    moments = iter([5.0, 6.0])  # a sample of a second, of which this process had 0.1
+    work = iter([2.0, 2.1])
+    clock = types.SimpleNamespace(
+        monotonic=lambda: next(moments), process_time=lambda: next(work), sleep=lambda seconds: None
+    )
+    before = check._jiffies()
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "time", clock)
+        readings = iter([1_000, 1_000 + 150 * check.os.sysconf("SC_CLK_TCK") // 100])  # 1.5 core-seconds
+        patch.setattr(check, "_jiffies", lambda: next(readings))
+        assert check._busy_cores() == pytest.approx(1.4)
+    subprocess.run([sys.executable, "-S", "-c", "sum(range(10**7))"], check=True)
+    assert check._jiffies() > before
+
+
+# Damaged files
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A data directory and a run of two checkpoints."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    with replacing(data, "a test", "files") as fresh:
+        for name in ("a", "b", "README.md"):
+            (fresh.path / name).write_text(name)
+    for step in (1, 2):
+        save_checkpoint(step_folder(run, step), {"w": torch.ones(3)}, {"step": step})
+    return data, run
+
+
+def test_damaged_files_are_found_by_their_digests(folders, capsys):
+    data, run = folders
+    assert printed(capsys, "--check", str(data), str(run)).startswith("all files match their digests")
+    (data / "a").write_text("changed")
+    (data / "b").unlink()
+    (data / "README.md").write_text("mine")
+    weights = step_folder(run, 2) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    findings = json.loads(printed(capsys, "--check", str(data), str(run), "--json", status=1))["findings"]
+    assert {each["remedy"] for each in findings} == {"copy it back, or recreate the folder"}
+    differs = "is damaged or was changed, its SHA-256 differs from sha256sums"
+    faults = [each["fault"] for each in findings]
+    assert faults == [f"{data / 'a'}: {differs}", f"{data / 'b'}: is missing", f"{weights}: {differs}"]
+
+
+def test_missing_and_damaged_digests_are_findings(folders, tmp_path, refusal_of):
+    data, run = folders
+    listed, unlisted = step_folder(run, 1) / "sha256sums", data / "sha256sums"
+    for content, told in (("", "is empty"), (listed.read_text()[:-5], "is truncated or damaged")):
+        listed.write_text(content)
+        assert [each.remedy for each in check_folder(run) if f"{listed}: {told}" in each.fault] == [""], "told once"
+    listed.unlink()
+    unlisted.unlink()
+    (data / "data.yaml").touch()
+    shutil.copytree(step_folder(run, 2), data / "below")  # with digests of its own
+    for folder, manifest in ((run, listed), (data, unlisted)):
+        (finding,) = check_folder(folder)
+        assert f"{manifest}: is missing, so damage would go unnoticed" in finding.fault
+    (tmp_path / "empty").mkdir()
+    for path, told in ((tmp_path / "empty", "holds no sha256sums"), (tmp_path / "none", "is not a directory")):
+        assert told in refusal_of(["env", "--check", path])

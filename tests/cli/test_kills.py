@@ -1,23 +1,182 @@
-"""Commands that write, with SIGKILL before any of their system calls, and on a full disk."""
+"""Commands that write, with SIGKILL before any of their system calls, and on a full disk.
 
-import ast
+tests/store/test_kill.py kills saves of checkpoints, tests/test_folders.py the replacement of a folder's files.
+"""
+
+import contextlib
 import errno
+import functools
+import hashlib
 import io
 import os
+import shutil
 import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from convert.exported_once import exported_once
+from convert.test_spoiled_exports import COMMANDS, export_words, write_model
 from forked import run
 from full_disk import largest_file
-from killed import environment
-from kills import WRITERS
-from model_dirs import LINES, write_model_dir
+from killed import calls_of, environment
+from model_dirs import LINES, contents, write_model_dir
 from waiting import PATIENCE
 
 from fasttfm.cli.main import main
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer
+from fasttfm.system.folders import reading
+from scripts.hub import package
 
-ROOT = Path(__file__).parents[2]
+POINTS = 12
+TEXTS = "prepare --src A.src --tgt A.tgt --valid-src A.src --valid-tgt A.tgt --threads 1"
+OUT = Path("out")
+
+
+class Writer(NamedTuple):
+    """A command that writes OUT."""
+
+    old: Callable[[], Any]
+    """Writes what is replaced."""
+    new: Callable[[], Any]
+
+
+def command(words: str) -> None:
+    assert main(words.split()) == 0
+
+
+def both(words: str, what: tuple = ("A", "B")) -> Writer:
+    """The command with the first and with the second value for {}."""
+    return Writer(*(functools.partial(command, words.format(each)) for each in what))
+
+
+def save_pretrained(folder: str) -> None:
+    Transformer.from_pretrained(folder).save_pretrained(OUT, folder)
+
+
+def of_family(kind: str, verb: str) -> Writer:
+    """Export or import of language models, BERTs and fine-tuned models."""
+
+    def run(name: str) -> None:
+        words = export_words(kind, Path(f"{kind}-{name}"), OUT)
+        if verb == "import":
+            words = [words[0], "import", f"theirs-{name}", "--no-check", "--out", "out"]
+        assert main(words) == 0
+
+    def old() -> None:
+        for seed, name in enumerate("AB"):
+            write_model(kind, Path(f"{kind}-{name}"), seed)
+            assert main(export_words(kind, Path(f"{kind}-{name}"), Path(f"theirs-{name}"))) == 0
+        run("A")
+
+    return Writer(old, lambda: run("B"))
+
+
+WRITERS = {
+    "prepare": both(f"{TEXTS} --no-byte-fallback --vocab-size {{}} --out out", ("60", "64")),
+    "lm prepare": both("lm prepare --bytes --text A.{} --out out", ("src", "tgt")),
+    **{
+        f"export {form}": both(f"export {{}} --format {form} --no-check --out out")
+        for form in ("marian-hf", "ctranslate2", "pretrained", "onnx")
+    },
+    **{
+        f"{COMMANDS[kind]} {verb}": of_family(kind, verb)
+        for verb in ("export", "import")
+        for kind in ("gpt", "bert", "squad")
+    },
+    "import": both("import marian-{} --format marian-hf --no-check --out out"),
+    "quantize": both("quantize {} --out out"),
+    "save_pretrained": Writer(*(functools.partial(save_pretrained, each) for each in "AB")),
+    "hub": Writer(
+        functools.partial(package.write_package, OUT, version=1), functools.partial(package.write_package, OUT)
+    ),
+    "shortlist": both("shortlist A --data pairs --best {} --out out", ("1", "3")),
+}
+
+
+def write_text() -> None:
+    for side, lines in (("src", LINES), ("tgt", LINES[::-1])):
+        Path(f"A.{side}").write_text("".join(f"{line}\n" for line in lines) * 30)
+
+
+def make_world() -> None:
+    """Write models A and B of different widths, their exports, and text."""
+    write_text()
+    for name, width in (("A", 32), ("B", 16)):
+        fields = {"d_model": width, "norm_first": False, "final_norm": False, "encoder_layers": 1, "decoder_layers": 1}
+        write_model_dir(Path(name), trained=False, **fields)
+        command(f"export {name} --format marian-hf --no-check --out marian-{name}")
+    command(f"{TEXTS} --spm A/spm.model --out pairs")
+
+
+def state() -> str:
+    """Read the output as its readers do, and return a digest of its files."""
+    with reading(OUT) if OUT.is_dir() else contextlib.nullcontext():
+        files = contents(OUT) if OUT.exists() else {}
+    files = {name: content for name, content in files.items() if not name.startswith(".new/")}
+    if not files:
+        raise UserError("nothing was written")
+    return hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+
+
+def try_every_call(writer: Writer, root: Path) -> Counter[str]:
+    """Count the states found after each kill."""
+    os.chdir(root / "world")
+    writer.old()
+    states = {state(): "old"}
+    shutil.copytree(root / "world", root / "original", symlinks=True)
+    writer.new()
+    new = state()
+    assert new not in states, "the new is not the old"
+    states[new] = "new"
+    found: Counter[str] = Counter()
+    begin_again(root)
+    for number in points(calls_of(10**9, writer.new)):
+        begin_again(root)
+        calls_of(number, writer.new)
+        try:
+            left = states.get(state(), "mixed")
+        except UserError:
+            left = "refused"
+        assert left != "mixed", (number, "neither old nor new")
+        found[left] += 1
+        writer.new()
+        assert state() == new, (number, "run again it does not come to the new")
+    return found
+
+
+def begin_again(root: Path) -> None:
+    os.chdir(root)
+    shutil.rmtree(root / "world")
+    shutil.copytree(root / "original", root / "world", symlinks=True)
+    os.chdir(root / "world")
+
+
+def points(calls: int) -> list[int]:
+    """The numbers of the calls to try, with the first and the last."""
+    if os.environ.get("FASTTFM_TEST_EVERY_CALL") or calls <= POINTS:
+        return list(range(1, calls + 1))
+    return [1 + place * (calls - 1) // (POINTS - 1) for place in range(POINTS)]
+
+
+def killed_often(root: Path, name: str) -> None:
+    """Check a command, in a process of its own that forks."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    package._sources = functools.cache(package._sources)
+    torch.onnx.export = exported_once(torch.onnx.export)
+    (root / "world").mkdir()
+    os.chdir(root / "world")
+    with contextlib.redirect_stdout(io.StringIO()):
+        make_world()
+        found = try_every_call(WRITERS[name], root)
+    assert found["new"] >= 1
+    assert found["old"] >= 4
 
 
 @pytest.mark.sample(2)
@@ -25,50 +184,42 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("name", WRITERS)
 def test_after_a_kill_the_output_is_old_new_or_refused_and_a_rerun_succeeds(name, tmp_path):
-    """Runs tests/cli/kills.py."""
-    command = [sys.executable, str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
-    done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    """Of POINTS system calls, all with FASTTFM_TEST_EVERY_CALL=1, a write is done by half, an opened file is empty."""
+    program = f"import test_kills; test_kills.killed_often(test_kills.Path({str(tmp_path)!r}), {name!r})"
+    options = {"env": environment(), "cwd": Path(__file__).parent, "capture_output": True, "timeout": PATIENCE}
+    done = run([sys.executable, "-c", program], text=True, **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = ast.literal_eval(done.stdout)
-    assert found["new"] >= 1
-    assert found["old"] >= 4
 
 
-COMMANDS = {
-    "quantize": "quantize M --out out",
-    "export": "export M --format pretrained --out out",
-    "prepare": "prepare --src t --tgt t --valid-src t --valid-tgt t --no-byte-fallback --threads 1 --vocab-size 60 "
-    "--out out",
-}
+@pytest.fixture
+def model(tmp_path, monkeypatch) -> None:
+    """A model A and text, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    write_model_dir(Path("A"), trained=False)
+    write_text()
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "words", ["quantize A", "export A --format pretrained", f"{TEXTS} --no-byte-fallback --vocab-size 60"]
+)
 @pytest.mark.parametrize("size", [0, 300, 4000])
-def test_a_full_disk_leaves_nothing_half_made(name, size, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    write_model_dir(Path("M"), trained=False)
-    Path("t").write_text("".join(f"{line}\n" for line in LINES) * 30)
-    capfd.readouterr()
-    monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(sys, "stderr", (tmp_path / "errors").open("w"))
+def test_a_full_disk_leaves_nothing_half_made(words, size, model, monkeypatch):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     with largest_file(size):
-        assert main(COMMANDS[name].split()) == 2
+        assert main([*words.split(), "--out", "out"]) == 2
     assert not Path("out").exists()
-    assert main(COMMANDS[name].split()) == 0
+    assert main([*words.split(), "--out", "out"]) == 0
 
 
-def test_a_full_disk_is_reported_with_the_file(tmp_path, monkeypatch, capfd):
+def test_a_full_disk_is_reported_with_the_file(model, monkeypatch, refusal_of):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.chdir(tmp_path)
-    write_model_dir(Path("M"), trained=False)
     Path("alignment").write_text("old")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n")))
-    capfd.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        assert main(["translate", "M", "--device", "cpu", "--max-len-b", "3", "--alignment", "alignment"]) == 2
-    assert "fasttfm translate: alignment: No space left on device: free some space" in capfd.readouterr().err
+    monkeypatch.setattr(os, "fsync", full)
+    told = refusal_of(["translate", "A", "--device", "cpu", "--max-len-b", "3", "--alignment", "alignment"])
+    assert told.startswith("fasttfm translate: alignment: No space left on device: free some space")
     assert Path("alignment").read_text() == "old"

@@ -1,6 +1,5 @@
-"""--quiet, --json, --help and --preset list behave alike in all commands."""
+"""--quiet, --json and --preset list behave alike in all commands."""
 
-import argparse
 import io
 import json
 import re
@@ -9,30 +8,22 @@ import types
 
 import pytest
 import torch
+from any_command import PARSERS
 
-from fasttfm.cli import main as cli
+from fasttfm.cli.main import main
 from fasttfm.cli.output import Output
 
 LONG = (
     *("prepare", "train", "translate", "score", "average", "export", "import", "quantize", "tune"),
     *("finetune", "lm", "mlm", "recipe"),
 )
+"""Commands that run for long."""
 
 
-def verbs_of(parser):
-    commands = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return commands[0].choices if commands else {}
-
-
-def flags_of(name):
-    return verbs_of(cli.build_parser([name]))[name]
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_long_running_commands_have_json_and_quiet(name):
-    command = flags_of(name)
-    for parser in verbs_of(command).values() or [command]:
-        assert {"--json", "--quiet"} <= set(parser._option_string_actions), parser.prog
+def test_long_running_commands_have_json_and_quiet():
+    found = {words: PARSERS[words]._option_string_actions for words in PARSERS if words.split()[0] in LONG}
+    assert {words.split()[0] for words in found} == {*LONG}
+    assert [words for words, flags in found.items() if not {"--json", "--quiet"} <= set(flags)] == []
 
 
 def test_progress_is_a_line_per_tenth_without_a_terminal(capsys):
@@ -48,65 +39,9 @@ def test_progress_is_a_line_per_tenth_without_a_terminal(capsys):
     assert capsys.readouterr().out == "", "done at once, or --quiet"
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_defaults_are_written_one_way(name):
-    parser = flags_of(name)
-    parser.shown = None
-    text = " ".join(parser.format_help().split())
-    wrong = [m for m in re.findall(r".{12}\bdefault: .{12}", text) if "(default: " not in m]
-    assert wrong == []
-    assert "[default" not in text
-    assert "(default)" not in text
-
-
-LONG_HELP = ["train", "translate", "serve", "prepare", "mlm distill", "lm train", "mlm train", "finetune squad"]
-
-
-def help_of(capsys, *words):
-    with pytest.raises(SystemExit, match="0"):
-        cli.main([*words])
-    return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", LONG_HELP)
-def test_help_is_short_with_examples_and_help_all_has_every_flag(command, capsys):
-    if command.split()[0] not in cli.COMMANDS:
-        pytest.skip("no such command")
-    short, whole = help_of(capsys, *command.split(), "--help"), help_of(capsys, *command.split(), "--help-all")
-    shown, every = (re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE) for text in (short, whole))
-    assert set(shown) < set(every)
-    assert len(shown) <= 31
-    parser = flags_of(command.split()[0])
-    parser = verbs_of(parser)[command.split()[1]] if " " in command else parser
-    assert set(every) == {
-        a.option_strings[-1 if a.dest == "help" else 0]
-        for a in parser._actions
-        if a.option_strings and a.help != argparse.SUPPRESS
-    }
-    examples = short.partition("examples:\n")[2].splitlines()
-    assert 1 <= len(examples) <= 3
-    for example in examples:
-        flags = set(re.findall(r"(--[a-z-]+)", example.partition("#")[0]))
-        assert example.startswith(f"  fasttfm {command}")
-        assert flags <= set(every), example
-
-
-def test_validation_settings_are_one_group_and_server_limits_have_defaults(capsys):
-    whole = help_of(capsys, "train", "--help-all")
-    validation = whole.partition("validation settings:")[2].partition("examples:")[0]
-    flags = re.findall(r"^  (--[a-z-]+)", validation, re.MULTILINE)
-    assert flags[0] == "--valid-interval-updates"
-    assert {"--valid-bleu", "--valid-beam", "--beam", "--length-penalty"} <= set(flags)
-    assert "--valid" not in whole.partition("validation settings:")[0]
-    limits = help_of(capsys, "serve", "--help-all").partition("limits:")[2]
-    assert limits.count("(default:") == limits.count("  --max-") == 8
-
-
-@pytest.mark.parametrize("command", [["train"], ["lm", "train"], ["mlm", "train"]])
+@pytest.mark.parametrize("command", ["train", "lm train", "mlm train"])
 def test_preset_list_describes_each_preset(command, capsys):
-    if command[0] not in cli.COMMANDS:
-        pytest.skip("no such command")
-    assert cli.main([*command, "--preset", "list"]) == 0
+    assert main([*command.split(), "--preset", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 2
     assert all(re.fullmatch(r"[\w-]+ {2,}\S.{15,}", line) for line in lines)
@@ -126,69 +61,59 @@ def test_notes_go_to_standard_output_or_with_json_to_standard_error(capsys):
 
 
 def test_a_bar_is_drawn_only_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    for stream, quiet, seen in ((Terminal(), False, True), (io.StringIO(), False, False), (Terminal(), True, False)):
+    for is_terminal, quiet in ((True, False), (False, False), (True, True)):
+        stream = io.StringIO()
+        stream.isatty = lambda is_terminal=is_terminal: is_terminal
         monkeypatch.setattr(sys, "stderr", stream)
         with Output("tune", quiet=quiet).bar(total=3) as bar:
             bar.update(3)
-        assert bool(stream.getvalue()) == seen
-        assert not seen or "3/3" in stream.getvalue()
+        assert ("3/3" in stream.getvalue()) == bool(stream.getvalue()) == (is_terminal and not quiet)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Training and validation text."""
-    folder = tmp_path_factory.mktemp("json")
+@pytest.fixture
+def json_of(monkeypatch, capsysbinary):
+    """Run a command with --json and --quiet; returns the documents on standard output."""
+
+    def run(*words, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        capsysbinary.readouterr()
+        assert main([*map(str, words), "--json", "--quiet"]) == 0
+        said = capsysbinary.readouterr()
+        assert b"tokens/s" not in said.err, "--quiet"
+        return [json.loads(line) for line in said.out.decode().splitlines()]
+
+    return run
+
+
+def test_from_text_to_a_score_every_output_is_json(tmp_path, json_of):
     lines = [f"{a}{b}{c} {c}{a} {b}{a}{c}" for a in "abcdefgh" for b in "ijklmn" for c in "opqr"]
-    for name, part in (("train", lines), ("valid", lines[:3])):
-        for side, suffix in (("en", ""), ("de", " ja")):
-            (folder / f"{name}.{side}").write_text("".join(f"{line}{suffix}\n" for line in part))
-    return folder
-
-
-def run(words, monkeypatch, capsysbinary, stdin=""):
-    """Run a command; returns the JSON documents on standard output, and standard error."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-    capsysbinary.readouterr()
-    assert cli.main([str(word) for word in words]) == 0
-    said = capsysbinary.readouterr()
-    return [json.loads(line) for line in said.out.decode().splitlines()], said.err.decode()
-
-
-def test_from_text_to_a_score_every_output_is_json(trained, monkeypatch, capsysbinary):
-    def json_of(*words, stdin=""):
-        return run([*words, "--json", "--quiet"], monkeypatch, capsysbinary, stdin)
-
-    files = {"src": "train.en", "tgt": "train.de", "valid-src": "valid.en", "valid-tgt": "valid.de"}
-    text = [f"--{flag}={trained / file}" for flag, file in files.items()]
-    data, model = trained / "data", trained / "model"
-    (told,), _ = json_of("prepare", *text, "--vocab-size", 320, "--out", data)
+    text = []
+    for prefix, part in (("", lines), ("valid-", lines[:3])):
+        for side, suffix in (("src", ""), ("tgt", " ja")):
+            path = tmp_path / f"{prefix}{side}"
+            path.write_text("".join(f"{line}{suffix}\n" for line in part))
+            text.append(f"--{prefix}{side}={path}")
+    data, model = tmp_path / "data", tmp_path / "model"
+    (told,) = json_of("prepare", *text, "--vocab-size", 320, "--out", data)
     assert told["out"] == str(data)
     assert any("training pairs" in note for note in told["notes"])
     small = "--d-model 16 --heads 2 --d-ff 16 --encoder-layers 1 --decoder-layers 1 --max-update 2 --warmup-updates 1"
-    (told,), err = json_of(
-        "train", "--preset", "demo", "--data", data, "--out", model, *small.split(),
-        "--workers", 1, "--threads", torch.get_num_threads(),
-    )  # fmt: skip
-    assert told["command"] == "train"
-    assert told["model"] == str(model)
-    assert "tokens/s" not in err, "--quiet"
-    told, _ = json_of("translate", model, "--nbest", 2, "--beam", 2, "--workers", 1, stdin="a i o\nb j p\n")
+    words = ["--preset", "demo", "--data", data, "--out", model, *small.split()]
+    (told,) = json_of("train", *words, "--workers", 1, "--threads", torch.get_num_threads())
+    assert (told["command"], told["model"]) == ("train", str(model))
+    told = json_of("translate", model, "--nbest", 2, "--beam", 2, "--workers", 1, stdin="a i o\nb j p\n")
     assert [line["line"] for line in told] == [0, 1]
     assert all(len(line["translations"]) == 2 and {"text", "score"} == set(line["translations"][0]) for line in told)
-    told, _ = json_of("translate", model, "--score", trained / "valid.de", stdin=(trained / "valid.en").read_text())
+    told = json_of("translate", model, "--score", tmp_path / "valid-tgt", stdin=(tmp_path / "valid-src").read_text())
     assert [line["line"] for line in told] == [0, 1, 2]
     assert all(line["score"] < 0 for line in told)
-    (told,), _ = json_of("quantize", model, "--out", trained / "int8")
+    (told,) = json_of("quantize", model, "--out", tmp_path / "int8")
     assert told["bytes"] < told["bytes_before"]
-    (told,), _ = json_of("export", model, "--format", "pretrained", "--out", trained / "pretrained")
+    (told,) = json_of("export", model, "--format", "pretrained", "--out", tmp_path / "pretrained")
     assert told["format"] == "pretrained"
 
 
-def test_score_takes_comet_where_it_is_installed(tmp_path, monkeypatch, capsysbinary):
+def test_score_takes_comet_where_it_is_installed(tmp_path, monkeypatch, json_of):
     for name, lines in (("src", "a\nb\n"), ("ref", "A\nB\n")):
         (tmp_path / name).write_text(lines)
     asked = []
@@ -202,9 +127,8 @@ def test_score_takes_comet_where_it_is_installed(tmp_path, monkeypatch, capsysbi
         download_model=lambda name: f"/there/{name}", load_from_checkpoint=lambda path: Model()
     )
     monkeypatch.setitem(sys.modules, "comet", fake)
-    words = ["score", "--json", "--comet", "Unbabel/wmt22-comet-da"]
-    words += [f"--{name}={tmp_path / name}" for name in ("ref", "src")]
-    (told,), _ = run(words, monkeypatch, capsysbinary, "A\nC\n")
+    files = [f"--{name}={tmp_path / name}" for name in ("ref", "src")]
+    (told,) = json_of("score", "--comet", "Unbabel/wmt22-comet-da", *files, stdin="A\nC\n")
     assert told["comet"] == 81.25
     assert told["comet_signature"].startswith("COMET|Unbabel/wmt22-comet-da|")
     assert asked[1] == {"src": "b", "mt": "C", "ref": "B"}

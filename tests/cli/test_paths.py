@@ -10,85 +10,59 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from any_command import PARSERS
 from model_dirs import LINES, contents, write_model_dir
 
-from fasttfm.cli.main import COMMANDS, build_parser, main
+from fasttfm.cli.main import main
 from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, check_paths
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.store.checkpoint import TrainingState, save_checkpoint
+from fasttfm.store.model_dir import refuse_strangers
 from fasttfm.store.ownership import read_digests
-from fasttfm.store.steps import step_folder
+from fasttfm.store.steps import prune, step_folder
 from fasttfm.system import folders
-from fasttfm.system.files import unfinished, writing
+from fasttfm.system.files import sha256, unfinished, writing
 
 PATH_WORDS = {"FILE", "DIR", "FOLDER", "MODEL", "DATA", "OUT", "CHECKPOINT", "TEACHER", "RUN", "WHOLE", "Q"}
 """Metavars of paths."""
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Every command, or verb of a command, as typed -> its parser."""
-    found, waiting = {}, [build_parser(list(COMMANDS))]
-    while waiting:
-        parser = waiting.pop()
-        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-        for action in below:
-            waiting += action.choices.values()
-        if not below:
-            found[parser.prog.removeprefix("fasttfm ")] = parser
-    return found
+def paths(name: str) -> dict[str, argparse.Action]:
+    return {action.dest: action for action in PARSERS[name]._actions if isinstance(action.type, PathKind)}
 
 
-PARSERS = parsers()
-
-
-def paths(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if isinstance(action.type, PathKind)]
-
-
-def excluded(parser: argparse.ArgumentParser, one: argparse.Action, other: argparse.Action) -> bool:
-    groups = [group._group_actions for group in parser._mutually_exclusive_groups]
+def excluded(name: str, one: argparse.Action, other: argparse.Action) -> bool:
+    groups = [group._group_actions for group in PARSERS[name]._mutually_exclusive_groups]
     return any(one in group and other in group for group in groups)
 
 
 PAIRS = [
     pytest.param(name, output, other, id=f"{name}: {output.dest} as {other.dest}")
-    for name, parser in sorted(PARSERS.items())
-    for output, other in itertools.permutations(paths(parser), 2)
-    if output.type.writes and not excluded(parser, output, other)
+    for name in sorted(PARSERS)
+    for output, other in itertools.permutations(paths(name).values(), 2)
+    if output.type.writes and not excluded(name, output, other)
 ]
 """Each argument that is written, with every other path of the same command."""
-OUTPUT_FILES = [
-    pytest.param(name, action, id=f"{name} {action.dest}")
-    for name, parser in sorted(PARSERS.items())
-    for action in paths(parser)
-    if action.type.writes and action.type.is_file
-]
-
-
-def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
-    """Parse a command line with these paths and values for all other required arguments."""
-    parser, words, groups = PARSERS[name], [], []
-    for action in parser._actions:
-        values = [chosen[action]] if action in chosen else None
-        if values is None and (action.required or not action.option_strings):
-            if action.nargs == 0 or isinstance(action, argparse._SubParsersAction):
-                continue
-            values = [next(iter(action.choices)) if action.choices else f"free-{action.dest}"]
-            if isinstance(action.nargs, int):
-                values *= action.nargs
-        if values is not None:
-            words += [*action.option_strings[:1], *values]
-    for need in [parser.needs[word][0] for word in words if word in parser.needs]:
-        count = parser._option_string_actions[need].nargs or 1
-        words += [] if need in words else [need, *[f"free{need}"] * count]
-    for group in parser._mutually_exclusive_groups:
-        groups += [group] if group.required and not any(a in chosen for a in group._group_actions) else []
-    words += [word for group in groups for word in (group._group_actions[0].option_strings[0], "free-group")]
-    return build_parser([name.split()[0]]).parse_args([*name.split(), *words])
+OUTPUT_FILES = pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        pytest.param(name, action, id=f"{name} {action.dest}")
+        for name in sorted(PARSERS)
+        for action in paths(name).values()
+        if action.type.writes and action.type.is_file
+    ],
+)
 
 
 def check(name: str, chosen: dict[argparse.Action, str]) -> None:
-    check_paths(given(name, chosen))
+    """Check the paths of a command line with these and the defaults of all other arguments."""
+    values = {action.dest: action.default for action in PARSERS[name]._actions}
+    for action, text in chosen.items():
+        is_list = isinstance(action, (argparse._AppendAction, argparse._ExtendAction)) or action.nargs is not None
+        values[action.dest] = [action.type(text)] if is_list else action.type(text)
+    check_paths(argparse.Namespace(parser=PARSERS[name], **values))
 
 
 @pytest.fixture
@@ -100,7 +74,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_path_has_a_kind():
+def test_every_path_has_a_kind_and_holds_no_null_byte():
     """An argument without a PathKind would not be checked."""
     without = []
     for name, parser in PARSERS.items():
@@ -111,14 +85,9 @@ def test_every_path_has_a_kind():
                 without.append(f"{name} {action.dest}")
     assert without == []
     assert len(PARSERS) > 30
-    assert len(OUTPUT_FILES) >= 6
-
-
-@pytest.mark.parametrize("name", sorted(PARSERS))
-def test_no_path_holds_a_null_byte(name):
-    for action in paths(PARSERS[name]):
-        with pytest.raises(UserError, match="the name of a file holds no null byte"):
-            given(name, {action: "a\0b"})
+    assert len(OUTPUT_FILES.args[1]) >= 6
+    with pytest.raises(argparse.ArgumentTypeError, match="the name of a file holds no null byte"):
+        PathKind()("a\0b")
 
 
 @pytest.mark.sample(14)
@@ -136,7 +105,7 @@ def test_no_output_is_another_path_of_the_command(name, output, other, world):
     before = contents(Path())
     for spelling in spellings:
         for mine, theirs in ((spelling, there), (there, spelling)):
-            with pytest.raises(UserError, match=r"choose another|is a directory|is a file|do not go together"):
+            with pytest.raises(UserError, match=r"choose another|is a directory|is a file"):
                 check(name, {output: mine, other: theirs})
     assert contents(Path()) == before
 
@@ -149,10 +118,9 @@ def test_a_folder_that_is_replaced_holds_no_input(name, output, other, world):
         check(name, {output: "folder", other: "folder/inside"})
 
 
-@pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
+@OUTPUT_FILES
 def test_no_file_of_a_model_or_data_folder_is_an_output(name, output, world):
     write_model_dir(Path("MODEL"), trained=False)
-    Path("DATA").mkdir()
     with folders.replacing(Path("DATA"), "writing", "files") as fresh:
         (fresh.path / "train.src.npy").write_text("ids")
         (fresh.path / "notes").write_text("x")
@@ -165,58 +133,61 @@ def test_no_file_of_a_model_or_data_folder_is_an_output(name, output, world):
     for path in (*own, "-"):
         with pytest.raises(UserError, match=r"which this command did not make: choose another|-: is written to a file"):
             check(name, {output: path})
-    for path in ("MODEL/picture.png", "DATA/list.txt", "file", "new"):
+    free = {OUTPUT_PICTURE: "MODEL/attention.png", OUTPUT_SHORTLIST: "MODEL/vmap.txt"}.get(output.type, "file")
+    Path(free).write_text("made before")
+    for path in ("MODEL/picture.png", "DATA/list.txt", "file", "new", free):
         check(name, {output: path})
-    free = {OUTPUT_PICTURE: "attention.png", OUTPUT_SHORTLIST: "vmap.txt"}.get(output.type)
-    if free is not None:
-        Path("MODEL", free).write_text("made before")
-        check(name, {output: f"MODEL/{free}"})
+
+
+@OUTPUT_FILES
+def test_standard_input_and_output_are_files_of_the_command_too(name, output, world, monkeypatch):
+    for redirected, path, message in (
+        ({"stdin": "r"}, "file", "is standard input: choose another"),
+        ({"stdout": "a"}, "file", "is standard output"),
+        ({"stdin": "r", "stdout": "a"}, "other", "standard input and standard output are one file"),
+    ):
+        with monkeypatch.context() as patch:
+            for stream, mode in redirected.items():
+                patch.setattr(sys, stream, open("file", mode))  # noqa: SIM115
+            with pytest.raises(UserError, match=message):
+                check(name, {output: path})
+
+
+@OUTPUT_FILES
+def test_an_unwritable_directory_is_refused_before_the_work(name, output, world, monkeypatch):
+    Path("link").symlink_to("none/x")
+    for path in ("none/x", "none/deep/x", "file/x", "link"):
+        with pytest.raises(UserError, match=f"{path}: there is no directory .*: make it first"):
+            check(name, {output: path})
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "folder")
+    for path in ("folder/new", "folder/inside"):  # root may write everywhere
+        with pytest.raises(UserError, match=f"{path}: nothing can be written into"):
+            check(name, {output: path})
+    check(name, {output: "/dev/null"})
 
 
 def test_a_hard_link_to_a_file_of_a_folder_that_is_read_is_no_output(world):
     write_model_dir(Path("MODEL"), trained=False)
     os.link("MODEL/spm.model", "hard")
-    parser = PARSERS["translate"]
-    actions = {action.dest: action for action in paths(parser)}
     with pytest.raises(UserError, match=r"hard: is MODEL/spm\.model, which this command reads"):
-        check("translate", {actions["model"]: "MODEL", actions["alignment"]: "hard"})
-
-
-def streams(monkeypatch: pytest.MonkeyPatch, source: str | None = None, result: str | None = None) -> None:
-    if source is not None:
-        monkeypatch.setattr(sys, "stdin", open(source))  # noqa: SIM115
-    if result is not None:
-        monkeypatch.setattr(sys, "stdout", open(result, "a"))  # noqa: SIM115
-
-
-@pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
-def test_standard_input_and_output_are_files_of_the_command_too(name, output, world, monkeypatch):
-    for redirected, path, message in (
-        ({"source": "file"}, "file", "is standard input: choose another"),
-        ({"result": "file"}, "file", "is standard output"),
-        ({"source": "file", "result": "file"}, "other", "standard input and standard output are one file"),
-    ):
-        with monkeypatch.context() as patch:
-            streams(patch, **redirected)
-            with pytest.raises(UserError, match=message):
-                check(name, {output: path})
+        check("translate", {paths("translate")["model"]: "MODEL", paths("translate")["alignment"]: "hard"})
 
 
 def test_a_run_resumes_with_its_own_configuration_but_does_not_start_in_a_user_s_directory(world):
-    actions = {action.dest: action for action in paths(PARSERS["train"])}
-    assert actions["out"].type is TRAINED_MODEL
+    out, config = paths("train")["out"], paths("train")["config"]
+    assert out.type is TRAINED_MODEL
     with pytest.raises(UserError, match="is in the new model directory folder"):
-        check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
+        check("train", {out: "folder", config: "folder/inside"})
     Path("folder/checkpoints").mkdir()
-    check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
+    check("train", {out: "folder", config: "folder/inside"})
 
 
 def test_the_folder_of_downloads_may_hold_inputs_and_outputs(world):
-    actions = {action.dest: action for action in paths(PARSERS["prepare"])}
-    assert actions["data_dir"].type is SHARED_FOLDER
-    check("prepare", {actions["data_dir"]: "folder", actions["src"]: "folder/inside", actions["out"]: "folder/data"})
+    data_dir, src, out = (paths("prepare")[name] for name in ("data_dir", "src", "out"))
+    assert data_dir.type is SHARED_FOLDER
+    check("prepare", {data_dir: "folder", src: "folder/inside", out: "folder/data"})
     Path("data").mkdir()
-    check("prepare", {actions["out"]: "data"})  # the default of --data-dir, which is not used
+    check("prepare", {out: "data"})  # the default of --data-dir, which is not used
 
 
 # Commands as they are typed
@@ -226,22 +197,10 @@ def test_the_folder_of_downloads_may_hold_inputs_and_outputs(world):
 def model(world: Path) -> Path:
     write_model_dir(Path("MODEL"), trained=False)
     Path("text").write_text("".join(f"{line}\n" for line in LINES))
-    Path("terms").write_text("dog\tHund\n")
     return Path("MODEL")
 
 
-@pytest.mark.parametrize("path", ["MODEL/config.yaml", "text", "terms", "MODEL", "-"])
-def test_the_alignment_cannot_overwrite_inputs(path, model, monkeypatch, capfd):
-    before = contents(Path())
-    streams(monkeypatch, source="text")
-    assert main(["translate", "MODEL", "--terminology", "terms", "--alignment", path, "--device", "cpu"]) == 2
-    assert capfd.readouterr().err.count("\n") == 1
-    assert contents(Path()) == before
-
-
 def test_training_does_not_start_in_an_imported_model(world):
-    from fasttfm.store.model_dir import refuse_strangers
-
     with folders.replacing(Path("MODEL"), "writing", "files") as fresh:
         (fresh.path / "config.yaml").write_text("kind: gpt\n")
     with pytest.raises(UserError, match="is a model written by another command, which training would overwrite"):
@@ -274,9 +233,6 @@ def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
     assert main([*WRITERS[first].split(), "out"]) == 0
 
 
-# What reads a folder
-
-
 def test_every_reader_finishes_a_replacement_or_refuses_it(model, monkeypatch):
     """After a kill between two renames, the old configuration must not be combined with the new weights."""
     for number, d_model in enumerate((32, 16)):
@@ -291,29 +247,21 @@ def test_every_reader_finishes_a_replacement_or_refuses_it(model, monkeypatch):
     assert not Path("half/.ready").exists()
     with folders.locked(Path("held"), "replacing"), pytest.raises(UserError, match="are being replaced by another"):
         Transformer.from_pretrained("held")
-    streams(monkeypatch, source="text")
+    monkeypatch.setattr(sys, "stdin", open("text"))  # noqa: SIM115
     assert main(["tokenize", "held"]) == 0
     assert not Path("held/.ready").exists()
 
 
-@pytest.mark.parametrize(
-    "words", ["quantize P --out Q", "export P --format pretrained --out Q", "tokenize P", "serve P"]
-)
-def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capfd):
+def test_a_small_file_that_was_changed_is_refused_by_its_name(model, refusal_of):
     Transformer.from_pretrained("MODEL").save_pretrained("P", "MODEL")
     path = Path("P/config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "heads": 4}))
-    assert main(words.split()) == 2
-    assert "P/config.json: is damaged or was changed, its SHA-256 differs from sha256sums" in capfd.readouterr().err
+    for words in ("quantize P --out Q", "export P --format pretrained --out Q", "tokenize P", "serve P"):
+        told = refusal_of(words.split())
+        assert "P/config.json: is damaged or was changed, its SHA-256 differs from sha256sums" in told
 
 
 def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
-    import torch
-
-    from fasttfm.store.checkpoint import TrainingState, save_checkpoint
-    from fasttfm.store.steps import prune
-    from fasttfm.system.files import sha256
-
     for step in range(1, 5):
         state = TrainingState(tensors={"m": torch.ones(3)}, values={})
         save_checkpoint(step_folder(tmp_path, step), {"w": torch.ones(2)}, {"step": step}, state)
@@ -326,27 +274,6 @@ def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
 
 
 # One file
-
-
-@pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
-def test_an_unwritable_directory_is_refused_before_the_work(name, output, world, monkeypatch):
-    for path in ("none/x", "none/deep/x", "file/x"):
-        with pytest.raises(UserError, match=f"{path}: there is no directory .*: make it first"):
-            check(name, {output: path})
-    Path("link").symlink_to("none/x")
-    with pytest.raises(UserError, match="link: there is no directory"):
-        check(name, {output: "link"})
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "folder")
-    for path in ("folder/new", "folder/inside"):  # root may write everywhere
-        with pytest.raises(UserError, match=f"{path}: nothing can be written into"):
-            check(name, {output: path})
-    check(name, {output: "/dev/null"})
-
-
-def test_an_unwritable_file_is_named_as_given(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "none" / "x"):
-        pass
-    assert caught.value.filename == str(tmp_path / "none" / "x")
 
 
 def stopped(target: Path) -> None:
@@ -378,6 +305,9 @@ def test_a_file_is_replaced_atomically(tmp_path):
         file.write(b"3")
     assert target.read_text() == "3"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".file", "file", "link"]
+    with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "none" / "x"):
+        pass
+    assert caught.value.filename == str(tmp_path / "none" / "x")
 
 
 def test_a_pipe_is_written_into_and_stays_one(tmp_path):

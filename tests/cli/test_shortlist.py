@@ -1,8 +1,6 @@
 """`fasttfm shortlist`, and translations restricted by its map."""
 
-import io
 import json
-import sys
 
 import pytest
 from model_dirs import LINES, PAIRS, write_model_dir
@@ -24,40 +22,27 @@ def folder(tmp_path_factory):
     return folder
 
 
-def translated(model, monkeypatch, capsysbinary, *words: str) -> list[str]:
-    stdin = "".join(f"{line}\n" for line in LINES)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-    assert main(["translate", str(model), "--workers", "1", *words]) == 0
-    return capsysbinary.readouterr().out.decode().splitlines()
-
-
-def test_translations_use_only_tokens_of_the_map(folder, monkeypatch, capsysbinary):
+def test_translations_use_only_tokens_of_the_map(folder, capsys):
     model = folder / "model"
     assert main(["shortlist", str(model), "--data", str(folder / "data"), "--best=8", "--frequent=3", "--json"]) == 0
-    told = json.loads(capsysbinary.readouterr().out)
+    told = json.loads(capsys.readouterr().out)
     assert told["out"] == str(model / "vmap.txt")
     assert told["tokens_kept"] < told["vocabulary"] / 2
-    free = translated(model, monkeypatch, capsysbinary)
-    kept = translated(model, monkeypatch, capsysbinary, "--shortlist", told["out"])
-    assert kept[: len(PAIRS)] == free[: len(PAIRS)]
-    translator = Translator.from_directory(model, workers=1, shortlist=told["out"])
-    assert translator.shortlist is not None
-    for line, best in zip(LINES, translator.translate_nbest(LINES), strict=True):
-        allowed = translator.shortlist.tokens(translator.source_tokenizer.encode(line))
-        assert set(translator.target_tokenizer.encode(best[0].text)) <= set(allowed)
+    free = Translator.from_directory(model, workers=1)
+    kept = Translator.from_directory(model, workers=1, shortlist=told["out"])
+    assert kept.translate([*PAIRS]) == free.translate([*PAIRS])
+    for line, text in zip(LINES, kept.translate(LINES), strict=True):
+        allowed = kept.shortlist.tokens(kept.source_tokenizer.encode(line))
+        assert set(kept.target_tokenizer.encode(text)) <= set(allowed)
 
 
-def test_a_map_without_the_right_token_cannot_write_it(folder, tmp_path, monkeypatch, capsysbinary):
+def test_a_map_without_the_right_token_cannot_write_it(folder, tmp_path):
     """Without its target in the map, a source token is translated by something else."""
-    model = folder / "model"
-    assert (
-        main(["shortlist", str(model), f"--data={folder / 'data'}", "--best=1", "--frequent=1", f"--out={tmp_path}/v"])
-        == 0
-    )
-    capsysbinary.readouterr()
-    lines = [line for line in read_lines(tmp_path / "v") if "Hund" not in line.split("\t")[1]]
-    (tmp_path / "v").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    kept = translated(model, monkeypatch, capsysbinary, "--shortlist", str(tmp_path / "v"))
+    words = [folder / "model", f"--data={folder / 'data'}", "--best=1", "--frequent=1", f"--out={tmp_path / 'map'}"]
+    assert main(["shortlist", *map(str, words)]) == 0
+    lines = [line for line in read_lines(tmp_path / "map") if "Hund" not in line.split("\t")[1]]
+    (tmp_path / "map").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    kept = Translator.from_directory(folder / "model", workers=1, shortlist=tmp_path / "map").translate(LINES)
     assert not any("Hund" in line for line in kept)
 
 

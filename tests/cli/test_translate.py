@@ -6,45 +6,41 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from forked import Popen, forked_children
-from model_dirs import resolve
+from model_dirs import TEXT, tokenizer, write_model_dir
 from safetensors.torch import load_file, save_file
 from waiting import PATIENCE
 
 from fasttfm.cli.main import main
 from fasttfm.cpu import int8
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
+from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.search.constraints import Constraints
 from fasttfm.store.checkpoint import MODEL_FILE, save_checkpoint
 from fasttfm.store.steps import step_folder
 from fasttfm.store.weights import model_weights
+from fasttfm.system.machine import pick_device
+from fasttfm.translate.terminology import Terminology
 from fasttfm.translate.translator import Translator
 
-TEXT = ["a dog runs over the green grass", "two men sit in a small boat", "ein Hund läuft über die grüne Wiese"]
 INPUT = "a dog\n\ntwo men sit in a boat\r\n   \nthe green grass"
-SIZE = {"d_model": 16, "heads": 2, "d_ff": 32, "encoder_layers": 2, "decoder_layers": 2}
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
     """A random model with two checkpoints, in a path with a space."""
-    path = tmp_path_factory.mktemp("with space") / "model"
-    path.mkdir()
-    tokenizer = train_tokenizer(TEXT, vocab_size=320)
-    tokenizer.save(path / "spm.model")
+    settings = {"d_model": 16, "d_ff": 32, "beam": 2, "max_len_b": 3}
+    path = write_model_dir(tmp_path_factory.mktemp("with space") / "model", trained=False, **settings)
     (path / "data.yaml").write_text("train:\n  longest_source: 40\n")
-    settings = {**SIZE, "beam": 2, "max_len_b": 3}
-    config = resolve(overrides=settings, from_data={"vocab_size": len(tokenizer)})
-    (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    for step in (1, 2):
-        torch.manual_seed(step)
-        save_checkpoint(
-            step_folder(path, step), model_weights(Transformer(config.model)), {"step": step, "best_step": 1}
-        )
+    torch.manual_seed(2)
+    other = Transformer(Transformer.from_pretrained(path).config)
+    save_checkpoint(step_folder(path, 2), model_weights(other), {"step": 2, "best_step": 1})
     return path
 
 
@@ -62,200 +58,148 @@ def translate(monkeypatch, capsysbinary):
     return run
 
 
+def failure(result) -> str:
+    """The one line that a failed command printed."""
+    status, _, errors = result
+    assert status == 2
+    assert len(errors) == 1
+    assert errors[0].startswith("fasttfm translate: ")
+    return errors[0]
+
+
+# Lines and settings
+
+
 def test_one_line_comes_out_for_every_line_that_goes_in(translate, model_dir):
     status, out, errors = translate(model_dir)
     assert (status, errors) == (0, [])
-    lines = out.split("\n")
-    assert lines.pop() == "", "the last line is ended"
-    assert [bool(line) for line in lines] == [True, False, True, False, True]
-
-
-def test_nothing_in_gives_nothing_out(translate, model_dir):
+    assert [bool(line) for line in out.split("\n")] == [True, False, True, False, True, False]
     assert translate(model_dir, text="") == (0, "", [])
+    assert translate(model_dir, "--precision", "bf16")[1].count("\n") == 5
 
 
-def test_buffers_and_batches_change_nothing(translate, model_dir):
-    expected = translate(model_dir)
-    assert translate(model_dir, "--buffer-size", 1) == expected
-    assert translate(model_dir, "--batch-tokens", 1) == expected
-
-
-def test_workers_change_nothing(translate, model_dir):
-    expected = translate(model_dir, "--workers", 1)
-    assert translate(model_dir, "--workers", 3) == expected
-    assert "--workers: '0' was given, it must be auto or a number from 1" in failure(
-        translate(model_dir, "--workers", 0)
-    )
-
-
-def test_a_reader_that_goes_away_ends_the_workers(model_dir, tmp_path):
-    text = tmp_path / "text"
-    text.write_text("a dog runs\nover the green grass\n" * 2_000)
-    words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--workers", "2", "--buffer-size", "8"]
-    with text.open() as lines:
-        process = Popen(words, env=forked_children(), stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b"", "ends as soon as nobody, and no worker, can write to it any more"
-    assert process.wait(timeout=PATIENCE) == 141
-
-
-def test_settings_come_from_the_model_and_flags_win(translate, model_dir):
-    expected = translate(model_dir)
-    assert translate(model_dir, "--beam", 2, "--max-len-b", 3) == expected
-    longer = translate(model_dir, "--beam", 2, "--max-len-b", 30, "--min-len", 25)
-    assert len(longer[1]) > len(expected[1])
-
-
-def test_checkpoints_are_chosen_by_name_number_and_path(translate, model_dir):
+def test_settings_and_checkpoint_are_the_models_and_flags_win(translate, model_dir, tmp_path):
+    (tmp_path / "no terms").write_text("")
     best, last = translate(model_dir), translate(model_dir, "--checkpoint", "last")
     assert best[1] != last[1]
-    assert translate(model_dir, "--checkpoint", "best") == best
-    assert translate(model_dir, "--checkpoint", 2) == last
-    assert translate(model_dir, "--checkpoint", step_folder(model_dir, 2)) == last
-    assert translate(model_dir, "--checkpoint", step_folder(model_dir, 2) / MODEL_FILE) == last
-
-
-def test_n_best_lists_are_numbered(translate, model_dir):
-    status, out, _ = translate(model_dir, "--nbest", 2)
-    assert status == 0
-    rows = [line.split(" ||| ") for line in out.splitlines()]
-    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2", "3", "4", "4"]
-    assert float(rows[0][2]) >= float(rows[1][2])
-
-
-def test_sampling_repeats_itself(translate, model_dir):
-    first = translate(model_dir, "--sampling", "--sampling-seed", 5)
-    assert first[0] == 0
-    assert translate(model_dir, "--sampling", "--sampling-seed", 5) == first
-    assert translate(model_dir, "--sampling", "--sampling-seed", 6) != first
-
-
-def test_prefixes_begin_the_translations(translate, model_dir, tmp_path):
-    prefixes = tmp_path / "prefixes"
-    prefixes.write_text("ein Hund\n\nzwei\n\n\n", encoding="utf-8")
-    _, out, _ = translate(model_dir, "--prefix", prefixes)
-    lines = out.splitlines()
-    assert lines[0].startswith("ein Hund")
-    assert lines[2].startswith("zwei")
-    prefixes.write_text("ein\n", encoding="utf-8")
-    status, out, errors = translate(model_dir, "--prefix", prefixes)
-    assert status == 2
-    assert "fewer prefixes than lines of the input (line 2 has none)" in errors[0]
-    assert out.startswith("ein"), "the lines that have a prefix are translated"
-    assert out.count("\n") == 1
-
-
-def test_alignments_have_a_line_for_every_output_line(translate, model_dir, tmp_path):
-    file = tmp_path / "alignment"
-    for settings in ([], ["--nbest", 2], ["--mbr-samples", 3], ["--sampling", "--nbest", 3]):
-        text = "a dog\n\ntwo men  sit\tin\u00a0a boat\n \n"
-        status, out, errors = translate(model_dir, "--alignment", file, *settings, text=text)
-        assert (status, errors) == (0, [])
-        assert out == translate(model_dir, *settings, text=text)[1], "the translations are what they were"
-        rows = [line.split(" ||| ") for line in out.splitlines()]
-        numbers = [int(row[0]) for row in rows] if len(rows[0]) > 1 else range(4)
-        aligned = file.read_text(encoding="utf-8").splitlines()
-        assert len(aligned) == len(rows)
-        for number, row, links in zip(numbers, rows, aligned, strict=True):
-            source, target = text.splitlines()[number].split(), (row[1] if len(row) > 1 else row[0]).split()
-            pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
-            assert {word for _, word in pairs} == {*range(len(target))}, "every word of the translation is linked"
-            assert all(0 <= word < len(source) for word, _ in pairs)
-    assert "there is no directory" in failure(translate(model_dir, "--alignment", tmp_path / "none" / "x"))
-    assert "alignment_layer 3" in failure(translate(model_dir, "--alignment", file, "--alignment-layer", 3))
-
-
-def test_terms_are_translated_as_the_file_says(translate, model_dir, tmp_path):
-    file = tmp_path / "terms.tsv"
-    file.write_text("dog\tRüde\tHündin\n\ngreen  grass\tgrünes Gras\r\nboat\tBoot\n", encoding="utf-8")
-    text = "a dog\n\nthe Dog and the dog\nsteamboats\nthe green\tgrass\n"
-    status, out, errors = translate(model_dir, "--terminology", file, text=text)
-    assert (status, errors) == (0, [])
-    lines, free = out.split("\n"), translate(model_dir, text=text)[1].split("\n")
-    assert len(re.findall(r"\b(Rüde|Hündin)\b", lines[0])) == 1
-    assert len(re.findall(r"\b(Rüde|Hündin)\b", lines[2])) == 2
-    assert re.search(r"\bgrünes Gras\b", lines[4])
-    assert (lines[1], lines[3]) == (free[1], free[3]), "no term, no change"
-    for content, message in (
-        ("dog\n", "line 1: 'dog' has no translation"),
-        ("boat\tBoot\n\tHund\n", "line 2: the term is empty"),
-        ("dog\tHund\t\n", "line 1: a translation is empty"),
-        ("dog\tHund\nboat\t\u3000\n", "line 2: a translation is empty"),
+    assert len(translate(model_dir, "--max-len-b", 30, "--min-len", 25)[1]) > len(best[1])
+    second = step_folder(model_dir, 2)
+    for expected, *words in (
+        (best, "--beam", 2, "--max-len-b", 3),
+        (best, "--buffer-size", 1),
+        (best, "--batch-tokens", 1),
+        (best, "--workers", 3),
+        (best, "--terminology", tmp_path / "no terms"),
+        (best, "--ensemble", model_dir),
+        (best, "--checkpoint", "best"),
+        (last, "--checkpoint", 2),
+        (last, "--checkpoint", second),
+        (last, "--checkpoint", second / MODEL_FILE),
     ):
-        file.write_text(content, encoding="utf-8")
-        assert message in failure(translate(model_dir, "--terminology", file))
-    file.write_bytes(b"dog\tR\xfcde\n")
-    assert "line 1 is not valid UTF-8" in failure(translate(model_dir, "--terminology", file))
-    file.write_text("", encoding="utf-8")
-    assert translate(model_dir, "--terminology", file) == translate(model_dir)
-    assert "needs a beam search" in failure(translate(model_dir, "--terminology", file, "--sampling"))
-
-
-def test_sentences_of_a_line_are_translated_one_by_one(translate, model_dir, tmp_path):
-    pytest.importorskip("sentencex")
-    text = "A dog runs. Two men sit!\n\nThe green grass\n"
-    status, out, errors = translate(model_dir, "--split-sentences", "en", "--alignment", tmp_path / "a", text=text)
-    assert (status, errors) == (0, [])
-    single = translate(model_dir, text="A dog runs.\nTwo men sit!\n\nThe green grass\n")[1].split("\n")
-    assert out.split("\n") == [f"{single[0]} {single[1]}", *single[2:]]
-    links = (tmp_path / "a").read_text().split("\n")
-    assert {int(link.split("-")[1]) for link in links[0].split()} == {*range(len(out.split("\n")[0].split()))}
-    assert "not 2: leave out --nbest" in failure(translate(model_dir, "--split-sentences", "en", "--nbest", 2))
-    assert "give the language" in failure(translate(model_dir, "--split-sentences", "?"))
-
-
-def test_flags_that_mean_nothing_together_are_refused(translate, model_dir):
-    told = failure(translate(model_dir, "--beam", 2, "--split-sentences", "en", "--prefix", "x"))
-    assert "--split-sentences and --prefix do not go together: leave out one of them" in told
+        assert translate(model_dir, *words) == expected, words
 
 
 def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch):
     expected = translate(model_dir)
-    assert expected[2] == []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     status, out, errors = translate(model_dir)
     assert (status, out) == expected[:2]
     assert "5 lines" in errors[-1]
 
 
-def test_banned_words_do_not_occur(translate, model_dir, tmp_path):
-    tokenizer = Translator.from_directory(model_dir, device="cpu").target_tokenizer
-    free = translate(model_dir)[1]
-    pieces = [tokenizer.decode([token]) for token in range(4, len(tokenizer))]
-    words = [word for word in pieces if word.isalpha() and word in free and len(tokenizer.encode(word)) == 1]
-    (tmp_path / "banned").write_text("".join(f"{word}\n" for word in [*words, ""]), encoding="utf-8")
-    status, out, errors = translate(model_dir, "--banned", tmp_path / "banned")
+def test_a_reader_that_leaves_ends_the_workers_without_a_complaint(model_dir):
+    words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--workers", "2", "--buffer-size", "1"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = Popen(words, env={**forked_children(), "LC_ALL": "C"}, **pipes)
+    process.stdin.write("über\n".encode())
+    process.stdin.flush()
+    assert process.stdout.readline().endswith(b"\n"), "the first line comes while the input is still open"
+    process.stdout.close()
+    process.stdin.write(b"a dog\n" * 100)
+    process.stdin.close()
+    assert process.stderr.read() == b"", "ends as soon as nobody, and no worker, can write to it any more"
+    assert process.wait(PATIENCE) == 141
+
+
+# Files beside the input
+
+
+@pytest.mark.parametrize("settings", [[], ["--nbest", 2], ["--mbr-samples", 3], ["--sampling", "--nbest", 3]])
+def test_alignments_have_a_line_for_every_output_line(translate, model_dir, tmp_path, settings):
+    text = "a dog\n\ntwo men  sit\tin\u00a0a boat\n \n"
+    status, out, errors = translate(model_dir, "--alignment", tmp_path / "links", *settings, text=text)
     assert (status, errors) == (0, [])
-    assert out == "".join(
-        f"{line}\n"
-        for line in Translator.from_directory(model_dir, device="cpu", banned=words).translate(INPUT.splitlines())
-    )
-    assert (out == free) == (not words)
-    assert "none" in failure(translate(model_dir, "--banned", tmp_path / "none"))
+    assert out == translate(model_dir, *settings, text=text)[1], "the translations are what they were"
+    rows = [line.split(" ||| ") for line in out.splitlines()]
+    numbers = [int(row[0]) for row in rows] if "--nbest" in settings else range(4)
+    aligned = (tmp_path / "links").read_text(encoding="utf-8").splitlines()
+    for number, row, links in zip(numbers, rows, aligned, strict=True):
+        source, target = text.splitlines()[number].split(), (row[1] if len(row) > 1 else row[0]).split()
+        pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+        assert {word for _, word in pairs} == {*range(len(target))}, "every word of the translation is linked"
+        assert all(0 <= word < len(source) for word, _ in pairs)
 
 
-def test_truncated_and_long_lines_are_reported(translate, model_dir):
-    status, out, errors = translate(model_dir, "--max-source-length", 20, text="a dog\n" + "dog " * 10_000 + "\n")
-    assert status == 0
-    assert len(out.splitlines()) == 2
-    assert len(errors) == 2
-    assert "warning: truncated after 20 tokens: 1 line (first: line 2): split" in errors[0]
-    assert "longer than twice the longest line of training" in errors[1]
-    assert "1 line (first: line 2)" in errors[1]
+def test_a_file_of_terms_has_alternatives_and_empty_lines():
+    lines = ["dog\tRüde\tHündin", "", "green  grass\tgrünes Gras\r"]
+    terms = Terminology.from_lines(lines, "FILE", tokenizer())
+    found = terms.required("the Dog on green\tgrass")
+    assert [[tokenizer().decode(phrase) for phrase in each] for each in found] == [["Rüde", "Hündin"], ["grünes Gras"]]
 
 
-def test_decomposed_input_is_reported(translate, model_dir):
-    _, _, errors = translate(model_dir, text="ein Hund\nein Hund la\u0308uft\n\u200b\n")
-    assert len(errors) == 1
-    assert "not in Unicode's normal form C: 1 line (first: line 2)" in errors[0]
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["dog"], "line 1: 'dog' has no translation"),
+        (["boat\tBoot", "\tHund"], "line 2: the term is empty"),
+        (["dog\tHund\t"], "line 1: a translation is empty"),
+        (["dog\tHund", "boat\t\u3000"], "line 2: a translation is empty"),
+    ],
+)
+def test_an_incomplete_term_is_refused_by_its_line(lines, told):
+    with pytest.raises(UserError, match=f"^FILE, {told}"):
+        Terminology.from_lines(lines, "FILE", tokenizer())
+
+
+STRANGE = ["שלום a dog", "a\u2028dog\x85x", "a\0dog", "a\tdog\x0c", "👩\u200d👩\u200d👧 dog", "\ufeffa dog\r", "\u2581"]
+
+
+def test_strange_lines_give_one_line_each_with_any_option(translate, model_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [*STRANGE, "", "&#10;&#xD800;", "dog " * 600, " ", "a dog"]
+    Path("terms").write_text("dog\tH\u2028und\x00\n\u2581\t\x01\n", encoding="utf-8")
+    Path("begin").write_text("".join(f"{line[:40]}\n" for line in reversed(lines)), encoding="utf-8")
+    options = ["--quiet", "--terminology terms", "--coverage-penalty 0.5", "--diverse-beam-groups 2", "--prefix begin"]
+    for words in (*options, "--alignment links", *["--split-sentences en"] * bool(find_spec("sentencex"))):
+        status, out, errors = translate(model_dir, *words.split(), text="".join(f"{line}\n" for line in lines))
+        assert (status, out.count("\n"), len(out.splitlines())) == (0, len(lines), len(lines)), (words, errors)
+        assert [bool(line) for line in out.splitlines()][-2:] == [False, True], words
+        assert all(re.search(r"truncated after 512 tokens|longest line of training", error) for error in errors), words
+    assert Path("links").read_text().count("\n") == len(lines)
+
+
+# Warnings
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "told"),
+    [
+        (
+            ["--max-source-length", 20],
+            "a dog\n" + "dog " * 10_000 + "\n",
+            ["truncated after 20 tokens: 1 line (first: line 2): split", "longer than twice the longest line of"],
+        ),
+        ([], "ein Hund\nein Hund la\u0308uft\n\u200b\n", ["not in Unicode's normal form C: 1 line (first: line 2)"]),
+    ],
+)
+def test_lines_that_may_lose_something_are_counted(translate, model_dir, words, text, told):
+    status, out, errors = translate(model_dir, *words, text=text)
+    assert (status, out.count("\n")) == (0, text.count("\n"))
+    for error, each in zip(errors, told, strict=True):
+        assert f"warning: {each}" in error
 
 
 def test_empty_translations_are_allowed_only_by_min_len_and_reported(translate, model_dir, monkeypatch):
-    from fasttfm.search.constraints import Constraints
-
     forbid = Constraints.apply
 
     def likes_to_end(self, log_probabilities, *where):
@@ -272,29 +216,54 @@ def test_empty_translations_are_allowed_only_by_min_len_and_reported(translate, 
     assert errors == ["fasttfm translate: warning: empty translation: 2 lines (first: line 1): give --min-len 1"]
 
 
-def test_the_precision_can_be_lowered(translate, model_dir):
-    status, out, _ = translate(model_dir, "--precision", "bf16")
-    assert status == 0
-    assert len(out.splitlines()) == 5
-
-
-def failure(result) -> str:
-    """The one line that a failed command printed."""
-    status, _, errors = result
-    assert status == 2
-    assert len(errors) == 1
-    assert errors[0].startswith("fasttfm translate: ")
-    return errors[0]
+# Refusals
 
 
 @pytest.mark.parametrize(
-    "device", ["hpu", "privateuseone", "mkldnn", "opengl", "ideep", "vulkan", "xla", "fpga", "cpu:x"]
+    ("words", "told"),
+    [
+        ("none", "does not exist"),
+        (".", "has no config.yaml"),
+        ("MODEL --nbest 3", "--nbest 3 is more than decoding.beam 2"),
+        ("MODEL --workers 0", "--workers: '0' was given, it must be auto or a number from 1"),
+        ("MODEL --buffer-size 1000000000000000000000000000000", "below 2^63"),
+        ("MODEL --checkpoint average", "fasttfm average"),
+        ("MODEL --device cuda:99", "cuda:99"),
+        ("MODEL --ensemble none", "does not exist"),
+        ("MODEL --ensemble OTHER", "its spm.model is not that of"),
+        ("MODEL --banned none", "none: no such file"),
+        ("MODEL --shortlist none", "none: no such file"),
+        ("MODEL --alignment none/x", "there is no directory"),
+        ("MODEL --prefix one", "fewer prefixes than lines of the input (line 2 has none)"),
+        ("MODEL --terminology terms", "line 1 is not valid UTF-8"),
+        ("MODEL --terminology empty --sampling", "needs a beam search"),
+        ("MODEL --split-sentences en --nbest 2", "not 2: leave out --nbest"),
+        ("MODEL --beam 2 --split-sentences en --prefix x", "--split-sentences and --prefix do not go together"),
+        ("MODEL --score empty --beam 2", "--score and --beam do not go together"),
+        ("MODEL --score one", "one has fewer lines than the other side of --score"),
+        ("MODEL --score nine", "standard input has fewer lines than the other side of --score"),
+        ("MODEL", "line 2 is not valid UTF-8"),
+    ],
 )
-def test_a_device_that_this_machine_lacks_is_refused_in_a_short_line(translate, model_dir, device):
-    told = failure(translate(model_dir, "--device", device))
-    assert device in told
-    assert told.endswith(("use cpu or cuda", "use cpu, cuda or cuda:1"))
-    assert len(told) < 120
+def test_unusable_arguments_end_in_one_line(translate, model_dir, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("terms", b"dog\tR\xfcde\n"), ("empty", b""), ("one", b"ein\n"), ("nine", b"ein\n" * 9)):
+        (tmp_path / name).write_bytes(content)
+    if "OTHER" in words:
+        other = train_tokenizer([*TEXT, "noch ein Satz"], vocab_size=340)
+        other.save(shutil.copytree(model_dir, tmp_path / "OTHER") / "spm.model")
+    places = {"MODEL": model_dir, "OTHER": Path("OTHER")}
+    text = b"a dog\nM\xe4nner\n" if words == "MODEL" else INPUT
+    assert told in failure(translate(*(places.get(word, word) for word in words.split()), text=text))
+
+
+@pytest.mark.parametrize(
+    "device", ["hpu", "privateuseone", "mkldnn", "opengl", "ideep", "vulkan", "xla", "fpga", "cpu:x", "meta"]
+)
+def test_a_device_that_this_machine_lacks_is_refused_in_a_short_line(device):
+    with pytest.raises(UserError, match=rf"^device .*{device}.*(use cpu or cuda|use cpu, cuda or cuda:1)$") as error:
+        pick_device(device)
+    assert len(str(error.value)) < 100
 
 
 @pytest.mark.parametrize("settings", [["--beam", 4_096], ["--sampling", "--nbest", 10_000_000]])
@@ -307,173 +276,61 @@ def test_a_search_larger_than_the_memory_is_refused_before_it_begins(translate, 
     assert told.endswith(f"give a smaller {settings[-2]} or --batch-tokens")
 
 
-def test_a_model_of_another_padding_is_refused(translate, model_dir, tmp_path):
-    other = tmp_path / "model"
-    shutil.copytree(model_dir, other)
-    config = other / "config.yaml"
-    config.write_text(config.read_text().replace("pad_id: 0", "pad_id: 3"), encoding="utf-8")
-    assert re.search(r"config\.yaml, line \d+: model\.pad_id is 3, but 0 in the data", failure(translate(other)))
-
-
-def test_unusable_arguments_end_in_one_line(translate, model_dir, tmp_path):
-    assert "does not exist" in failure(translate(tmp_path / "none"))
-    assert "has no config.yaml" in failure(translate(tmp_path))
-    assert "line 2 is not valid UTF-8" in failure(translate(model_dir, text=b"a dog\nM\xe4nner\n"))
-    assert "--nbest 3 is more than decoding.beam 2" in failure(translate(model_dir, "--nbest", 3))
-    assert "beam 0" in failure(translate(model_dir, "--beam", 0))
-    assert "last, best, average" in failure(translate(model_dir, "--checkpoint", "newest"))
-    assert "fasttfm average" in failure(translate(model_dir, "--checkpoint", "average"))
-    assert "cuda:99" in failure(translate(model_dir, "--device", "cuda:99"))
-    assert "device meta cannot be used here" in failure(translate(model_dir, "--device", "meta"))
-    assert "checkpoint '' was not found" in failure(translate(model_dir, "--checkpoint", ""))
-    assert "below 2^63" in failure(translate(model_dir, "--buffer-size", 10**30))
-
-
-def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
-    broken = tmp_path / "model"
-    shutil.copytree(model_dir, broken)
-    weights = step_folder(broken, 1) / MODEL_FILE
-    content = weights.read_bytes()
-    weights.write_bytes(content[: len(content) // 2])
-    assert "truncated" in failure(translate(broken))
-    weights.write_bytes(content)
-    (broken / "config.yaml").write_text(
-        (broken / "config.yaml").read_text().replace("d_model: 16", "d_model: 32"), encoding="utf-8"
-    )
-    assert "is for another model" in failure(translate(broken))
-    config = (broken / "config.yaml").read_bytes()
-    (broken / "config.yaml").write_bytes(b"")
-    assert "is truncated: it has no model.vocab_size" in failure(translate(broken))
-    (broken / "config.yaml").write_bytes(config)
-    (broken / "spm.model").write_bytes(b"nothing")
-    assert "not a SentencePiece model" in failure(translate(broken))
-    train_tokenizer(TEXT, vocab_size=310).save(broken / "spm.model")
-    assert "310 pieces but config.yaml says 320" in failure(translate(broken))
-    (broken / "spm.model").unlink()
-    assert "no such SentencePiece model" in failure(translate(broken))
-
-
-def test_a_reader_that_leaves_early_causes_no_complaint(model_dir):
-    command = [sys.executable, "-m", "fasttfm.cli.main", "translate", str(model_dir), "--buffer-size", "1"]
-    process = Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C"},
-    )
-    process.stdin.write("über\n".encode())
-    process.stdin.flush()
-    assert process.stdout.readline().endswith(b"\n"), "the first line comes while the input is still open"
-    process.stdout.close()
-    process.stdin.write(b"a dog\n" * 100)
-    process.stdin.close()
-    assert process.wait(PATIENCE) == 141
-    assert process.stderr.read() == b""
-
-
-def test_attention_is_drawn(model_dir, tmp_path, capsys):
-    picture = tmp_path / "attention.png"
-    assert main(["plot", str(model_dir), "--attention", "a dog $x$ 日", "--out", str(picture), "--layers", "2"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    for arguments, message in (
-        (["Hund \udcff"], "the sentence 'Hund \\udcff' is not valid UTF-8"),
-        (["a dog", "--layers", "3"], "layers 1 to 2"),
-        (["a dog", "--over", "minutes"], "do not go together"),
-        (["a dog", "--layers", "one"], "give numbers"),
-        ([""], "is empty"),
-        (["\u00a0\u3000 \t"], "is empty"),
-        (["dog " * 100], "give a shorter one"),
-        (["a dog", "--out", str(tmp_path / "x.docx")], "docx"),
-        (["a dog", "--out", str(tmp_path / "none" / "x.png")], "there is no directory"),
-    ):
-        out = [] if "--out" in arguments else ["--out", str(picture)]
-        assert main(["plot", str(model_dir), *out, "--attention", *arguments]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_the_picture_has_the_given_name(model_dir, tmp_path):
-    assert main(["plot", str(model_dir), "--attention", "a dog", "--out", str(tmp_path / "picture")]) == 0
-    assert (tmp_path / "picture").read_bytes().startswith(b"\x89PNG")
-    assert os.listdir(tmp_path) == ["picture"]
-
-
-STRANGE = ["a\u2028dog\x85x", "a\0dog", "a\tdog\x0c", "👩\u200d👩\u200d👧 dog", "\ufeffa dog\r", "\u2581", "<s>"]
-STRANGE += ["שלום a dog"]
-
-
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "flags",
-    [["--quiet"], ["--alignment", "links"], ["--terminology", "terms"], ["--split-sentences", "en"],
-     ["--coverage-penalty", "0.5"], ["--diverse-beam-groups", "2"], ["--prefix", "begin"]],
-    ids=lambda flags: flags[0],
-)  # fmt: skip
-def test_strange_lines_give_one_line_each_with_any_option(translate, model_dir, tmp_path, monkeypatch, flags):
-    if flags[0] == "--split-sentences":
-        pytest.importorskip("sentencex")
-    monkeypatch.chdir(tmp_path)
-    lines = [*(line for line in STRANGE if line != "<s>"), "", "&#10;&#xD800;", "dog " * 600, " ", "a dog"]
-    (tmp_path / "terms").write_text("dog\tH\u2028und\x00\n\u2581\t\x01\n", encoding="utf-8")
-    (tmp_path / "begin").write_text("".join(f"{line}\n" for line in reversed(lines)), encoding="utf-8")
-    status, out, errors = translate(model_dir, *flags, text="".join(f"{line}\n" for line in lines))
-    assert status == 0, errors
-    assert out.count("\n") == len(out.splitlines()) == len(lines)
-    assert [bool(line) for line in out.splitlines()][-2:] == [False, True]
-    assert all(re.search(r"truncated after 512 tokens|longest line of training", error) for error in errors)
-    if flags[0] == "--alignment":
-        assert (tmp_path / "links").read_text().count("\n") == len(lines)
-    (tmp_path / "begin").write_text("")
-    assert translate(model_dir, *flags, text="") == (0, "", [])
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [("fast", "FASTTFM_BACKEND is 'fast': choose auto, triton or torch"), ("triton", "TRITON_INTERPRET=1")],
+    ("file", "change", "told"),
+    [
+        (f"checkpoints/step-000000001/{MODEL_FILE}", lambda old: old[: len(old) // 2], "truncated"),
+        ("config.yaml", lambda old: old.replace(b"d_model: 16", b"d_model: 32"), "is for another model"),
+        ("config.yaml", lambda old: b"", r"is truncated: it has no model\.vocab_size"),
+        ("config.yaml", lambda old: old.replace(b"pad_id: 0", b"pad_id: 3"), r"line \d+: model\.pad_id is 3"),
+        ("spm.model", lambda old: b"nothing", "not a SentencePiece model"),
+        ("spm.model", lambda old: train_tokenizer(TEXT, vocab_size=310).model, r"310 pieces but .* says 340"),
+        ("spm.model", None, "no such SentencePiece model"),
+    ],
 )
-def test_an_impossible_backend_is_refused(model_dir, choice, message):
-    environment = {**os.environ, "FASTTFM_BACKEND": choice, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fasttfm.cli.main", "translate", str(model_dir), "--device", "cpu"]
-    done = subprocess.run(command, input=b"a dog\n", capture_output=True, env=environment, check=False)
+def test_a_damaged_model_is_refused_by_its_file(model_dir, tmp_path, file, change, told):
+    path = shutil.copytree(model_dir, tmp_path / "model") / file
+    content = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(content))
+    with pytest.raises(UserError, match=told):
+        Translator.from_directory(tmp_path / "model", workers=1)
+
+
+def test_an_unknown_backend_is_refused(model_dir):
+    words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--device", "cpu"]
+    environment = {**os.environ, "FASTTFM_BACKEND": "fast", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, input="a dog\n", capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
-    assert message in done.stderr.decode()
-    assert done.stderr.count(b"\n") == 1
+    assert done.stderr == "fasttfm translate: FASTTFM_BACKEND is 'fast': choose auto, triton or torch\n"
+
+
+# Scores, pictures and 8 bits
 
 
 def test_given_translations_get_the_models_log_probability(translate, model_dir, tmp_path):
     sources, targets = ["a dog", "", "two men sit", "a dog"], ["ein Hund", "die Wiese", "", "ein Hund"]
-    text = "".join(f"{line}\n" for line in sources)
     (tmp_path / "tgt").write_text("".join(f"{line}\n" for line in targets), encoding="utf-8")
-    arguments = [model_dir, "--score", tmp_path / "tgt", "--device", "cpu"]
-    status, out, errors = translate(*arguments, text=text)
+    text = "".join(f"{line}\n" for line in sources)
+    status, out, errors = translate(model_dir, "--score", tmp_path / "tgt", "--device", "cpu", text=text)
     assert (status, errors) == (0, [])
-    actual = [float(line) for line in out.splitlines()]
-    translator = Translator.from_directory(model_dir, device="cpu")
-    for score, source, target in zip(actual, sources, targets, strict=True):
+    translator = Translator.from_directory(model_dir, device="cpu", workers=1)
+    for score, source, target in zip(map(float, out.splitlines()), sources, targets, strict=True):
         source_ids = torch.tensor([[*translator.source_tokenizer.encode(source), EOS]])
         ids = translator.target_tokenizer.encode(target)
         with torch.no_grad():
             logits = translator.model(source_ids, torch.tensor([[BOS, *ids]]))[0].double()
         expected = sum(logits.log_softmax(1)[position, token].item() for position, token in enumerate([*ids, EOS]))
         assert score == pytest.approx(expected, abs=1e-4)
-    for more, fewer in (("ein Hund\n", "tgt"), ("ein Hund\n" * 9, "standard input")):
-        (tmp_path / "tgt").write_text(more, encoding="utf-8")
-        told = failure(translate(*arguments, text=text))
-        assert f"{fewer} has fewer lines" in told
-        assert "both must align line by line" in told
-    assert "--score and --beam do not go together" in failure(translate(*arguments, "--beam", "2", text=text))
 
 
-def test_an_ensemble_of_one_model_twice_is_that_model(translate, model_dir, tmp_path):
-    assert translate(model_dir, "--ensemble", model_dir) == translate(model_dir)
-    other = tmp_path / "other"
-    shutil.copytree(model_dir, other)
-    train_tokenizer([*TEXT, "noch ein Satz"], vocab_size=320).save(other / "spm.model")
-    told = failure(translate(model_dir, "--ensemble", other))
-    assert "its spm.model is not that of" in told
-    assert "does not exist" in failure(translate(model_dir, "--ensemble", tmp_path / "none"))
+def test_attention_is_drawn_into_the_given_file_alone(model_dir, tmp_path, capsys):
+    for name, words in (("attention.png", ["a dog $x$ 日", "--layers", "2"]), ("picture", ["a dog"])):
+        assert main(["plot", str(model_dir), "--out", str(tmp_path / name), "--attention", *words]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir(tmp_path)) == ["attention.png", "picture"]
 
 
 def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(translate, model_dir, tmp_path):
@@ -498,31 +355,30 @@ def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(t
     assert scores[0] == pytest.approx(scores[1], rel=0.02)
 
 
-def test_unusable_models_and_outputs_are_refused_by_quantize(model_dir, tmp_path, refusal_of):
+def test_models_and_outputs_that_quantize_cannot_use_are_refused(model_dir, tmp_path, refusal_of):
     weights = load_file(step_folder(model_dir, 1) / MODEL_FILE)
     name = next(name for name in weights if name.endswith("linear1.weight"))
-    save_file({**weights, name: weights[name][:-1].contiguous()}, tmp_path / "short.safetensors")
-    save_file({**weights, name: weights[name].short()}, tmp_path / "whole.safetensors")
-    assert main(["quantize", str(model_dir), "--out", str(tmp_path / "int8")]) == 0
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes").touch()
+    int8_model, full = tmp_path / "int8", tmp_path / "full"
+    assert main(["quantize", str(model_dir), "--out", str(int8_model)]) == 0
+    scaled = load_file(step_folder(int8_model, 1) / MODEL_FILE)
+    del scaled[next(name for name in scaled if name.endswith(".scale"))]
+    for file, content in (
+        ("short", {**weights, name: weights[name][:-1].contiguous()}),
+        ("whole", {**weights, name: weights[name].short()}),
+        ("unscaled", scaled),
+    ):
+        save_file(content, tmp_path / f"{file}.safetensors")
+    full.mkdir()
+    (full / "notes").touch()
     for words, out, message in (
         ([model_dir, "--checkpoint", tmp_path / "short.safetensors"], "x", f"is for another model: {name} has shape"),
         ([model_dir, "--checkpoint", tmp_path / "whole.safetensors"], "x", f"{name} is int16 without a scale"),
         ([model_dir, "--checkpoint", "9"], "x", "checkpoint '9' was not found"),
-        ([tmp_path / "int8"], "x", "is already int8"),
+        ([int8_model], "x", "is already int8"),
         ([tmp_path], "x", "is not a model directory"),
         ([model_dir], "full", "contains other files (notes), which are not replaced"),
     ):
         assert message in refusal_of(["quantize", *words, "--out", tmp_path / out])
         assert not (tmp_path / "x").exists()
-
-
-def test_a_quantized_model_without_a_scale_is_refused(translate, model_dir, tmp_path):
-    out = tmp_path / "int8"
-    assert main(["quantize", str(model_dir), "--out", str(out)]) == 0
-    weights = load_file(step_folder(out, 1) / MODEL_FILE)
-    del weights[next(name for name in weights if name.endswith(".scale"))]
-    save_file(weights, tmp_path / "x.safetensors")
-    told = failure(translate(out, "--checkpoint", tmp_path / "x.safetensors"))
+    told = refusal_of(["translate", int8_model, "--checkpoint", tmp_path / "unscaled.safetensors"])
     assert "is int8 but has no float32 scale" in told
