@@ -2,7 +2,7 @@
 
 import ast
 
-from test_rooms import MODULES
+from test_rooms import MODULES, nodes
 
 LEANING = ("As", "How", "Likewise", "Of", "That", "Those", "What", "Where", "Which", "Who", "Why")
 """First words of a sentence that leans on another one, or is half of one."""
@@ -10,8 +10,8 @@ LEANING = ("As", "How", "Likewise", "Of", "That", "Those", "What", "Where", "Whi
 
 def test_no_docstring_begins_in_the_middle_of_a_sentence():
     leaning = []
-    for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in MODULES:
+        for node in nodes(module):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 words = (ast.get_docstring(node) or "A").split()
                 if words[0].strip(",.:;") in LEANING:

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from model_dirs import write_model_dir
@@ -24,13 +24,8 @@ ROOT = Path(__file__).parents[1]
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 TRAIN = "--workers 2 --d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-update 1000000"
 
-_MODULE = (
-    "import sys\nfrom {module} import main\nfrom benchmarks import command\n{setup}\nsys.exit(command.run(main))\n"
-)
 
-
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A command line; {text}, {data}, {model} and {out} stand for folders."""
 
     words: tuple[str, ...]
@@ -42,15 +37,13 @@ class Program:
     """A package."""
 
 
-def _benchmark(words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "benchmarks", *words.split())
-
-
-def _changed(module: str, setup: str, words: str) -> tuple[str, ...]:
-    """A benchmark some of whose functions do something else."""
-    return (sys.executable, "-c", _MODULE.format(module=module, setup=setup), *words.split())
-
-
+BENCHMARK = (sys.executable, "-m", "benchmarks", "end_to_end", "demo", "--text", "{text}", "--work", "{out}")
+_OPEN_LOOP = """
+import sys, time
+from benchmarks import command, open_loop
+open_loop.burst = lambda *_: time.sleep(600)
+sys.exit(command.run(open_loop.main))
+"""
 _SERVING = "{model} --text {text}/train.en --workers 2 --results {out} --seconds 600"
 _CTRANSLATE2 = """
 import time, torch
@@ -74,19 +67,11 @@ if __name__ == "__main__":
 """
 
 PROGRAMS = {
-    "end_to_end": Program(_benchmark(f"end_to_end demo --text {{text}} --work {{out}} -- {TRAIN}"), 4, ALL),
-    "end_to_end, the peer": Program(
-        _benchmark("end_to_end demo --text {text} --work {out} --peer torch.nn --minutes 10"), 2
-    ),
+    "end_to_end": Program((*BENCHMARK, "--", *TRAIN.split()), 4, ALL),
+    "end_to_end, the peer": Program((*BENCHMARK, "--peer", "torch.nn", "--minutes", "10"), 2),
     "train": Program(tuple(command_line("train", *f"--data {{data}} --out {{out}}/M {TRAIN}".split())), 3),
-    "open_loop": Program(
-        _changed(
-            "benchmarks.open_loop",
-            "import time\nfrom benchmarks import open_loop\nopen_loop.burst = lambda *_: time.sleep(600)",
-            _SERVING,
-        ),
-        4,  # multiprocessing has one more
-        (signal.SIGTERM, signal.SIGKILL),
+    "open_loop": Program(  # multiprocessing has one more
+        (sys.executable, "-c", _OPEN_LOOP, *_SERVING.split()), 4, (signal.SIGTERM, signal.SIGKILL)
     ),
     "CTranslate2": Program((sys.executable, "-c", _CTRANSLATE2), 3, says="ready", needs="ctranslate2"),
     "compile matrix": Program((sys.executable, "-c", _MATRIX), 4, (signal.SIGTERM, signal.SIGKILL), "ready"),

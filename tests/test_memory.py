@@ -34,34 +34,25 @@ def test_an_address_space_too_small_for_pytorch_is_reported_in_one_line(kilobyte
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("is_one", "error"),
     [
-        MemoryError(),
-        OSError(12, "Cannot allocate memory"),
-        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
-        RuntimeError("can't start new thread"),
-        RuntimeError("could not create a primitive"),
-        RuntimeError("std::bad_alloc"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-        torch.OutOfMemoryError("CUDA out of memory"),
+        (True, MemoryError()),
+        (True, OSError(12, "Cannot allocate memory")),
+        (True, ImportError("libtorch_cpu.so: failed to map segment from shared object")),
+        (True, RuntimeError("can't start new thread")),
+        (True, RuntimeError("could not create a primitive")),
+        (True, RuntimeError("std::bad_alloc")),
+        (True, RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")),
+        (True, torch.OutOfMemoryError("CUDA out of memory")),
+        (False, RuntimeError("a bug")),
+        (False, KeyError("memory")),
+        (False, UserError("out of memory: told already")),
+        (False, PermissionError(13, "Permission denied", "/data/stackoverflow/train.en")),
+        (False, RuntimeError("value cannot be converted to type at::Half without overflow")),
     ],
 )
-def test_out_of_memory_errors_are_recognized(error):
-    assert is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("a bug"),
-        KeyError("memory"),
-        UserError("out of memory: told already"),
-        PermissionError(13, "Permission denied", "/data/stackoverflow/train.en"),
-        RuntimeError("value cannot be converted to type at::Half without overflow"),
-    ],
-)
-def test_other_errors_are_not_out_of_memory(error):
-    assert not is_out_of_memory(error)
+def test_out_of_memory_errors_are_recognized(is_one, error):
+    assert is_out_of_memory(error) == is_one
 
 
 def test_peak_memory_excludes_the_parent_process():

@@ -24,9 +24,10 @@ ROOT = Path(__file__).parents[1]
 def assert_refused(parse, content, problem):
     with pytest.raises(Malformed) as error:
         parse(content)
-    assert str(error.value).startswith(problem)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 300
+    told = str(error.value)
+    assert told.startswith(problem)
+    assert "\n" not in told
+    assert len(told) < 300
 
 
 _TEXTS = st.text(st.characters(codec="utf-8"))
@@ -46,8 +47,6 @@ def test_json_round_trips(value):
 
 
 _PRINTED = st.text(string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c", ""))
-
-
 _ODD = ["1e5", "010", "1:30", "no", "on", "~", "0x1F", "1_0", "2020-01-01", ".inf", "=", "<<", "- a", "a: b"]
 
 
@@ -70,7 +69,6 @@ def test_yaml_round_trips_here_and_in_pyyaml(value):
         (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), "is nested too deeply"),
         (rb'{"a": {"b": [0, "x\ud800y"]}}', r"a.b[1] has a lone surrogate \ud800"),
         (rb'{"a": {"\udc00": 1}}', r"a has a lone surrogate \udc00"),
-        (rb'"\ud83d"', r"has a lone surrogate \ud83d"),
         (b"[1, NaN]", "has NaN, which is not a JSON number"),
         (b'{"lr": -Infinity}', "has -Infinity"),
         (b'{"lr": [1e400]}', "lr[0] has a number that is too large"),
@@ -93,12 +91,8 @@ def test_json_may_be_nested_up_to_the_limit_and_start_with_a_byte_order_mark():
     ("content", "problem"),
     [
         ("a: !!bool maybe", "is not plain YAML in line 1: the tag !!bool is not supported"),
-        ("a: 1\nb: !!timestamp nope", "is not plain YAML in line 2: the tag !!timestamp is not supported"),
         ("!!python/object/apply:os.system [true]", "is not plain YAML in line 1: the tag !!python"),
-        ("!!binary x", "is not plain YAML in line 1: the tag !!binary is not supported"),
-        ("!!int ten", "is not plain YAML in line 1: the tag !!int is not supported"),
         ("9" * 5000, "is not plain YAML in line 1: '999"),
-        ("!!set {a, b}", "is not plain YAML in line 1: the tag !!set"),
         ("a: 1\na: 2", "is not plain YAML in line 2: duplicate field 'a' (first in line 1)"),
         ("? [a]\n: 1", "is not plain YAML in line 1: a field name must be"),
         ("a: &a [*a]", "is not plain YAML in line 1: aliases of lists and sections are not supported"),
@@ -169,17 +163,14 @@ def test_a_lone_surrogate_reaches_no_tokenizer(tmp_path):
         ByteTokenizer().encode("a\ud800")
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["json.loads('')", "json.load(file)", "json.JSONDecoder()", "yaml.safe_load('')", "yaml.load('', Loader=None)"],
-)
-def test_the_linter_forbids_other_parsers(line):
+def test_the_linter_forbids_other_parsers():
     """In the package, the benchmarks and the scripts."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     if ruff is None:
         pytest.skip("ruff is not installed")
-    program = f"import json\n\nimport yaml\n\n{line}\njson.dumps(1)\nyaml.safe_dump(1)\n"
+    calls = ["json.loads('')", "json.load(file)", "json.JSONDecoder()", "yaml.safe_load('')", "yaml.load('', None)"]
+    program = "\n".join(["import json\n\nimport yaml\n", *calls, "json.dumps(1)", "yaml.safe_dump(1)\n"])
     for name in ("fasttfm/data/new.py", "benchmarks/new.py", "scripts/new.py"):
         words = [ruff, "check", "--select", "TID251", "--output-format", "concise", "--stdin-filename", name, "-"]
         done = subprocess.run(words, input=program, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.stdout.count("TID251") == 1, done.stdout + done.stderr
+        assert done.stdout.count("TID251") == len(calls), done.stdout + done.stderr

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fasttfm.store import ownership
 from fasttfm.system import files, locks, processes
@@ -58,14 +59,9 @@ def test_a_file_is_written_and_synced_where_directories_cannot_be_opened(windows
     files.sync(tmp_path)
 
 
-def test_one_training_runs_where_there_are_no_locks(windows, tmp_path):
+def test_training_and_search_run_where_nothing_can_lock_or_fork(windows, tmp_path):
     with locks.locked(tmp_path / "model"):
         pass
-
-
-def test_a_search_uses_one_process_where_nothing_can_fork(windows):
-    import torch
-
     assert not processes.can_fork(torch.nn.Linear(2, 2))
 
 

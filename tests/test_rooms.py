@@ -1,11 +1,10 @@
 """Imports point down only: a room knows the rooms below it, and files import each other in no circle.
 
-Imports in functions count, and those for the type checker alone.
-
 Files and functions stay short enough to be read in one sitting.
 """
 
 import ast
+import functools
 import re
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -48,6 +47,7 @@ LEVELS = (
 )
 """From the ground up; rooms of one level do not know each other. A file that is not named belongs to the longest name
 that begins its own."""
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
 
 def modules() -> dict[str, Path]:
@@ -76,36 +76,41 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(name: str, path: Path) -> set[str]:
-    """The modules of ours that a module imports anywhere in it, in functions and for the type checker alone too."""
+def nodes(name: str) -> list[ast.AST]:
+    """All nodes of a module."""
+    return list(ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))))
+
+
+@functools.cache
+def imports(name: str) -> frozenset[str]:
+    """The modules of ours that a module imports, in functions and for the type checker alone too."""
     results = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(name):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 results.add(whole if whole in MODULES else node.module)
         elif isinstance(node, ast.Import):
             results |= {alias.name for alias in node.names}
-    return {module for module in results if module in MODULES and module != name}
+    return frozenset(module for module in results if module in MODULES and module != name)
 
 
 def package_of(module: str) -> tuple[int, str]:
     """Level and name of the room that a module belongs to."""
-    levels = {name: level for level, names in enumerate(LEVELS) for name in names}
     parts = module.split(".")
-    name = next(n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in levels)
-    return levels[name], name
+    name = next(n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in LEVEL_OF)
+    return LEVEL_OF[name], name
 
 
 def test_every_room_of_the_levels_has_files():
-    assert {package_of(name)[1] for name in MODULES} == {name for names in LEVELS for name in names}
+    assert {package_of(name)[1] for name in MODULES} == LEVEL_OF.keys()
 
 
 def test_no_import_points_up():
     wrong = []
-    for name, path in MODULES.items():
+    for name in MODULES:
         level, ours = package_of(name)
-        for other in imports(name, path):
+        for other in imports(name):
             below, theirs = package_of(other)
             if theirs != ours and below >= level:
                 wrong.append(f"{name} imports {other}")
@@ -115,66 +120,62 @@ def test_no_import_points_up():
 def test_the_core_does_not_know_the_pre_trained_family():
     """It is a distribution of its own, which the core finds by an entry point: no import, no name for importlib."""
     room = "fasttfm_pretraining"
-    core = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("fasttfm", "benchmarks")}
-    assert not [name for name, path in core.items() if any(each.startswith(room) for each in imports(name, path))]
     quoted = re.compile(rf"""["']{room}""")
-    assert not [name for name, path in core.items() if quoted.search(path.read_text(encoding="utf-8"))]
+    for name, path in MODULES.items():
+        if name.split(".")[0] in ("fasttfm", "benchmarks"):
+            assert not [each for each in imports(name) if each.startswith(room)], name
+            assert not quoted.search(path.read_text(encoding="utf-8")), name
 
 
 def test_the_pre_trained_family_takes_nothing_private_of_the_core():
-    for name, path in MODULES.items():
+    for name in MODULES:
         if name.startswith("fasttfm_pretraining"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes(name):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fasttfm":
                     assert not [alias.name for alias in node.names if alias.name.startswith("_")], name
 
 
 def test_no_files_import_each_other_in_a_circle():
-    graph = {name: imports(name, path) for name, path in MODULES.items()}
+    graph = {name: imports(name) for name in MODULES}
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
-def test_kernels_know_nothing_of_fasttfm_and_their_runtime_nothing_of_the_proof():
-    for name, path in MODULES.items():
-        if name.startswith("fasttfm.kernels"):
-            others = imports(name, path)
-            proof = name.startswith("fasttfm.kernels.proof")
-            assert all(other.startswith(("fasttfm.kernels", *["ptx_check"] * proof)) for other in others), name
-            if not proof:
-                assert not any(other.startswith("fasttfm.kernels.proof") for other in others), name
+def test_the_runtime_of_the_kernels_knows_nothing_of_the_proof():
+    proof = ("ptx_check", "fasttfm.kernels.proof")
+    for name in MODULES:
+        if name.startswith("fasttfm.kernels") and not name.startswith(proof):
+            assert not [other for other in imports(name) if other.startswith(proof)], name
 
 
 def test_the_machine_of_ptx_knows_nothing_of_fasttfm():
     """It is a distribution of its own: numpy, Triton, torch, and pytest for its plugin."""
     known = {"__future__", "ptx_check", "numpy", "torch", "triton", "pytest", *sys.stdlib_module_names}
-    for name, path in MODULES.items():
+    for name in MODULES:
         if name.startswith("ptx_check"):
-            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-            named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-            named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+            named = [alias.name for node in nodes(name) if isinstance(node, ast.Import) for alias in node.names]
+            named += [node.module or "" for node in nodes(name) if isinstance(node, ast.ImportFrom)]
             assert {each.split(".")[0] for each in named} <= known, name
 
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 70
 
 
-def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def functions(name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function but Triton kernels, which cannot be cut without a cost in registers or launches."""
-    every = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    every = [node for node in nodes(name) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     kernels = {"jit", "triton.jit"}
     return [f for f in every if not any(ast.unparse(d).split("(")[0] in kernels for d in f.decorator_list)]
 
 
 def test_files_and_functions_are_short():
     long = []
-    for path in MODULES.values():
-        text = path.read_text(encoding="utf-8")
-        if (lines := len(text.splitlines())) > MAX_FILE_LINES:
+    for name, path in MODULES.items():
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MAX_FILE_LINES:
             long.append(f"{path} has {lines} lines: at most {MAX_FILE_LINES}")
-        for function in functions(ast.parse(text)):
+        for function in functions(name):
             if (lines := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES:
                 long.append(f"{path}: {function.name} has {lines} lines: at most {MAX_FUNCTION_LINES}")
     assert not long, "\n".join(long)

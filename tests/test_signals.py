@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from forked import run as forked_run
 from waiting import PATIENCE
+
+from fasttfm.errors import Stopped, UserError, interrupted, optional
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
@@ -15,6 +18,7 @@ import os, signal, sys, time, types
 from fasttfm.__main__ import command
 NUMBER = int(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
 {setup}
 def run(args):
 {body}
@@ -39,7 +43,7 @@ def run(tmp_path, number, body, setup=""):
     body = "\n".join(f"    {line}" for line in body.splitlines())
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", PROGRAM.format(body=body, setup=setup), str(int(number))]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return forked_run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def assert_stopped(done, number):
@@ -107,15 +111,37 @@ def test_a_starting_trainer_takes_over_a_pending_signal(tmp_path):
     assert run(tmp_path, signal.SIGTERM, body, setup).returncode == 7
 
 
-def test_a_signal_after_the_command_prints_no_traceback():
-    program = (
-        "import atexit, os, signal, sys, types\n"
-        "from fasttfm.__main__ import command\n"
-        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
-        "module = types.SimpleNamespace(add_arguments=lambda parser: None, run=lambda args: None)\n"
-        "sys.modules['fasttfm.cli.score'] = module\n"
-        "sys.argv = ['fasttfm', 'score']\n"
-        "sys.exit(command())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def test_a_signal_after_the_command_prints_no_traceback(tmp_path):
+    setup = "import atexit\natexit.register(lambda: os.kill(os.getpid(), NUMBER))"
+    done = run(tmp_path, signal.SIGINT, "pass", setup)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+# Errors and their exit statuses
+
+
+def test_the_status_depends_on_the_signal():
+    assert interrupted() == interrupted(KeyboardInterrupt()) == interrupted(Stopped("said")) == 130
+    assert interrupted(Stopped(number=signal.SIGTERM)) == 143
+    assert str(Stopped()) == ""
+
+
+@pytest.mark.parametrize("where", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_python_m_exits_with_the_status_of_a_caught_interrupt(tmp_path, where):
+    (tmp_path / "stopped.py").write_text(
+        "import sys\nfrom fasttfm.errors import interrupted\n"
+        f"try:\n    {where}\nexcept KeyboardInterrupt:\n    sys.exit(interrupted())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "stopped"], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath("broken_package.py").write_text("from errno import NO_SUCH_NAME")
+    why = r"cannot be imported \(cannot import name 'NO_SUCH_NAME' from 'errno' .*\): pip install --upgrade"
+    with pytest.raises(UserError, match=rf'^broken_package {why} "./fasttfm\[hf\]"$'):
+        optional("broken_package", "hf")
+    with pytest.raises(UserError, match=r'^no_such_package is not installed: pip install "./fasttfm\[hf\]"$'):
+        optional("no_such_package.part", "hf")

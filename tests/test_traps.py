@@ -8,22 +8,8 @@ import sys
 import pytest
 import torch
 from nn.twins import compare, twins
-from torch import nn
 
 import fasttfm.nn
-from fasttfm.models import Transformer, TransformerConfig
-
-
-def test_every_norm_starts_with_ones_and_zeros():
-    config = TransformerConfig(
-        vocab_size=11, d_model=8, heads=2, d_ff=8, encoder_layers=1, decoder_layers=1, norm_first=True
-    )
-    for module in (fasttfm.nn.LayerNorm(8), fasttfm.nn.Transformer(8, 2, 1, 1, 8), Transformer(config)):
-        norms = [m for m in module.modules() if isinstance(m, nn.LayerNorm)]
-        assert norms
-        for norm in norms:
-            assert torch.equal(norm.weight, torch.ones(8))
-            assert torch.equal(norm.bias, torch.zeros(8))
 
 
 def test_twins_share_no_memory_and_their_comparison_can_fail():
@@ -69,11 +55,10 @@ functional.layer_norm(x, torch.ones(8), torch.zeros(8))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("eps", [1e-5, 1e-12])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_compiled_and_eager_have_the_same_bits(backend, eps):
+def test_compiled_and_eager_have_the_same_bits(backend):
     torch.manual_seed(0)
-    norm = fasttfm.nn.LayerNorm(24, eps=eps)
+    norm = fasttfm.nn.LayerNorm(24, eps=1e-12)
     x = (torch.randn(5, 24) * 1e-3).requires_grad_()
     grad = torch.randn(5, 24)
     with fasttfm.backend(backend):
