@@ -27,34 +27,19 @@ def choose(tmp_path, monkeypatch):
     return make
 
 
-def test_the_assembler_of_a_chip_is_tritons():
-    from triton.backends.nvidia import compiler
-
-    for chip in CHIPS.values():
-        if chip.capability:
-            assert assembler(chip.capability).path == compiler.get_ptxas(chip.capability).path
-            assert assembler(chip.capability).version in compiler.get_ptxas_version(chip.capability)
-
-
-def test_the_users_assembler_overrides_it(choose):
-    path = choose("13.1.80")
-    assert (assembler(80).path, assembler(80).version) == (path, "13.1.80")
+def test_the_users_assembler_overrides_tritons_and_its_published_fault_is_named(choose):
+    path = choose("12.8.93")
+    assert (assembler(80).path, assembler(80).version) == (path, "12.8.93")
     assert assembler(80).variable == "TRITON_PTXAS_PATH"
     assert left(assembler(80)) == {}
+    assert in_use(80) == f"sm_80 is assembled by ptxas 12.8.93 ({path}), which {FAULTS['12.8.93']}"
+    assert "issue 1262" not in in_use(120)  # another assembler
 
 
 def test_there_is_a_reason_for_not_using_a_newer_assembler():
     """Fails for a Triton with other assemblers, which needs a decision in LEFT."""
     for chips, used in by_chips().items():
         assert "not tried" not in left(used).values(), chips
-
-
-def test_a_published_fault_is_named_with_its_version(choose):
-    choose("12.8.93")
-    line = in_use(80)
-    assert line.startswith("sm_80 is assembled by ptxas 12.8.93 (")
-    assert FAULTS["12.8.93"] in line
-    assert "issue 1262" not in in_use(120)  # another assembler
 
 
 def test_budgets_and_cached_counts_depend_on_the_assembler(choose, monkeypatch):

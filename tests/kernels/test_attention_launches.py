@@ -1,66 +1,22 @@
-"""Launches of attention: the kernels of a call, their arguments, and integers that do not fit 32 bits."""
+"""Launches of attention: the kernels of a call and what they are given."""
 
 import pytest
 import torch
-from attention_once import gradient_of_mask
 from biased_attention import biased_attention
-from test_attention_kernels import ROUTES, seeded, take, tensors  # noqa: F401 (take: a fixture)
+from test_attention_kernels import ROUTES, seeded, tensors
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention.layout import by_head
-from fasttfm.kernels import launch, masked_softmax
+from fasttfm.kernels import launch
 from fasttfm.kernels.attention import backward as attention_backward
-from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.attention import once
-from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.jit import Launch
 from fasttfm.kernels.proof.launch_log import LaunchLog
-from fasttfm.kernels.tiles.attention import Tile
-
-
-def test_heads_too_wide_for_the_kernels_use_cublas():
-    assert attention_launch.route.shipped(attention_launch.chip(torch.device("cpu")), "fp16", 512, 64) == "softmax"
-    with F.backend("triton"):
-        q = torch.randn(1, 1, 3, 300)
-        torch.testing.assert_close(F.attention(q, q, q), reference.attention(q, q, q)[0])
-
-
-def calls_with_site(site):
-    """One call of every plan that draws random numbers."""
-    x, lse = torch.randn(1, 1, 4, 8), torch.zeros(1, 1, 4)
-    weights, mask = torch.full((1, 1, 4, 4), 0.25), torch.zeros(4, 4)
-    dropped = {"dropout_p": 0.1, "seed": torch.tensor([1]), "site": site}
-    for kernel in ("flash", "short"):
-        yield lambda kernel=kernel: once.forward(kernel, x, x, x, **dropped)
-        yield lambda kernel=kernel: once.backward(kernel, x, x, x, x, x, lse, **dropped)
-    yield lambda: gradient_of_mask(x, x, x, x, x, lse, mask, **dropped)
-    seed = dropped["seed"]
-    yield lambda: masked_softmax.Forward(weights, dropout_p=0.1)(weights, 1.0, seed=seed, site=site)
-    yield lambda: masked_softmax.Backward(weights, 0.1)(weights, weights, 1.0, seed, site)
-
-
-def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():
-    for call in calls_with_site(2**31):
-        with pytest.raises(ValueError, match=r"site is 2,147,483,648; kernels take 32-bit integers") as said:
-            call()
-        assert "\n" not in str(said.value)
-    for call in calls_with_site(2**31 - 1):
-        call()
-
-
-def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatch):
-    x, starts = by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
-    for kernel, kernels, table in (("flash", attention, "FORWARD"), ("short", attention_short, "SHORT_FORWARD")):
-        monkeypatch.setattr(kernels, table, lambda *size: Tile(16, 16, 4))
-        with pytest.raises(ValueError, match=r"S is 2,147,483,648"):
-            once.forward(kernel, x, x, x, packed=(starts, starts, 4, 2**31))
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_causal_offset_far_past_or_before_all_keys(take, route):  # noqa: F811
+def test_a_causal_offset_far_past_or_before_all_keys(take, route):
     """It must not overflow when it is added to a row index in 32 bits."""
     take(route)
     q, k, v = (torch.randn(1, 2, 18, 8) for _ in range(3))
@@ -71,7 +27,7 @@ def test_a_causal_offset_far_past_or_before_all_keys(take, route):  # noqa: F811
 
 
 @pytest.mark.parametrize("route", ["short", "flash", "heads"])
-def test_shared_keys_and_values_are_not_expanded(take, route, monkeypatch):  # noqa: F811
+def test_shared_keys_and_values_are_not_expanded(take, route, monkeypatch):
     """Kernels get the key heads as they are, and gradients have as many heads."""
     take(route)
     seen = []

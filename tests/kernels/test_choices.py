@@ -1,5 +1,6 @@
-"""Choices of tiles and routes: shipped answers, tuned answers, and unusable files of `fasttfm tune`."""
+"""Choices of tiles and routes: shipped answers, and files of `fasttfm tune`, the user's own and contributed ones."""
 
+import contextlib
 import dataclasses
 import json
 import warnings
@@ -10,8 +11,17 @@ import torch
 from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.choice_cache import Measured
+from fasttfm.kernels.proof import tuned
+from fasttfm.kernels.tiles.feed_forward import PRODUCT
 
 SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
+SYSTEM = {
+    "device": "NVIDIA H200",
+    "chip": "sm_90",
+    "driver": "550.1",
+    "versions": {"torch": "2.13.0", "triton": "3.7.1"},
+}
+TUNED = {("test.tile", (512, "bf16")): Measured("rows=2", 10.0, 12.5)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +36,17 @@ class Tile:
 def tile(monkeypatch):
     monkeypatch.setattr(choices, "CHOICES", {})
     monkeypatch.setattr(choices, "_kept", {})
-
     others = (Tile(1), Tile(2), Tile(4))
     return choices.Choice("test.tile", lambda chip, columns, dtype: Tile(columns // 64), lambda *size: others)
+
+
+@contextlib.contextmanager
+def warned(message):
+    """One warning, or none if message is ''."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    assert [message in str(each.message) for each in caught] == [True] * bool(message), caught
 
 
 def test_a_tuned_answer_overrides_the_shipped_one_for_its_chip_and_size(tile):
@@ -48,94 +66,83 @@ def test_two_choices_of_one_name_are_refused(tile):
 
 def test_an_invalid_tuned_answer_drops_them_all_with_one_warning(tile):
     choices.keep(SM_90, {("test.tile", (512, "bf16")): "rows=3", ("test.tile", (64, "bf16")): "rows=4"})
-    with pytest.warns(RuntimeWarning, match="run `fasttfm tune` again"):
+    with warned("run `fasttfm tune` again"):
         assert tile(SM_90, 512, "bf16") == Tile(8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         assert tile(SM_90, 64, "bf16") == Tile(1)
 
 
+# ----------------------------------------------------------------------------------------------------- tuned files
+
+
 @pytest.fixture
-def system(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
-    versions = {"torch": "2.13.0", "triton": "3.7.1"}
-    system = {"device": "NVIDIA H200", "chip": "sm_90", "driver": "550.1", "versions": versions}
-    monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: system)
-    return system
+def folder(tmp_path, monkeypatch):
+    """The user has tuned nothing on an H200, and nobody contributed."""
+    monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice_cache, "SHIPPED", tmp_path)
+    monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: SYSTEM)
+    yield tmp_path
+    choices.keep(SM_90, {})
 
 
-DEVICE = torch.device("cuda", 0)
-TUNED = {("test.tile", (512, "bf16")): Measured("rows=2", 10.0, 12.5)}
+def load():
+    choice_cache.load(torch.device("cuda", 0), SM_90)
 
 
-def assert_ignored_with_one_warning(tile, message):
-    with pytest.warns(RuntimeWarning, match=message) as caught:
-        choice_cache.load(DEVICE, SM_90)
-    assert len(caught) == 1
-    assert tile(SM_90, 512, "bf16") == Tile(8)
-
-
-def test_a_written_file_is_read_and_applied(tile, system):
-    choice_cache.write(system, TUNED)
-    assert choice_cache.read(system) == TUNED
-    choice_cache.load(DEVICE, SM_90)
+def test_a_written_file_is_read_and_applied(tile, folder):
+    choice_cache.write(SYSTEM, TUNED)
+    assert choice_cache.read(SYSTEM) == TUNED
+    load()
     assert tile(SM_90, 512, "bf16") == Tile(2)
 
 
-@pytest.mark.parametrize("change", [{"driver": "560.2"}, {"versions": {"torch": "2.14.0", "triton": "3.7.1"}}])
-def test_a_file_of_another_driver_or_version_is_ignored_with_one_warning(tile, system, change):
-    choice_cache.write({**system, **change}, TUNED)
-    assert_ignored_with_one_warning(tile, "another driver or version")
-
-
-def test_a_file_of_another_device_is_ignored_silently(tile, system):
-    choice_cache.write({**system, "device": "NVIDIA H200 NVL"}, TUNED)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        choice_cache.load(DEVICE, SM_90)
-
-
 @pytest.mark.parametrize(
-    "damage",
+    ("change", "warning"),
     [
-        lambda text: text[: len(text) // 2],
-        lambda text: "",
-        lambda text: "[]",
-        lambda text: text.replace('"format": 2', '"format": 99'),
-        lambda text: text.replace('"size_class"', '"size"'),
-        lambda text: json.dumps({"format": 2, "answers": [3]}),
-        lambda text: text.replace('"bf16"', '["bf16"]'),
-        lambda text: "[" * 100_000,
+        ({"driver": "560.2"}, "another driver or version"),
+        ({"versions": {"torch": "2.14.0", "triton": "3.7.1"}}, "another driver or version"),
+        ({"device": "NVIDIA H200 NVL"}, ""),
     ],
-    ids=[
-        "truncated",
-        "empty",
-        "a list",
-        "another format",
-        "a renamed field",
-        "a wrong entry",
-        "a wrong size",
-        "nested",
-    ],
+    ids=["driver", "version", "device"],
 )
-def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, system, damage):
-    file = choice_cache.write(system, TUNED)
+def test_a_file_of_another_system_is_ignored(tile, folder, change, warning):
+    file = choice_cache.write({**SYSTEM, **change}, TUNED)
+    with warned(warning):
+        load()
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+    file.rename(choice_cache.file_of(SYSTEM))
+    with warned("is damaged: it was measured on"):
+        load()
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+
+
+DAMAGES = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "a list": lambda text: "[]",
+    "another format": lambda text: text.replace('"format": 2', '"format": 99'),
+    "a renamed field": lambda text: text.replace('"size_class"', '"size"'),
+    "a wrong entry": lambda text: json.dumps({"format": 2, "answers": [3]}),
+    "a wrong size": lambda text: text.replace('"bf16"', '["bf16"]'),
+    "nested": lambda text: "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, folder, damage):
+    file = choice_cache.write(SYSTEM, TUNED)
     file.write_text(damage(file.read_text()))
-    assert_ignored_with_one_warning(tile, f"{file.name} is damaged")
+    with warned(f"{file.name} is damaged"):
+        load()
+    assert tile(SM_90, 512, "bf16") == Tile(8)
 
 
-def test_a_renamed_file_of_another_system_is_ignored_with_one_warning(tile, system):
-    choice_cache.write({**system, "driver": "560.2"}, TUNED).rename(choice_cache.file_of(system))
-    assert_ignored_with_one_warning(tile, "is damaged: it was measured on NVIDIA H200 560.2")
-
-
-def test_environment_variables_select_the_cache_folder(monkeypatch, tmp_path, system):
+def test_environment_variables_select_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("FASTTFM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert choice_cache.file_of(system).parent == tmp_path / "fasttfm" / "tuned"
+    assert choice_cache.file_of(SYSTEM).parent == tmp_path / "fasttfm" / "tuned"
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "own"))
-    assert choice_cache.file_of(system).parent == tmp_path / "own" / "tuned"
-    assert choice_cache.file_of(system).name.startswith("NVIDIA-H200-")
+    assert choice_cache.file_of(SYSTEM).parent == tmp_path / "own" / "tuned"
+    assert choice_cache.file_of(SYSTEM).name.startswith("NVIDIA-H200-")
 
 
 @pytest.mark.parametrize(
@@ -143,10 +150,58 @@ def test_environment_variables_select_the_cache_folder(monkeypatch, tmp_path, sy
     [
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  560.35.03  Fri Aug 16 21:39:15 UTC 2024",
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  560.35.03  Release Build",
     ],
 )
 def test_the_version_of_the_driver_is_parsed(line, tmp_path, monkeypatch):
     (tmp_path / "version").write_text(line + "\nGCC version:  gcc version 12.2.0\n")
     monkeypatch.setattr(choice_cache, "_DRIVERS", ((tmp_path / "version", choice_cache._DRIVERS[0][1]),))
     assert choice_cache.driver() == "560.35.03"
+
+
+SIZE = ("bf16", "large")
+SHIPPED, OTHER = PRODUCT.shipped(SM_90, *SIZE), PRODUCT.alternatives(SM_90, *SIZE)[0]
+DECISION = ("feed_forward.tile", SIZE)
+ANSWER = {DECISION: Measured(str(OTHER), 10.0, 12.0)}
+
+
+def contribute(folder, system):
+    file = choice_cache.write(system, ANSWER)
+    return file.replace(folder / file.name)
+
+
+@pytest.mark.parametrize(
+    ("change", "applies"),
+    [({}, True), ({"driver": "999.9", "versions": {"triton": "3.5.0"}}, True), ({"device": "NVIDIA H100"}, False)],
+    ids=["same", "another driver", "another product"],
+)
+def test_a_contributed_file_applies_to_its_product_unless_the_user_has_tuned(folder, change, applies):
+    contribute(folder, {**SYSTEM, **change})
+    load()
+    assert PRODUCT(SM_90, *SIZE) == (OTHER if applies else SHIPPED)
+    choice_cache.write(SYSTEM, {DECISION: Measured(str(SHIPPED), 9.0, 9.0)})
+    load()
+    assert PRODUCT(SM_90, *SIZE) == SHIPPED
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({}, "1 valid files"),
+        ({"chip": "sm_999"}, "measured on sm_999, which is not one of"),
+        ({"format": 99}, "damaged: format 99 is not 2"),
+        ({"choice": "nobody"}, "there is no choice nobody"),
+        ({"answer": "3x3w3s3"}, "is not an answer of feed_forward.tile"),
+        ({"size_class": ["bf16"]}, "feed_forward.tile ('bf16',)"),
+    ],
+)
+def test_a_file_is_checked_before_it_ships(folder, capsys, change, complaint):
+    file = contribute(folder, SYSTEM)
+    content = json.loads(file.read_text())
+    (content if {"chip", "format"} & change.keys() else content["answers"][0]).update(change)
+    file.write_text(json.dumps(content))
+    assert tuned.main([str(file)]) == bool(change)
+    assert complaint in capsys.readouterr().out
+
+
+def test_every_shipped_file_is_valid():
+    assert [c for file in choice_cache.SHIPPED.glob("*.json") for c in tuned.complaints(file)] == []

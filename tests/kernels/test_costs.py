@@ -1,9 +1,20 @@
-"""The static costs against the plan: floors on an H200 that sustains 790 TFLOP/s and 4.3 TB/s."""
+"""The cost model: a training step on an H200, and its counts against the kernels' in the interpreter."""
+
+import collections
+import contextlib
+from unittest import mock
 
 import pytest
+import torch
+from search_step import a_step, attend
 
+from fasttfm import functional as F
+from fasttfm.functional import backend
+from fasttfm.kernels import search
 from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import H200, Cost
+from fasttfm.kernels.proof.launch_log import LaunchLog
+
+through_the_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 
 PLANNED_MS = {
     # part of a step: base, big; 25,000 source and as many target tokens, no padding, bfloat16
@@ -15,46 +26,169 @@ PLANNED_MS = {
     "Adam and embedding": (0.5, 1.5),
 }
 """Fused, no part slower than its floor."""
-PLANNED_TOTAL_MS = (15.9, 48.3)
-PLANNED_TFLOP = (9.55, 32.3)
-MODELS = {
-    "base": costs.Shape(d_model=512, heads=8, d_ff=2048, vocabulary=37_000),
-    "big": costs.Shape(d_model=1024, heads=16, d_ff=4096, vocabulary=37_000),
-}
 
 
-@pytest.mark.parametrize(("model", "column"), [("base", 0), ("big", 1)])
-def test_a_training_step_costs_what_the_plan_says(model, column):
-    parts = costs.training_step(MODELS[model], tokens=25_000, length=25, size=2)
-    results = {part: sum(1e3 * cost.seconds(H200) for cost in pieces) for part, pieces in parts.items()}
-    assert results.keys() == PLANNED_MS.keys()
-    for part, planned in PLANNED_MS.items():
-        assert results[part] == pytest.approx(planned[column], abs=0.06), part
-    assert sum(results.values()) == pytest.approx(PLANNED_TOTAL_MS[column], abs=0.15)
+@pytest.mark.parametrize(
+    ("column", "shape", "milliseconds", "tflop"),
+    [
+        (0, costs.Shape(d_model=512, heads=8, d_ff=2048, vocabulary=37_000), 15.9, 9.55),
+        (1, costs.Shape(d_model=1024, heads=16, d_ff=4096, vocabulary=37_000), 48.3, 32.3),
+    ],
+    ids=["base", "big"],
+)
+def test_a_training_step_costs_what_the_plan_says(column, shape, milliseconds, tflop):
+    parts = costs.training_step(shape, tokens=25_000, length=25, size=2)
+    results = {part: sum(1e3 * cost.seconds(costs.H200) for cost in pieces) for part, pieces in parts.items()}
+    assert results == {part: pytest.approx(planned[column], abs=0.06) for part, planned in PLANNED_MS.items()}
+    assert sum(results.values()) == pytest.approx(milliseconds, abs=0.15)
     flops = sum(cost.flops for pieces in parts.values() for cost in pieces)
-    assert flops / 1e12 == pytest.approx(PLANNED_TFLOP[column], rel=0.03)
-
-
-def test_a_bfloat16_residual_layer_norm_takes_24_microseconds():
-    cost = costs.residual_layer_norm(25_000, 512, 2, dropout=True)
-    assert 1e6 * cost.seconds(H200) == pytest.approx(24, abs=0.5)
-    assert cost.philox == 25_000 * 512 // 8
+    assert flops / 1e12 == pytest.approx(tflop, rel=0.03)
 
 
 def test_a_causal_row_scores_half_its_keys():
-    full = costs.attention(2, 4, 64, 64, 32, 2, causal=False, dropout=True)
-    causal = costs.attention(2, 4, 64, 64, 32, 2, causal=True, dropout=True)
+    full, causal = (costs.attention(2, 4, 64, 64, 32, 2, causal=c, dropout=True) for c in (False, True))
     assert full.flops == 4 * 2 * 4 * 64 * 64 * 32
     assert causal.flops == full.flops * 65 // 128
 
 
-def test_the_short_backward_is_one_launch_and_reads_no_output():
-    sizes = (8, 8, 100, 100, 64, 2)
-    short = costs.attention_backward_short(*sizes, causal=False, dropout=True)
-    assert short.launches == 1
-    assert short.flops == 5 * 2 * 64 * 100 * 100 * 64
-    assert short.bytes == 64 * (2 * 64 * 7 * 100 + 4 * 100)
+@contextlib.contextmanager
+def traffic():
+    """Counts of the kernels launched in a block: bytes of unmasked elements at every load and store, flops of tl.dot
+    tile by tile, and the multiplications of Philox."""
+    from triton.runtime.interpreter import InterpreterBuilder as Builder
+
+    seen = collections.Counter()
+
+    def count_bytes(pointers, mask):
+        seen["bytes"] += int(mask.data.sum()) * pointers.get_element_ty().primitive_bitwidth // 8
+
+    def load(self, pointers, mask, *rest, run=Builder.create_masked_load):
+        count_bytes(pointers, mask)
+        return run(self, pointers, mask, *rest)
+
+    def store(self, pointers, value, mask, *rest, run=Builder.create_masked_store):
+        count_bytes(pointers, mask)
+        return run(self, pointers, value, mask, *rest)
+
+    def dot(self, a, b, *rest, run=Builder.create_dot):
+        seen["flops"] += 2 * a.data.shape[-2] * a.data.shape[-1] * b.data.shape[-1]
+        return run(self, a, b, *rest)
+
+    def high(self, a, b, run=Builder.create_umulhi):
+        result = run(self, a, b)
+        seen["mixed"] += result.data.size
+        return result
+
+    counting = {"create_masked_load": load, "create_masked_store": store, "create_dot": dot, "create_umulhi": high}
+    with mock.patch.multiple(Builder, **counting), LaunchLog() as log, backend("triton"):
+        yield seen
+    seen["launches"] = log.triton.total()
 
 
-def test_costs_add_up():
-    assert Cost(1, 2, 3, 4) + Cost(10, 20, 30, 40) * 2 == Cost(21, 42, 63, 84)
+def tensor(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+SEED = torch.tensor([3])
+
+
+def gradients(function, *inputs):
+    """A call that computes the gradients alone."""
+    with backend("triton"):
+        output = function(*inputs)
+    output = output if isinstance(output, torch.Tensor) else output[0]
+    return lambda: torch.autograd.grad(output, inputs, torch.ones_like(output))
+
+
+def assert_as_modelled(cost, run, most):
+    """run() launches, multiplies and draws what the model says, and moves at most `most` times its bytes."""
+    with traffic() as seen:
+        run()
+    assert cost.bytes <= seen["bytes"] <= most * cost.bytes
+    assert (seen["flops"], seen["launches"]) == (cost.flops, cost.launches)
+    assert seen["mixed"] / 14 <= cost.philox <= seen["mixed"] / 8  # 14 a block, whose first rounds are shared
+
+
+@through_the_interpreter
+@pytest.mark.parametrize("dropout", [False, True])
+def test_rows(dropout):
+    rows, width = 256, 512
+    options = {"dropout_p": 0.1 if dropout else 0.0, "seed": SEED}
+    inputs = tensor(rows, width), tensor(rows, width), tensor(width), tensor(width)
+
+    def run(*inputs):
+        return F.residual_layer_norm(*inputs, **options)
+
+    # not in the model: weight and bias, once per program
+    assert_as_modelled(costs.residual_layer_norm(rows, width, 4, dropout=dropout), lambda: run(*inputs), 1.3)
+    # not in the model: weight, and the partial sums of its gradient, which do not depend on the number of rows
+    cost = costs.residual_layer_norm_backward(rows, width, 4, stream=False, dropout=dropout)
+    assert_as_modelled(cost, gradients(run, *inputs), 2)
+    if not dropout:
+        assert_as_modelled(costs.layer_norm(rows, width, 4), lambda: F.layer_norm(inputs[0], *inputs[2:]), 1.6)
+    tokens, weight = torch.randint(50, (2, 16)), tensor(50, 256)
+    cost = costs.embedding(2 * 16, 256, 4, dropout=dropout)
+    assert_as_modelled(cost, lambda: F.embed(tokens, weight, **options), 1.1)
+
+
+@through_the_interpreter
+@pytest.mark.parametrize("dropout", [False, True])
+def test_attention_over_short_rows(dropout):
+    sizes = (2, 2, 32, 32, 32)
+    inputs = [tensor(2, 2, 32, 32) for _ in range(3)]
+
+    def run(*inputs):
+        return F.attention(*inputs, dropout_p=0.1 if dropout else 0.0, seed=SEED)
+
+    # keys and values once per tile of queries
+    assert_as_modelled(costs.attention(*sizes, 4, causal=False, dropout=dropout), lambda: run(*inputs), 1.5)
+    cost = costs.attention_backward_short(*sizes, 4, causal=False, dropout=dropout)
+    assert_as_modelled(cost, gradients(run, *inputs), 1.1)
+
+
+@through_the_interpreter
+def test_attention_over_long_rows():
+    once = costs.attention_backward_short(1, 1, 256, 256, 32, 4, causal=False, dropout=False)
+    run = gradients(F.attention, *(tensor(1, 1, 256, 32) for _ in range(3)))
+    with traffic() as seen:
+        run()
+    assert seen["flops"] == 7 * once.flops / 5  # the scores and their gradient twice
+    assert seen["bytes"] >= once.bytes  # each tile of queries rereads all keys, from the cache of a chip
+    assert seen["launches"] == 2
+
+
+@through_the_interpreter
+def test_attention_of_a_beam_search_step():
+    heads, step = 2, a_step([35, 0, 7], width=32)
+    with traffic() as seen:
+        attend(*step, heads=heads)
+    past = step[3].repeat_interleave(3).tolist()
+    cost = costs.attention_over_ancestors(past, heads, 32, 4)
+    # not in the model: places for every head, and the position of each program
+    assert seen["bytes"] == cost.bytes + 8 * (heads - 1) * sum(past) + 8 * heads * len(past)
+    assert seen["launches"] == cost.launches
+
+
+@through_the_interpreter
+def test_cross_entropy_in_place():
+    logits, target = tensor(8, 1024), torch.arange(8)
+    run = lambda: F.cross_entropy(logits.clone(), target, inplace=True)  # noqa: E731
+    assert_as_modelled(costs.cross_entropy(8, 1024, 4), run, 1.02)
+
+
+@through_the_interpreter
+def test_selection_in_a_beam_search_step():
+    sizes = search.Sizes(S=2, K=2, N=2, T=9, Q=2, V=3000)
+    shares = search.new_shares(sizes, torch.device("cpu"))
+    long, single = {name: torch.zeros(64, dtype=torch.int64) for name in search.Memory._fields}, torch.zeros(64)
+    memory = search.Memory(**long | {name: single.clone() for name in long if "score" in name})._replace(
+        sentence=torch.tensor([0, 1]), divisors=torch.ones(64), found_log_probabilities=single.clone()
+    )
+    logits, refused = torch.randn(4, 3000), torch.zeros(3000, dtype=torch.bool)
+
+    def run():
+        search.Likeliest(logits, refused, sizes, 3)(memory, logits, refused, None, shares)
+        search.Choose(sizes, shares, 3)(memory, shares)
+
+    # refused tokens, once per row
+    assert_as_modelled(costs.search_step(4, 3000, *shares.logits.shape[1:], 4), run, 1.3)

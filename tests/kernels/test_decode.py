@@ -43,27 +43,23 @@ def specified(*, lengths, starts, slopes, left, right, precision=torch.float32, 
 
 
 @pytest.mark.parametrize(
-    ("tile", "dtype", "shares"),
+    ("tile", "dtype", "shares", "left", "right"),
     [
-        (Tile(16, 16, 4, 1), torch.float32, 3),
-        (Tile(16, 64, 4, 1), torch.float16, 1),
-        (Tile(16, 16, 4, 1), torch.bfloat16, 9),
-        (Tile(32, 32, 4, 1), torch.float32, 1),
-        (Tile(32, 16, 4, 1), torch.bfloat16, 2),
+        (Tile(16, 16, 4, 1), torch.float32, 3, None, 0),
+        (Tile(16, 64, 4, 1), torch.float16, 1, 5, None),
+        (Tile(16, 16, 4, 1), torch.bfloat16, 9, 0, 0),
+        (Tile(32, 32, 4, 1), torch.float32, 1, None, 2),
+        (Tile(32, 16, 4, 1), torch.bfloat16, 2, 20, 1),
+        (Tile(16, 64, 4, 1), torch.float32, 2, 1 << 40, 1 << 40),
+        (Tile(16, 32, 4, 1), torch.float32, 2, None, None),
     ],
 )
-def test_any_tile_and_any_number_of_shares_give_what_the_specification_says(tile, dtype, shares):
-    arguments = problem(dtype, queries=7 if tile.rows == 32 else 2)
+def test_any_tile_window_and_number_of_shares_give_what_the_specification_says(tile, dtype, shares, left, right):
+    queries = 7 if tile.rows == 32 else 2
+    arguments = {**problem(dtype, queries=queries, slopes=right is not None), "left": left, "right": right}
     output = decode(**arguments, tile=tile, shares=shares)
     exact = specified(**arguments, precision=torch.float64)
     assert_as_accurate(output, specified(**arguments, precision=dtype), exact)
-
-
-@pytest.mark.parametrize(("left", "right"), [(None, None), (5, None), (0, 0), (None, 2), (20, 1), (1 << 40, 1 << 40)])
-def test_windows(left, right):
-    arguments = {**problem(queries=3, slopes=right is not None), "left": left, "right": right}
-    output = decode(**arguments, tile=Tile(16, 64, 4, 1), shares=2)
-    torch.testing.assert_close(output, specified(**arguments))
 
 
 def test_keys_outside_of_the_window_are_not_read(monkeypatch):

@@ -80,13 +80,6 @@ def test_the_gradient_of_a_repeated_token_is_the_sum_of_all_its_rows(repeated):
     assert (actual[[0, 2, 4, 6]] == 0).all()
 
 
-def test_the_gradient_of_repeated_tokens_is_deterministic():
-    tokens, _ = draw(4, 50, 72, torch.float32, vocabulary=3)
-    dy = torch.randn(4, 50, 72)
-    gradient = kernel.Gradient(dy, tokens, 3, scale=2.0, pad_id=0, dropout_p=0.1)
-    assert torch.equal(gradient(dy, tokens, SEED, 1), gradient(dy, tokens, SEED, 1))
-
-
 def test_an_invalid_token_gives_nan_and_no_access_out_of_bounds():
     tokens = torch.tensor([[1, 40, -3, -1]])
     weight, dy = torch.randn(40, 16), torch.ones(1, 4, 16)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from attention_once import append, decode, gradient_of_mask
 from search_step import ROOM, a_step, attend
-from test_attention_kernels import take  # noqa: F401
 
 from fasttfm import functional as F
 from fasttfm.kernels import masked_softmax
@@ -47,7 +46,7 @@ def masks(far, which):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("mask", ["none", "rows", "columns"])
 @pytest.mark.parametrize("route", ["short", "flash", "heads"])
-def test_queries_keys_values_masks_and_gradients(take, far, route, mask):  # noqa: F811
+def test_queries_keys_values_masks_and_gradients(take, far, route, mask):
     take(route)
     kernel = "short" if route == "short" else "flash"
     near = [heads(2, 2, ROWS, 8) for _ in range(4)]
@@ -63,7 +62,7 @@ def test_queries_keys_values_masks_and_gradients(take, far, route, mask):  # noq
 
 
 @pytest.mark.parametrize("route", ["short", "flash", "heads"])
-def test_packed_and_joint_projections(take, far, route):  # noqa: F811
+def test_packed_and_joint_projections(take, far, route):
     take(route)
     joint, starts = heads(3, 2, ROWS, 8), torch.tensor([0, ROWS])
 

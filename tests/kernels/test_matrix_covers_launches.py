@@ -1,40 +1,60 @@
-"""Every launch is in the compile matrix: operators run in the interpreter with the tiles of a chip."""
+"""Every launch is in the compile matrix: operators launch with the tiles of a chip, and compute nothing."""
 
 import collections
 import itertools
-from functools import partial
 
 import pytest
 import torch
+from gpu.problems import PROBLEMS, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary, _weights
 from search_step import a_step
+from torch.utils._pytree import tree_leaves
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
-from fasttfm.kernels import launch, search
-from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels import jit, launch, search
 from fasttfm.kernels.attention.ancestors import Ancestors
-from fasttfm.kernels.chip import CHIPS, INTERPRETER
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.launch import power_of_two
 from fasttfm.kernels.parameter import kinds_of
 from fasttfm.kernels.proof import matrix as compile_matrix
-from fasttfm.kernels.proof.attention_case import WIDTHS
 from fasttfm.kernels.proof.executed import replace_everywhere
-from fasttfm.kernels.tiles import attention as tables
-from fasttfm.kernels.tiles.table import Tile
+from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search.device.launches import memory_of, sizes_of
 from fasttfm.search.device.state import Sizes, State
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
+CPU = torch.device("cpu")
+OTHERS = [
+    *(problem for N in (64, 100, 200, 300, 900, 2000, 4000, 8000) for problem in _norms(3, N, 0.1)),
+    *(_rms_norm(3, N, 0.1) for N in (64, 1024)),
+    *(_weights(1, 1, 3, S, 16) for S in (16, 30, 60, 100, 200, 400, 900, 2000, 4000, 8000)),
+    *(problem for V in (100, 900, 2000, 5000) for problem in _cross_entropy(3, 16, V)),
+    *(_embed(1, 5, N, 50, 0.1) for N in (50, 100, 200, 512)),
+    *(_rotary(1, 1, 7, 2 * pairs, 2 * pairs, interleaved=i) for pairs in (5, 32, 64, 128) for i in (False, True)),
+    *(_feed_forward(3, 64, 128, 0.1, activation) for activation in ("relu", "gelu")),
+]
+"""Beside PROBLEMS: rows of every width with a tile of its own."""
 
 
-def tile_of(kernel: str, constants: dict, options: dict) -> tuple:
-    """The integer constants of a kernel, warps and stages. Heads narrower than 64 take the tiles of 64."""
-    sizes = {name: value for name, value in constants.items() if type(value) is int}
-    sizes |= {name: max(64, power_of_two(sizes[name])) for name in ("D", "DV") if name in sizes}
-    return kernel, tuple(sorted(sizes.items())), options["num_warps"], options["num_stages"]
-
-
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8"}
+
+
+def full_name(function) -> str:
+    function = getattr(function, "fn", function)  # the module of an interpreted function is the interpreter
+    return f"{function.__module__.removeprefix('fasttfm.kernels.')}.{function.__name__}"
+
+
+def constexprs(kernel) -> list[str]:
+    function = getattr(kernel, "fn", kernel)
+    return [name for name, kind in function.__annotations__.items() if "constexpr" in str(kind)]
+
+
+def tile_of(kernel, arguments: dict, options: dict) -> tuple:
+    """The integer constants of a kernel, warps and stages. Heads narrower than 64 take the tiles of 64."""
+    sizes = {name: arguments[name] for name in constexprs(kernel) if type(arguments[name]) is int}
+    sizes |= {name: max(64, power_of_two(sizes[name])) for name in ("D", "DV") if name in sizes}
+    return full_name(kernel), tuple(sorted(sizes.items())), options["num_warps"], options["num_stages"]
 
 
 def variant_of(kernel, arguments: dict) -> tuple:
@@ -51,93 +71,30 @@ def variant_of(kernel, arguments: dict) -> tuple:
     return full_name(kernel), tuple(sorted(dtypes.items()))
 
 
-def listed(chip: str) -> set[tuple]:
-    """Tiles and variants of the matrix."""
-    result = set()
-    for _, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
-        constants = {p: case.arguments[p] for p in constexprs(case.kernel)}
-        options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-        result.add(tile_of(full_name(case.kernel), constants, options))
-        result.add(variant_of(case.kernel, case.arguments))
-    return result
-
-
-def full_name(function) -> str:
-    function = getattr(function, "fn", function)  # the module of an interpreted function is the interpreter
-    return f"{function.__module__.removeprefix('fasttfm.kernels.')}.{function.__name__}"
-
-
-def constexprs(kernel) -> list[str]:
-    function = getattr(kernel, "fn", kernel)
-    return [name for name, kind in function.__annotations__.items() if "constexpr" in str(kind)]
-
-
 @pytest.fixture
-def launched(monkeypatch, request):
-    """launched(chip) runs operators with the tiles of a chip and returns the set that collects their launches."""
+def launching(monkeypatch, request):
+    """launching(chip, note): from now on operators launch with the tiles of a chip, and instead of computing call
+    note(function, arguments and constants by name, options)."""
     from triton.runtime import interpreter
 
-    seen: set[tuple] = set()
-    here: list[str] = []
-    run = interpreter.GridExecutor.__call__
+    def on(chip, note):
+        triton_own = {"num_warps": 4, "num_stages": 3 if chip.startswith("sm_") else 2}
 
-    def logged(self, *args, **kwargs):
-        named = dict(zip(self.arg_names, args)) | kwargs
-        defaults = {"num_warps": 4, "num_stages": 3 if here[-1].startswith("sm_") else 2}  # Triton's own
-        seen.add(tile_of(full_name(self.fn), {name: named[name] for name in constexprs(self.fn)}, defaults | kwargs))
-        seen.add(variant_of(self.fn, named))
-        self.grid = (1,) * len(self.grid)  # one program is enough
-        return run(self, *args, **kwargs)
+        def noted(self, *args, **kwargs):
+            note(self.fn, dict(zip(self.arg_names, args)) | kwargs, triton_own | kwargs)
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", logged)
-
-    def on(chip: str) -> set[tuple]:
-        here.append(chip)
+        monkeypatch.setattr(interpreter.GridExecutor, "__call__", noted)
         request.addfinalizer(replace_everywhere("chip", launch.chip, lambda device: CHIPS[chip]))
-        return seen
 
     return on
 
 
-def with_gradients(function, *inputs):
-    outputs = function(*inputs)
+def solve(problem, dtype):
+    inputs = problem.inputs(CPU, dtype)
+    leaves = [x.requires_grad_() for x in inputs.values() if x.is_floating_point()]
+    outputs = problem.ours(torch.tensor([1]), **inputs)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else [o for o in outputs if o.requires_grad]
-    torch.autograd.grad([o.sum() for o in outputs], [x for x in inputs if x.requires_grad])
-
-
-def every_attention(tensor):
-    """Every route on every chip: short rows, long rows, and rows too long for the softmax route; padded, packed,
-    masked, and returning weights."""
-
-    def inputs(L, S, D):
-        return tensor(1, 1, L, D), tensor(1, 1, S, D), tensor(1, 1, S, D)
-
-    for L, S, D in ((20, 20, 64), (3, 60, 64), (100, 100, 64), (150, 150, 64), (40, 40, 32), (3, 1100, 64)):
-        with_gradients(lambda q, k, v: F.attention(q, k, v, causal=True, dropout_p=0.1), *inputs(L, S, D))
-    for S, D in ((5, 64), (20, 128), (60, 128), (140, 128), (16, 256), (30, 256), (140, 256), (1100, 256)):
-        with_gradients(F.attention, *inputs(3, S, D))
-    for S, D in ((20, 64), (60, 64), (150, 64), (1100, 64), (20, 128), (140, 128), (30, 256)):
-        added, allowed = tensor(3, S), torch.rand(3, S) > 0.2
-        with_gradients(lambda q, k, v, m: F.attention(q, k, v, mask=m, dropout_p=0.1), *inputs(3, S, D), added)
-        with_gradients(lambda q, k, v, m=allowed: F.attention(q, k, v, mask=m), *inputs(3, S, D))
-    for S in (20, 150):
-        shared = tensor(1, 4, 3, 64), tensor(1, 1, S, 64), tensor(1, 1, S, 64)
-        with_gradients(lambda q, k, v: F.attention(q, k, v, dropout_p=0.1), *shared)
-    for length in (20, 60, 150):
-        starts = torch.tensor([0, length, length + 5])
-        packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": length, "max_seqlen_k": length}
-        with_gradients(
-            lambda *t, p=packed: F.varlen_attention(*t, **p, causal=True, dropout_p=0.1),
-            *(tensor(length + 5, 1, 64) for _ in range(3)),
-        )
-    for joint in (tensor(1, 20, 3, 1, 64), tensor(1, 20, 3, 2, 32), tensor(1, 60, 3, 1, 64), tensor(1, 150, 3, 1, 64)):
-        with_gradients(lambda x: F.packed_qkv_attention(x, causal=True, dropout_p=0.1), joint)
-    with_gradients(lambda x, q: F.packed_qkv_attention(x, q), tensor(1, 30, 2, 1, 64), tensor(1, 20, 1, 64))
-    for keys in (20, 150, 9000):
-        with_gradients(
-            lambda q, k, m: F.attention_weights(q, k, mask=m, dropout_p=0.1),
-            tensor(1, 1, 3, 16), tensor(1, 1, keys, 16), tensor(3, keys),
-        )  # fmt: skip
+    torch.autograd.grad([o.sum() for o in outputs], leaves, allow_unused=True)
 
 
 def every_cache(dtype):
@@ -156,14 +113,13 @@ def every_cache(dtype):
 
 def every_search(dtype):
     """Few and many slots, beams and vocabularies of all size classes."""
-    cpu = torch.device("cpu")
     shapes = (1, 5, 40), (1, 5, 40_000), (200, 5, 4097), (1, 8, 40_000), (1, 16, 5000)
     for slots, beam, vocabulary in shapes:
-        state = State(Sizes(slots, beam, 1, 1, 1, 1, vocabulary), cpu)
+        state = State(Sizes(slots, beam, 1, 1, 1, 1, vocabulary), CPU)
         sizes, memory = sizes_of(state), memory_of(state)
         logits, refused = torch.empty(slots * beam, vocabulary, dtype=dtype), torch.ones(vocabulary, dtype=torch.bool)
-        shares = search.new_shares(sizes, cpu)
-        search.Admit(sizes, 2, cpu)(memory)
+        shares = search.new_shares(sizes, CPU)
+        search.Admit(sizes, 2, CPU)(memory)
         table = torch.ones(vocabulary, 4, dtype=dtype)
         search.Embed(table, table[:1].float(), sizes, 1.0, 0)(
             memory, table, table[:1].float(), table.new_empty(slots * beam, 4)
@@ -172,109 +128,87 @@ def every_search(dtype):
         search.Choose(sizes, shares, 3)(memory, shares)
 
 
-def everything(dtype):
-    def tensor(*shape):
-        return torch.randn(*shape).to(dtype).requires_grad_()
-
-    every_attention(tensor)
-    every_cache(dtype)
-    every_search(dtype)
-    for pairs in (5, 32, 64, 128):
-        tables = F.rotary_tables(7, 2 * pairs)
-        for interleaved in (False, True):
-            with_gradients(
-                lambda x, t=tables, i=interleaved: F.rotary(x, *t, interleaved=i), tensor(1, 1, 7, 2 * pairs)
-            )
-    for width in (64, 512, 1024):
-        x, residual, weight, bias = tensor(5, width), tensor(5, width), tensor(width), tensor(width)
-        with_gradients(F.layer_norm, x, weight, bias)
-        with_gradients(lambda *t: F.residual_layer_norm(*t, dropout_p=0.1), x, residual, weight, bias)
-        with_gradients(F.rms_norm, x, weight)
-        with_gradients(lambda *t: F.residual_rms_norm(*t, dropout_p=0.1), x, residual, weight)
-        with_gradients(lambda *t: F.residual_add(*t, dropout_p=0.1), x, residual)
-    for rows in (3, 200):
-        inputs = [tensor(*shape) for shape in ((rows, 64), (128, 64), (128,), (64, 128), (64,))]
-        for activation in ("relu", "gelu"):
-            with_gradients(lambda *t, a=activation: F.feed_forward(*t, dropout_p=0.1, activation=a), *inputs)
-    for vocabulary in (100, 5000):
-        target = torch.arange(3)
-        with_gradients(lambda x, t=target: F.cross_entropy(x, t), tensor(3, vocabulary))
-        with_gradients(lambda x, w, t=target: F.linear_cross_entropy(x, w, t)[0], tensor(3, 16), tensor(vocabulary, 16))
-    with_gradients(lambda w: F.embed(torch.ones(2, 3, dtype=torch.int64), w, dropout_p=0.1), tensor(10, 512))
-
-
-@pytest.mark.sample(1)
+@pytest.mark.sample(4)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("chip", "kind"),
-    [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("sm_90", "bf16"), ("gfx942", "bf16")],
-)
-def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launched, request):
-    expected = listed(chip)  # first: it imports every kernel file before launch.chip is replaced
-    seen = launched(chip)
-    products = torch.backends.cuda.matmul
-    request.addfinalizer(partial(setattr, products, "fp32_precision", products.fp32_precision))
-    products.fp32_precision = "tf32" if kind == "tf32" else "ieee"
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32", "tf32"])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launching, monkeypatch):
+    seen, expected = set(), set()
+    for _, case in compile_matrix.enumerate_cases([CHIPS[chip]]):  # first: it imports every kernel file
+        options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+        expected |= {tile_of(case.kernel, case.arguments, options), variant_of(case.kernel, case.arguments)}
+    launching(chip, lambda *given: seen.update((tile_of(*given), variant_of(*given[:2]))))
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if kind == "tf32" else "ieee")
     with backend("triton"):
-        everything({"fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32))
-    kernels = {entry[0] for entry in seen}
-    assert len(kernels) > 20, "launches are seen"
+        for problem in (*PROBLEMS, *OTHERS):
+            solve(problem, DTYPES[kind])
+        every_cache(DTYPES[kind])
+        every_search(DTYPES[kind])
+    assert len({entry[0] for entry in seen}) > 20, "launches are seen"
     missing = sorted(map(str, seen - expected))
     assert not missing, "\n".join(missing)
 
 
-def questions(chip):
-    """(kernel, table, size) of every lookup in the attention tables by the routes of a chip."""
-    kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
-    for kind, width, extras in itertools.product(kinds, WIDTHS, (0, 1, 2, 3, 4)):
-        size = (chip, kind, width, extras)
-        if attention_launch.takes_long(chip, kind, width):
-            yield "forward._forward", tables.FORWARD, size
-            yield "backward._backward_queries", tables.BACKWARD_QUERIES, size
-            yield "backward._backward_keys", tables.BACKWARD_KEYS, size
-            yield "mask_gradient._gradient", tables.MASK_GRADIENT, size[:3]
-        yield "ancestors._attend", tables.ANCESTORS, size[:3]
-        for rows in (16, 32):
-            yield "decode._decode", tables.DECODE, (*size[:3], rows)
-        for keys in (16, 32, 64, 128):
-            if attention_launch.fits_short(chip, kind, width, keys):
-                yield "short._forward", tables.SHORT_FORWARD, (*size, keys)
-                yield "short._backward", tables.SHORT_BACKWARD, (*size, keys)
-                for queries in (16, 32, 64, 128, 256):
-                    yield "backward._backward_queries", tables.SHORT_BY_LONG, (*size, queries, keys)
-                    yield "backward._backward_keys", tables.SHORT_BY_LONG, (*size, queries, keys)
+FIRST = [(61, 64, 67), (8, 7, 9), (9, 100, 103), (9, 40, 44), (6, 19, 20), (2, 128, 1), (3, 16, 16)]
+FIRST += [(2, 112, 96), (5, 48, 48)]
+LATER = [(7, 112, 99), (3, 17, 31), (24, 48, 64), (5, 5, 16), (17, 80, 80), (1, 1, 1), (32, 16, 2)]
+"""(B, S, L) of batches. Both have every size class, with other numbers that are 1 or multiples of 16."""
 
 
-def shipped(table):
-    return getattr(table, "shipped", table)
+def train(dtype, shapes):
+    """Forward and backward passes of small Transformers on batches of each shape, padded and packed."""
+    size = {"vocab_size": 128, "d_model": 128, "heads": 2, "d_ff": 256, "encoder_layers": 1, "decoder_layers": 1}
+    dropouts = {"attention_dropout": 0.1, "relu_dropout": 0.1, "norm_first": True, "final_norm": True}
+    for changes in ({}, dropouts):
+        model = Transformer(TransformerConfig(**size, **changes)).to(dtype)
+        for B, S, L in shapes:
+            source, target = torch.randint(1, 128, (B, S)), torch.randint(1, 128, (B, L))
+            lengths = torch.randint(1, S + 1, (B,)), torch.randint(1, L + 1, (B,))
+            for packed in (None, (int(lengths[0].sum()), int(lengths[1].sum()))):
+                loss, _, _ = model.loss(source, target, target, *lengths, packed_tokens=packed)
+                loss.backward()
 
 
-def test_every_cell_of_the_attention_tables_is_used_by_some_chip():
-    """A cell that is shadowed by others, or that no route looks up, is a mistake."""
-    asked = collections.defaultdict(set)
-    for chip in (*CHIPS.values(), INTERPRETER):
-        for _, table, size in questions(chip):
-            asked[shipped(table)].add(size)
-            asked[tables.LONG_WIDTH].add(size[:2])
-            asked[tables.SHORT_KEYS].add(size[:3])
-        asked[shipped(tables.MASKED_SOFTMAX)] |= {(chip, 2**power) for power in range(4, 14)}
-    for table, sizes in asked.items():
-        of_all_compilers = {(row, column) for row, column in table.answers if not table.compilers[row]}
-        dead = of_all_compilers - {table.cell(*size) for size in sizes}
-        assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
+def specialized(function, arguments):
+    """What Triton compiles a kernel anew for: dtypes, absent arguments, and sizes and strides that are 1 or multiples
+    of 16; but not the value of a Varying."""
+    kinds = jit._kinds(function)
+    for _, kind, value in jit._leaves(kinds.items(), (arguments[name] for name in kinds)):
+        for x in tree_leaves(value):
+            if isinstance(x, torch.Tensor):
+                yield x.dtype
+            elif x is None or kind in ("Size", "Stride", "Strides"):
+                yield x and (x == 1, x % 16 == 0)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("chip", CHIPS)
-def test_every_answer_of_the_attention_tables_is_listed(chip):
-    listed = {
-        (full_name(case.kernel), a["D"], Tile(a.get("ROWS", 0), a["COLUMNS"], case.num_warps, case.num_stages))
-        for _, case in compile_matrix.enumerate_cases([CHIPS[chip]], ["attention"])
-        if "D" in (a := case.arguments)
-    }
-    asked = {(f"attention.{kernel}", size[2], shipped(table)(*size)) for kernel, table, size in questions(CHIPS[chip])}
-    answers = {each for each in asked if isinstance(each[2], Tile)}
-    missing = answers - listed
-    assert len(answers) > 10
-    assert not missing, "\n".join(map(str, sorted(missing, key=str)))
-    assert all(max(tile.rows, tile.columns) <= attention_launch.TILE_ROWS for *_, tile in answers)
+def multiples(function, arguments):
+    """The places of integers that are multiples of 16, in the notation of compile_case.py or as they are."""
+    flat = [((name, i), x) for name in jit._kinds(function) for i, x in enumerate(tree_leaves(arguments[name]))]
+    return {place for place, x in flat if (type(x) is int and x % 16 == 0) or (type(x) is str and x.endswith(":16"))}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("chip", "kind"), [("sm_90", "bf16"), ("sm_60", "fp32"), ("gfx942", "fp16")])
+def test_a_batch_of_another_shape_recompiles_nothing_and_sizes_are_multiples_where_the_matrix_has_them(
+    chip, kind, launching
+):
+    listed, seen, less = {}, collections.Counter(), set()
+    for _, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
+        name, places = full_name(case.kernel), multiples(case.kernel, case.arguments)
+        listed[name] = listed.get(name, places) & places
+
+    def note(function, arguments, options):
+        constants = tuple(sorted((name, str(arguments[name])) for name in constexprs(function)))
+        seen[full_name(function), tuple(specialized(function, arguments)), constants] += 1
+        less.update((full_name(function), place) for place in listed[full_name(function)] - multiples(function, arguments))
+
+    launching(chip, note)
+    with backend("triton"):
+        train(DTYPES[kind], FIRST)
+        first = set(seen)
+        train(DTYPES[kind], LATER)
+    assert seen.total() > 1500
+    assert len(first) < 100
+    assert not set(seen) - first
+    assert not less

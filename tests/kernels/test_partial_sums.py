@@ -5,10 +5,6 @@ import threading
 import pytest
 import torch
 
-from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
-from fasttfm.functional.feed_forward import OPERATOR as FEED_FORWARD
-from fasttfm.functional.operator import Inner
-from fasttfm.functional.residual_norm import OPERATOR as RESIDUAL_NORM
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.partial_sums import Sums, one_launch
 from fasttfm.kernels.proof.launch_log import LaunchLog
@@ -112,35 +108,3 @@ def test_nested_blocks_and_other_threads_defer_only_their_own_sums():
             sums([parts])
             assert launches(log) == 2
         assert launches(log) == 3
-
-
-@pytest.mark.parametrize(("route", "dtype"), [("short", torch.bfloat16), ("flash", torch.float32)])
-def test_the_gradients_of_a_layer_are_bitwise_equal_in_one_launch(route, dtype):
-    def new(*shape):
-        return torch.randn(shape).to(dtype)
-
-    x, seed, vector = new(2, 7, 16), torch.tensor([3]), [new(16) for _ in range(4)]
-    network = new(32, 16), new(32), new(16, 32), vector[3]
-    fields = {
-        RESIDUAL_NORM: (x, vector[0], x, *vector[1:3], seed, 1e-5, 0.5, 1, False, "triton"),
-        FEED_FORWARD: (x, *network, 0.5, seed, 2, "relu", "triton"),
-        ATTENTION: (
-            new(2, 7, 3, 2, 8), None, None, *[None] * 7, seed, 0, 0, False, 0, -1, 0.0, 0, 0.5, 0.3, 1,
-            False, False, route,
-        ),
-    }  # fmt: skip
-    steps = []
-    for operator, arguments in fields.items():
-        inner = Inner(operator)
-        outputs, saved = inner(*arguments)
-        leading = {RESIDUAL_NORM: (None, None), ATTENTION: (False, dtype, None)}.get(operator, ())
-        steps.append((inner, (torch.randn_like(outputs[0]), *leading, saved)))
-    expected = [inner.backward(*arguments) for inner, arguments in steps]
-    cache = {}
-    for _ in range(2):
-        with LaunchLog() as log, one_launch(cache):
-            results = [inner.backward(*arguments) for inner, arguments in steps]
-            assert launches(log) == 0
-        assert launches(log) == 1
-        for outputs, immediate in zip(results, expected, strict=True):
-            assert all(x is y or torch.equal(x, y) for x, y in zip(outputs, immediate, strict=True))

@@ -14,46 +14,37 @@ from fasttfm.kernels import philox
 SEED = torch.tensor([0x0123456789ABCDEF])
 
 
-def kernel_mask(shape, p, seed, site=0, **tile):
+def assert_same_mask(shape, p, seed=SEED, site=0, **how):
+    """how: the way of keep_mask.write(), and its tile."""
     out = torch.empty(shape, dtype=torch.int8)
-    return keep_mask.write(out, seed, site, reference.dropout_threshold(p), **tile).bool()
+    mask = keep_mask.write(out, seed, site, reference.dropout_threshold(p), **how).bool()
+    assert torch.equal(mask, reference.keep_mask(shape, p, seed, site))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 7), (3, 5, 1023), (2, 70, 65)], ids=str)
+@pytest.mark.parametrize("tile", [(8, 16), (4, 32), (16, 64), (64, 128)], ids=str)
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_the_kernel_draws_the_mask_of_the_reference(shape, p):
-    assert torch.equal(kernel_mask(shape, p, SEED, 3), reference.keep_mask(shape, p, SEED, 3))
+def test_the_kernel_draws_the_mask_of_the_reference_by_any_tile(shape, p, tile):
+    assert_same_mask(shape, p, site=3, rows=tile[0], columns=tile[1])
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
 @pytest.mark.parametrize("how", [tl.float32, tl.float16, tl.bfloat16, "transposed"], ids=str)
 def test_attention_draws_the_mask_of_the_reference_in_its_own_order(columns, how):
-    out = torch.empty((2, 18, 150), dtype=torch.int8)
-    keep_mask.write(out, SEED, 3, 77, how, columns=columns)
-    assert torch.equal(out.bool(), reference.keep_mask(out.shape, 77 / 256, SEED, 3))
+    assert_same_mask((2, 18, 150), 77 / 256, site=3, how=how, columns=columns)
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 26, 127, 128, 129, 200, 254, 255, 256])
 @pytest.mark.parametrize("how", [tl.float16, "transposed"], ids=str)
 def test_every_threshold(threshold, how):
     """4,096 lanes contain all 256 values; the transposed way compares four at a time."""
-    out = torch.empty((1, 32, 128), dtype=torch.int8)
-    keep_mask.write(out, SEED, 0, threshold, how)
-    assert torch.equal(out.bool(), reference.keep_mask(out.shape, threshold / 256, SEED))
+    assert_same_mask((1, 32, 128), threshold / 256, how=how)
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 2**32])
 @pytest.mark.parametrize("site", [0, 1, 2**31 - 1])
 def test_all_64_bits_of_the_seed_and_every_site(seed, site):
-    seed = torch.tensor([seed])
-    assert torch.equal(kernel_mask((2, 3, 40), 0.5, seed, site), reference.keep_mask((2, 3, 40), 0.5, seed, site))
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(2, 8), (4, 32), (64, 128)])
-def test_the_mask_does_not_depend_on_the_tile(rows, columns):
-    shape = (2, 11, 70)
-    mask = kernel_mask(shape, 0.3, SEED, rows=rows, columns=columns)
-    assert torch.equal(mask, reference.keep_mask(shape, 0.3, SEED))
+    assert_same_mask((2, 3, 40), 0.5, torch.tensor([seed]), site)
 
 
 def test_the_mask_does_not_depend_on_the_size_of_the_matrix():
@@ -64,7 +55,7 @@ def test_the_mask_does_not_depend_on_the_size_of_the_matrix():
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, True), (1.0, False), (1e-6, True), (1 - 1e-6, False)])
 def test_probabilities_near_0_and_1_drop_nothing_or_everything(p, kept):
-    assert (kernel_mask((1, 40, 100), p, SEED) == kept).all()
+    assert_same_mask((1, 40, 100), p)
     assert (reference.keep_mask((1, 40, 100), p, SEED) == kept).all()
 
 
@@ -99,24 +90,16 @@ def chi_square(counts, expected):
 @pytest.mark.parametrize("along", ["lane", "row", "plane", "site", "seed"])
 def test_the_rate_is_p_along_every_coordinate(p, along):
     if along in ("site", "seed"):
-        masks = [
-            reference.keep_mask((1, 32, 64), p, SEED + (i if along == "seed" else 0), i if along == "site" else 0)
-            for i in range(64)
-        ]
-        groups = torch.stack(masks).view(64, -1)
+        draws = [(SEED + i, 0) if along == "seed" else (SEED, i) for i in range(64)]
+        groups = torch.stack([reference.keep_mask((1, 32, 64), p, *draw) for draw in draws])
     else:
         mask = reference.keep_mask((32, 64, 64), p, SEED)
-        groups = {
-            "lane": mask.view(32 * 64, 4, 16).permute(2, 0, 1),
-            "row": mask.permute(1, 0, 2),
-            "plane": mask,
-        }[along].reshape({"lane": 16, "row": 64, "plane": 32}[along], -1)
-    size = groups.shape[1]
-    kept = groups.sum(1)
+        groups = {"lane": mask.view(-1, 16).t(), "row": mask.transpose(0, 1), "plane": mask}[along]
+    groups = groups.flatten(1)
+    kept, size = groups.sum(1), groups.shape[1]
     rate = 1 - reference.dropout_threshold(p) / 256
-    counts = torch.stack([kept, size - kept], 1)
     expected = torch.tensor([size * rate, size * (1 - rate)], dtype=torch.float64)
-    assert chi_square(counts, expected) < chi_square_limit(len(groups))
+    assert chi_square(torch.stack([kept, size - kept], 1), expected) < chi_square_limit(len(groups))
 
 
 def pairs():
@@ -134,14 +117,14 @@ def pairs():
     yield "a plane and a stream exchanged", mask[1:2], reference.keep_mask((1, 64, 256), 0.3, SEED, 1)
 
 
-@pytest.mark.parametrize(("first", "second"), [pair[1:] for pair in pairs()], ids=[pair[0] for pair in pairs()])
-def test_neighbours_are_independent(first, second):
+def test_neighbours_are_independent():
     """The contingency table of two masks against the product of their rates."""
     rate = 1 - reference.dropout_threshold(0.3) / 256
-    count = torch.bincount((first.reshape(-1).int() * 2 + second.reshape(-1).int()), minlength=4)
     one = torch.tensor([1 - rate, rate], dtype=torch.float64)
-    expected = (one[:, None] * one).reshape(-1) * count.sum()
-    assert chi_square(count, expected) < chi_square_limit(3)
+    for name, first, second in pairs():
+        count = torch.bincount((first.reshape(-1).int() * 2 + second.reshape(-1).int()), minlength=4)
+        expected = (one[:, None] * one).reshape(-1) * count.sum()
+        assert chi_square(count, expected) < chi_square_limit(3), name
 
 
 def test_the_lanes_of_a_block_are_uniform_in_their_upper_bits():

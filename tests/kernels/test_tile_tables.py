@@ -6,14 +6,13 @@ import importlib
 import itertools
 import pkgutil
 import re
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 import fasttfm.kernels.tiles
+from fasttfm.kernels.attention import launch
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
-from fasttfm.kernels.tiles import attention
 from fasttfm.kernels.tiles import table as tables
 from fasttfm.kernels.tiles.table import Table, Tile, relative
 
@@ -46,6 +45,22 @@ def test_every_cell_of_a_table_is_an_answer(name):
     assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
 
 
+CLASSES = {
+    "kind": {"fp32", "tf32", "fp16", "bf16"},
+    "width": {str(launch.width_class(width)) for width in range(1, 257)},
+    "extras": {"0", "1", "2", "3", "4"},
+    **dict.fromkeys(("queries", "keys", "rows"), {str(launch.key_class(keys)) for keys in range(1, 10_000)}),
+}
+"""Part of a size -> values that calls of attention have."""
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("attention.")])
+def test_the_sizes_of_a_table_of_attention_are_sizes_that_calls_have(name):
+    table = TABLES[name]
+    for part, values in zip(table.parts, zip(*table.sizes)):
+        assert {value for each in values for value in each} <= CLASSES[part] | {"*"}, part
+
+
 @pytest.mark.parametrize(
     "name", [name for name in TABLES if name.startswith("rows.") or name.endswith("MASKED_SOFTMAX")]
 )
@@ -62,9 +77,7 @@ def test_a_tile_of_rows_has_an_element_for_every_thread(name):
     [
         ("sm_53", 53, "sm_60"),
         ("sm_61", 61, "sm_60"),
-        ("sm_87", 87, "sm_86"),
         ("sm_90", 90, "sm_90"),
-        ("sm_103", 103, "sm_100"),
         ("sm_121", 121, "sm_120"),
         ("gfx1100", 0, "gfx1100"),
     ],
@@ -98,24 +111,21 @@ def test_a_row_applies_to_the_versions_of_triton_that_it_lists(monkeypatch, vers
     assert Table("kind | *\nfp32 | 1 @ 3.5,3.9+\nfp32 | 2", int)(CHIPS["sm_80"], "fp32") == rows
 
 
-def test_a_size_without_a_row_is_named():
-    with pytest.raises(ValueError, match="no tile is listed for sm_86, kind tf32"):
-        TABLE(CHIPS["sm_86"], "tf32")
-
-
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("call", "reason"),
     [
-        ("kind | sm_80\n1", "the row '1' of a table of tiles"),
-        ("kind | sm_80\nfp32 1", "the row 'fp32 1' of a table of tiles"),
-        ("kind | sm_80 sm_90\nfp32 | 1", "must have a cell for each column of 'kind | sm_80 sm_90'"),
-        ("kind | sm_99\nfp32 | 1", "a column for sm_99, which is neither a chip nor a group"),
-        ("kind | sm_80\nfp32 | 1 @ >3.9", "is for Triton '>3.9': write versions as 3.5,3.9+"),
+        (lambda: TABLE(CHIPS["sm_86"], "tf32"), "no tile is listed for sm_86, kind tf32"),
+        (lambda: Tile.parse("64x32"), "invalid tile 64x32: write it as 128x64w4s3"),
+        (lambda: Table("kind | sm_80\n1", int), "the row '1' of a table of tiles"),
+        (lambda: Table("kind | sm_80\nfp32 1", int), "the row 'fp32 1' of a table of tiles"),
+        (lambda: Table("kind | sm_80 sm_90\nfp32 | 1", int), "must have a cell for each column of"),
+        (lambda: Table("kind | sm_99\nfp32 | 1", int), "a column for sm_99, which is neither a chip nor a group"),
+        (lambda: Table("kind | sm_80\nfp32 | 1 @ >3.9", int), "is for Triton '>3.9': write versions as 3.5,3.9+"),
     ],
 )
-def test_an_invalid_table_is_refused(text, reason):
+def test_an_invalid_table_size_or_tile_is_refused(call, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
-        Table(text, int)
+        call()
 
 
 @pytest.mark.parametrize(
@@ -126,25 +136,3 @@ def test_a_tile_is_formatted_as_it_is_parsed(text, tile):
     assert Tile.parse(text) == tile
     assert str(tile) == text
     assert Tile.parse(text.removesuffix("s1")) == tile
-
-
-def test_an_invalid_tile_is_refused():
-    with pytest.raises(ValueError, match="invalid tile 64x32: write it as 128x64w4s3"):
-        Tile.parse("64x32")
-
-
-PREDICTED = re.compile(r"\| \d+ x \d+ heads, ([\d,]+) x (\d+).* \| ([\d.]+) \| (\d\S+) \| (\d\S+) \| [\d,]+ \|")
-
-
-def test_backward_of_long_rows_takes_the_predicted_tiles():
-    """The tiles of docs/gpu-predictions.md, only on sm_90 and without shared keys."""
-    page = (Path(__file__).parents[2] / "docs" / "gpu-predictions.md").read_text(encoding="utf-8")
-    rows = PREDICTED.findall(page)
-    assert len(rows) == 9
-    for chip, (keys, width, dropout, queries_tile, keys_tile) in itertools.product(("sm_90", "sm_100"), rows):
-        size = (CHIPS[chip], "bf16", int(width), int(float(dropout) > 0))
-        tiles = attention.BACKWARD_QUERIES.shipped(*size), attention.BACKWARD_KEYS.shipped(*size)
-        if keys == "100":
-            tiles = (attention.SHORT_BY_LONG.shipped(*size, 128, 128),) * 2
-        assert (tiles == (Tile.parse(queries_tile), Tile.parse(keys_tile))) == (chip == "sm_90"), (chip, size)
-    assert str(attention.BACKWARD_KEYS.shipped(CHIPS["sm_90"], "bf16", 64, 4)) == "32x128w8s2"
