@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
 sys.path.insert(0, str(Path(__file__).parents[2] / "ptx-check" / "tests" / "kernels"))
@@ -18,39 +17,15 @@ import torch
 from gluon_kernels import descriptor, product
 from triton.runtime import driver
 
-from fasttfm.kernels import residual_add
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.jit import Kernel
 from fasttfm.kernels.parameter import Shape
 from fasttfm.kernels.philox import Dropout
 from fasttfm.kernels.proof import budgets, compiling
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.executed import take_for_device
 from fasttfm.kernels.proof.ledger import counted, report
+from fasttfm.kernels.residual_add import _add_dropped as kernel
 from ptx_check.ledger.collect import Compiling
-
-
-class Start(NamedTuple):
-    """A recorded launch."""
-
-    metadata: Any
-    """Triton's metadata of the compiled kernel: name, num_warps, shared, ..."""
-    grid: tuple[int, int, int]
-    arguments: tuple
-    """One per parameter, including constants."""
-
-
-class StandIn(Compiling):
-    def __init__(self, chip: str, started: list[Start]) -> None:
-        super().__init__(chip)
-        self._started = started
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        def start(x, y, z, stream, function, packed, launch_metadata, enter, leave, *arguments):
-            self._started.append(Start(metadata, (x, y, z), arguments))
-
-        return start
-
 
 SM_90 = CHIPS["sm_90"]
 GLUON = {"REGISTERS": True, "CONSUMERS": 160, "PRODUCER": 24, "FAULT": ""}
@@ -63,32 +38,21 @@ CASE = CompileCase(
     num_stages=2,
     matrix_product=True,
 )
+STARTED: list[tuple] = []
+"""(metadata, grid, arguments with constants) of every launch."""
 
 
-def gluon_case(result: counted.Counted, started: list[Start]) -> dict[str, object]:
-    """A warp-specialized kernel compiles as a case, counted before any launch, as it is launched."""
-    a, b = torch.empty(128, 320, dtype=torch.bfloat16), torch.empty(320, 64, dtype=torch.bfloat16)
-    given = descriptor(a, [64, 64]), descriptor(b, [64, 64]), torch.empty(128, 64), 64, 320
-    product[1, 1](*given, **GLUON, num_warps=4, num_stages=2)
-    listed = compiling.compiled(SM_90, CASE).metadata._asdict().items()
-    table = report.table([(SM_90, CASE, result)]).splitlines()[1:]
-    return {
-        "registers": result.resources.registers,
-        "matrix": result.resources.matrix,
-        "broken": budgets.broken_rules(SM_90, CASE, result.resources, result.count.loops),
-        "loops": [loop.tensor for loop in result.count.loops],
-        "orders": result.count.orders,
-        "counted again": counted.of_case(SM_90, CASE) == result,
-        "as launched": all(getattr(started[-1].metadata, name) == x for name, x in listed if name != "hash"),
-        "last cells": [line.rpartition("%")[2].strip() for line in table],
-    }
+class StandIn(Compiling):
+    def launcher_cls(self, source, metadata):
+        def start(x, y, z, stream, function, packed, launch_metadata, enter, leave, *arguments):
+            STARTED.append((metadata, (x, y, z), arguments))
+
+        return start
 
 
-def again_and_again(started: list[Start]) -> dict[str, object]:
+def again_and_again() -> dict[str, object]:
     """A cached kernel is started with the arguments of each launch."""
-    kernel: Kernel = residual_add._add_dropped
-    run = kernel.run
-    by_triton: list[tuple] = []
+    run, by_triton = kernel.run, []
     kernel.run = lambda *args, **options: (by_triton.append(args), run(*args, **options))[1]
     x, seed = torch.zeros(33, 64, dtype=torch.bfloat16), torch.tensor([7])
     constants = {"ROWS": 16, "COLUMNS": 64, "num_warps": 4, "num_stages": 1}
@@ -100,21 +64,19 @@ def again_and_again(started: list[Start]) -> dict[str, object]:
         """Launches with arguments, which must arrive. Returns whether Triton was called and the kernel is a new one."""
         calls = len(by_triton)
         kernel[grid](*args, **(constants | changed))
-        metadata, started_grid, values = started[-1]
+        metadata, started_grid, values = STARTED[-1]
         expected = {**dict(zip(kernel.arg_names, args)), **constants, **changed}
         assert started_grid == (*grid, 1)
-        assert len(values) == len(kernel.arg_names)
-        for name, value in zip(kernel.arg_names, values):
+        for name, value in zip(kernel.arg_names, values, strict=True):
             assert value is expected[name] or value == expected[name], (name, value)
-        return len(by_triton) > calls, metadata is not started[0].metadata
+        return len(by_triton) > calls, metadata is not STARTED[0][0]
 
-    y = x.float()
     assert again(*arguments()) == (True, False)
     for same in (arguments(), arguments(site=3, M=1), arguments(x=x[1:], seed=torch.tensor([8]))):
         assert again(*same) == (False, False), same
         assert again(*same, grid=(1, 3)) == (False, False), same
     for other, changed in (
-        (arguments(x=y), {}),
+        (arguments(x=x.float()), {}),
         (arguments(seed=None), {}),
         (arguments(N=63), {}),
         (arguments(N=1), {}),
@@ -124,26 +86,41 @@ def again_and_again(started: list[Start]) -> dict[str, object]:
         assert again(*other, **changed) == (True, True), (other, changed)
         assert again(*other, **changed) == (False, True), (other, changed)
     kernel[2, 1](*arguments(), COLUMNS=16, ROWS=64, num_warps=4, num_stages=1)  # the same values in another order
-    assert started[-1].metadata is not started[0].metadata
-    assert started[-1].arguments[-2:] == (64, 16)
+    assert STARTED[-1][0] is not STARTED[0][0]
+    assert STARTED[-1][2][-2:] == (64, 16)
     odd = x.flatten()[1:]  # not aligned to 16 bytes
     assert again(*arguments(x=odd)) == (True, True)
     assert again(*arguments(x=odd, site=1, M=16)) == (True, True)
-    assert started[-1].metadata is started[-2].metadata
+    assert STARTED[-1][0] is STARTED[-2][0]
     for wrong in ({"site": 1 << 31}, {"M": 1 << 31}, {"site": -(1 << 31) - 1}, {"N": 1 << 40}):
         with pytest.raises(ValueError, match="kernels take 32-bit integers"):
             again(*arguments(**wrong))
     assert again(*arguments()) == (False, False)
-    return {"launches": len(started), "by Triton": len(by_triton)}
+    return {"launches": len(STARTED), "by Triton": len(by_triton)}
 
 
-def main() -> int:
-    result, started = counted.of_case(SM_90, CASE), []
-    driver.set_active(StandIn("sm_90", started))  # from now on, with every kernel file imported
-    take_for_device(SM_90)
-    print(json.dumps({"again": again_and_again(started), "gluon": gluon_case(result, started)}))
-    return 0
+def as_a_case(result: counted.Counted) -> dict[str, object]:
+    """A warp-specialized kernel compiles as a case, counted before any launch, as it is launched."""
+    a, b = torch.empty(128, 320, dtype=torch.bfloat16), torch.empty(320, 64, dtype=torch.bfloat16)
+    given = descriptor(a, [64, 64]), descriptor(b, [64, 64]), torch.empty(128, 64), 64, 320
+    product[1, 1](*given, **GLUON, num_warps=4, num_stages=2)
+    launched, listed = STARTED[-1][0], compiling.compiled(SM_90, CASE).metadata._asdict()
+    return {
+        "registers": result.resources.registers,
+        "matrix": result.resources.matrix,
+        "broken": budgets.broken_rules(SM_90, CASE, result.resources, result.count.loops),
+        "loops": [loop.tensor for loop in result.count.loops],
+        "orders": result.count.orders,
+        "counted again": counted.of_case(SM_90, CASE) == result,
+        "as launched": all(getattr(launched, name) == value for name, value in listed.items() if name != "hash"),
+        "last cells": [
+            line.rpartition("%")[2].strip() for line in report.table([(SM_90, CASE, result)]).splitlines()[1:]
+        ],
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    result = counted.of_case(SM_90, CASE)
+    driver.set_active(StandIn("sm_90"))  # from now on, with every kernel file imported
+    take_for_device(SM_90)
+    print(json.dumps({"again": again_and_again(), "gluon": as_a_case(result)}))

@@ -111,7 +111,7 @@ PADDED = {"causal": True, "causal_offset": 3, "key_lengths": torch.tensor([21, 9
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "weights"])
-@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(call=calls())
 @example(call=((1, 1, 5, 6, 8, 8, 1), torch.float32, seeded(1.0), "none", ()))
 @example(call=((1, 1, 18, 20, 80, 40, 1), torch.float16, {"causal": True}, "bool", (18, 20)))

@@ -18,6 +18,7 @@ from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PAD = 0
 
+
 def draw(rows, classes, dtype, spread=3.0):
     """Logits (rows, classes) and targets, every third of which is ignored."""
     generator = torch.Generator().manual_seed(rows * 7919 + classes)
@@ -25,6 +26,7 @@ def draw(rows, classes, dtype, spread=3.0):
     target = torch.randint(min(1, classes - 1), classes, (rows,), generator=generator)
     target[1::3] = PAD
     return logits, target
+
 
 def specification(target, reduction, **options):
     def way(logits):
@@ -34,12 +36,15 @@ def specification(target, reduction, **options):
 
     return way
 
+
 def forward(logits, target, smoothing, ignored=PAD, *, overwrite=True):
     launch = kernel.Forward(logits, target, label_smoothing=smoothing, ignore_index=ignored, overwrite=overwrite)
     return launch(logits, target)
 
+
 def weigh_loss(outputs):
     return outputs[0] * 0.7
+
 
 def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, ignore_index=PAD):
     options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
@@ -49,6 +54,7 @@ def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, i
         return functional.cross_entropy(logits, target, reduction=reduction, inplace=inplace, **options)
 
     compare_with_reference(way, specification(target, reduction, **options), {"logits": logits}, weigh_loss)
+
 
 @settings(max_examples=examples(12))
 @given(
@@ -64,6 +70,7 @@ def test_loss_and_gradient_equal_the_reference_for_any_shape(rows, classes, dtyp
     ignore_index = PAD if classes > 1 else -100
     check(*draw(rows, classes, dtype), label_smoothing, reduction, inplace, ignore_index)
 
+
 @pytest.mark.parametrize(
     ("classes", "dtype"),
     [(4095, torch.bfloat16), (4096, torch.float16), (4097, torch.float32), (8193, torch.bfloat16)],
@@ -71,6 +78,7 @@ def test_loss_and_gradient_equal_the_reference_for_any_shape(rows, classes, dtyp
 @pytest.mark.parametrize("inplace", [False, True])
 def test_rows_longer_than_a_tile_are_summed_over_tiles(classes, dtype, inplace):
     check(*draw(3, classes, dtype), inplace=inplace)
+
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("first", [0, 4096])
@@ -85,12 +93,14 @@ def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradie
     assert (gradient[:, off] == 0).all()
     assert torch.allclose(gradient.sum(dim=1), torch.zeros(4), atol=1e-5)
 
+
 def differentiated(logits, target, **options):
     """The loss and the gradient of the logits by the kernels."""
     logits = logits.clone().requires_grad_()
     with backend("triton"):
         loss, _ = functional.cross_entropy(logits * 1, target, reduction="sum", **options)
         return loss, torch.autograd.grad(loss, logits)[0]
+
 
 @pytest.mark.parametrize(
     ("dtype", "size", "classes", "allowed"),
@@ -113,11 +123,13 @@ def test_large_logits_lose_no_digits(dtype, size, classes, allowed, inplace):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert (gradient - torch.autograd.grad(expected, exact)[0]).abs().max() < allowed
 
+
 @pytest.mark.parametrize("view", ["columns", "transposed", "expanded"])
 def test_logits_need_not_be_contiguous(view):
     wide, target = draw(6, 40, torch.float32)
     views = {"columns": wide[:, 3:29], "transposed": wide[:, :6].t(), "expanded": wide[:1].expand(6, 40)}
     check(views[view], target % views[view].shape[1])
+
 
 def test_overwriting_touches_only_the_columns_of_its_rows():
     memory = torch.randn(4, 32)
@@ -127,6 +139,7 @@ def test_overwriting_touches_only_the_columns_of_its_rows():
     reference.cross_entropy(expected, target, label_smoothing=0.1, ignore_index=PAD)[0].backward()
     assert torch.allclose(memory[:, 4:24], expected.grad, atol=1e-6)
     assert torch.equal(memory[:, [0, 1, 2, 3, *range(24, 32)]], before[:, [0, 1, 2, 3, *range(24, 32)]])
+
 
 def test_ignored_rows_of_nan_give_zero_and_invalid_classes_give_nan():
     logits, _ = draw(3, 600, torch.float32)
@@ -138,6 +151,7 @@ def test_ignored_rows_of_nan_give_zero_and_invalid_classes_give_nan():
     assert not losses[:, 1].any()
     assert not logits[1].any()
 
+
 def test_rows_beyond_the_reach_of_32_bit_offsets():
     far, target = 2**31 + 64, torch.tensor([3, 11])
     logits = torch.empty(far + 64, dtype=torch.float16).as_strided((2, 40), (far, 1))  # untouched pages take no memory
@@ -146,6 +160,7 @@ def test_rows_beyond_the_reach_of_32_bit_offsets():
     losses, _ = forward(logits, target, 0.0, overwrite=False)
     assert losses[0].sum().item() == pytest.approx(expected.item(), rel=1e-5)
 
+
 def test_the_gradient_is_scaled_in_place_within_its_own_columns():
     gradient = torch.randn(3, 700)
     for factor, columns in ((1.0, slice(None)), (-2.5, slice(None)), (3.0, slice(2, 8))):
@@ -153,6 +168,7 @@ def test_the_gradient_is_scaled_in_place_within_its_own_columns():
         expected[:, columns] *= factor
         kernel.Scale(gradient[:, columns])(gradient[:, columns], torch.tensor(factor))
         torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=0)
+
 
 @pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)
 def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_per_thread(chip):

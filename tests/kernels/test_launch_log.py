@@ -91,7 +91,7 @@ def training_step(
         embed(torch.zeros(1, 1, dtype=torch.int64), table).sum().backward()  # fills caches per device
     batch = synthetic.batch(2, 5, 0.3, 40, seed=0)
     share = torch.tensor(1.0 / batch.target_tokens)
-    routed = mock.patch.object(attention_launch, "route", lambda *size: route)
+    routed = mock.patch.object(attention_launch, "route", return_value=route)
     with backend("triton"), routed, without_computing(), LaunchLog(long_sorts=True) as log:
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
             loss, _ = model.batch_loss(batch)

@@ -1,11 +1,22 @@
 """Every launch is in the compile matrix: operators launch with the tiles of a chip, and compute nothing."""
 
 import collections
+import functools
 import itertools
 
 import pytest
 import torch
-from gpu.problems import PROBLEMS, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary, _weights
+from gpu.problems import (
+    PROBLEMS,
+    _attention,
+    _cross_entropy,
+    _embed,
+    _feed_forward,
+    _norms,
+    _rms_norm,
+    _rotary,
+    _weights,
+)
 from search_step import a_step
 from torch.utils._pytree import tree_leaves
 
@@ -24,7 +35,10 @@ from fasttfm.search.device.state import Sizes, State
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 CPU = torch.device("cpu")
+kinds_of_function = functools.cache(jit._kinds)
 OTHERS = [
+    *(_attention(1, 2, 3, S, 64, 64, key_heads=1, p=0.1) for S in (20, 150)),
+    _attention(1, 1, 3, 140, 256, 256),
     *(problem for N in (64, 100, 200, 300, 900, 2000, 4000, 8000) for problem in _norms(3, N, 0.1)),
     *(_rms_norm(3, N, 0.1) for N in (64, 1024)),
     *(_weights(1, 1, 3, S, 16) for S in (16, 30, 60, 100, 200, 400, 900, 2000, 4000, 8000)),
@@ -33,7 +47,7 @@ OTHERS = [
     *(_rotary(1, 1, 7, 2 * pairs, 2 * pairs, interleaved=i) for pairs in (5, 32, 64, 128) for i in (False, True)),
     *(_feed_forward(3, 64, 128, 0.1, activation) for activation in ("relu", "gelu")),
 ]
-"""Beside PROBLEMS: rows of every width with a tile of its own."""
+"""Beside PROBLEMS: keys that heads share, wide heads, and rows of every width with a tile of its own."""
 
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -52,7 +66,7 @@ def constexprs(kernel) -> list[str]:
 
 def tile_of(kernel, arguments: dict, options: dict) -> tuple:
     """The integer constants of a kernel, warps and stages. Heads narrower than 64 take the tiles of 64."""
-    sizes = {name: arguments[name] for name in constexprs(kernel) if type(arguments[name]) is int}
+    sizes = {name: arguments[name] for name in constexprs(kernel) if type(arguments[name]) is int and name != "GROUP"}
     sizes |= {name: max(64, power_of_two(sizes[name])) for name in ("D", "DV") if name in sizes}
     return full_name(kernel), tuple(sorted(sizes.items())), options["num_warps"], options["num_stages"]
 
@@ -69,6 +83,12 @@ def variant_of(kernel, arguments: dict) -> tuple:
     if "spans" in arguments:
         dtypes["spans"] = "lengths" if arguments["spans"][1] is None else "packed"
     return full_name(kernel), tuple(sorted(dtypes.items()))
+
+
+def entries_of(kernel, arguments: dict, options: dict) -> set[tuple]:
+    """What a launch or a case has: its tile, its dtypes, and whether heads share keys."""
+    shared = full_name(kernel), arguments.get("GROUP", 1) > 1
+    return {tile_of(kernel, arguments, options), variant_of(kernel, arguments), shared}
 
 
 @pytest.fixture
@@ -128,17 +148,18 @@ def every_search(dtype):
         search.Choose(sizes, shares, 3)(memory, shares)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.slow
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32", "tf32"])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launching, monkeypatch):
+def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launching, request):
     seen, expected = set(), set()
     for _, case in compile_matrix.enumerate_cases([CHIPS[chip]]):  # first: it imports every kernel file
         options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-        expected |= {tile_of(case.kernel, case.arguments, options), variant_of(case.kernel, case.arguments)}
-    launching(chip, lambda *given: seen.update((tile_of(*given), variant_of(*given[:2]))))
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if kind == "tf32" else "ieee")
+        expected |= entries_of(case.kernel, case.arguments, options)
+    launching(chip, lambda *given: seen.update(entries_of(*given)))
+    products = torch.backends.cuda.matmul
+    request.addfinalizer(functools.partial(setattr, products, "fp32_precision", products.fp32_precision))
+    products.fp32_precision = "tf32" if kind == "tf32" else "ieee"
     with backend("triton"):
         for problem in (*PROBLEMS, *OTHERS):
             solve(problem, DTYPES[kind])
@@ -172,18 +193,19 @@ def train(dtype, shapes):
 def specialized(function, arguments):
     """What Triton compiles a kernel anew for: dtypes, absent arguments, and sizes and strides that are 1 or multiples
     of 16; but not the value of a Varying."""
-    kinds = jit._kinds(function)
+    kinds = kinds_of_function(getattr(function, "fn", function))
     for _, kind, value in jit._leaves(kinds.items(), (arguments[name] for name in kinds)):
         for x in tree_leaves(value):
             if isinstance(x, torch.Tensor):
                 yield x.dtype
             elif x is None or kind in ("Size", "Stride", "Strides"):
-                yield x and (x == 1, x % 16 == 0)
+                yield None if x is None else (x == 1, x % 16 == 0)
 
 
 def multiples(function, arguments):
     """The places of integers that are multiples of 16, in the notation of compile_case.py or as they are."""
-    flat = [((name, i), x) for name in jit._kinds(function) for i, x in enumerate(tree_leaves(arguments[name]))]
+    kinds = kinds_of_function(getattr(function, "fn", function))
+    flat = [((name, i), x) for name in kinds for i, x in enumerate(tree_leaves(arguments[name]))]
     return {place for place, x in flat if (type(x) is int and x % 16 == 0) or (type(x) is str and x.endswith(":16"))}
 
 
@@ -201,7 +223,9 @@ def test_a_batch_of_another_shape_recompiles_nothing_and_sizes_are_multiples_whe
     def note(function, arguments, options):
         constants = tuple(sorted((name, str(arguments[name])) for name in constexprs(function)))
         seen[full_name(function), tuple(specialized(function, arguments)), constants] += 1
-        less.update((full_name(function), place) for place in listed[full_name(function)] - multiples(function, arguments))
+        less.update(
+            (full_name(function), place) for place in listed[full_name(function)] - multiples(function, arguments)
+        )
 
     launching(chip, note)
     with backend("triton"):
