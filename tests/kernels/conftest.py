@@ -19,7 +19,7 @@ def take(monkeypatch):
         (backward, "BACKWARD_KEYS", high),
         (backward, "BACKWARD_HEADS", wide),
         (mask_gradient, "MASK_GRADIENT", high),
-        (masked_softmax, "MASKED_SOFTMAX", Tile(4, 16, 4, 1)),
+        (masked_softmax, "MASKED_SOFTMAX", Tile(16, 16, 4, 1)),
     ):
         monkeypatch.setattr(module, name, lambda *a, tile=tile: tile)
     monkeypatch.setattr(masked_softmax, "ONE_PASS", 16)  # longer rows take two passes

@@ -39,7 +39,7 @@ def test_work_is_the_number_of_elements_per_thread():
 COMPILED = """
 import dataclasses, json
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.proof import matrix
+from fasttfm.kernels.proof import budgets, matrix
 from fasttfm.kernels.proof.ledger import counted
 
 def named(chip, kernels, *parts):
