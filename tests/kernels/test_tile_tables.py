@@ -50,7 +50,7 @@ CLASSES = {
     "width": {"64", "128", "256"},
     "extras": {"0", "1", "2", "3", "4"},
     "masking": {"causal", "full"},
-    **{part: POWERS for part in ("queries", "keys", "rows")},
+    **dict.fromkeys(("queries", "keys", "rows"), POWERS),
 }
 """Part of a size -> values that calls of attention have."""
 
