@@ -59,7 +59,8 @@ CLASSES = {
 def test_the_sizes_of_a_table_of_attention_are_sizes_that_calls_have(name):
     table = TABLES[name]
     for part, values in zip(table.parts, zip(*table.sizes)):
-        assert {value for each in values for value in each} <= CLASSES[part] | {"*"}, part
+        if part in CLASSES:
+            assert {value for each in values for value in each} <= CLASSES[part] | {"*"}, part
 
 
 @pytest.mark.parametrize(
