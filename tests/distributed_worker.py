@@ -1,11 +1,12 @@
 """One of two processes that share a model or a batch; run by models/test_distributed.py.
 
-    python distributed_worker.py RANK FOLDER numba|plain
+    python distributed_worker.py RANK FOLDER [numba] [plain]
 
-Writes the loss and the gradients of the whole model, for each of KINDS, to FOLDER/KIND-RANK.pt. It must have entered
-the passes compiled by numba, or without numba none.
+Writes the loss and the gradients of the whole model, for each of KINDS, to FOLDER/WAY-KIND-RANK.pt. With numba it must
+have entered the compiled passes, plain none.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,20 +111,20 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def main(rank: int, folder: Path, numba: str) -> None:
+def main(rank: int, folder: Path, *ways: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
-    for kind, (make, share, parts) in KINDS.items():
-        entered = passes_entered(numba == "numba")
+    for way, (kind, (make, share, parts)) in itertools.product(ways, KINDS.items()):
+        entered = passes_entered(way == "numba")
         problem = make()
         loss_of = share(problem)
         loss = loss_of(*(x.chunk(parts)[rank % parts] for x in problem.batch))
         loss.backward()
         found = {"loss": loss.detach()} | {name: whole(p.grad) for name, p in problem.model.named_parameters()}
-        torch.save(found, folder / f"{kind}-{rank}.pt")
-        assert bool(entered) == (numba == "numba"), (kind, entered)
+        torch.save(found, folder / f"{way}-{kind}-{rank}.pt")
+        assert bool(entered) == (way == "numba"), (way, kind, entered)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

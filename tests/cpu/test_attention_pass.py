@@ -145,30 +145,6 @@ def test_unsupported_calls_take_another_backend(calls):
     assert len(calls) <= 1  # the call without queries
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"causal": True}, {"causal": "bottom_right", "window": (9, None)}, {"dropout_p": 0.3, "seed": SEED},
-    {"sinks": torch.tensor(SINKS), "softcap": 2.0},
-], ids=str)  # fmt: skip
-def test_packed_sequences_match_padded_rows(options, calls):
-    starts, cu_seqlens_k = torch.tensor([0, 37, 37, 60]), torch.tensor([0, 45, 46, 46])
-    q, k, v = torch.randn(64, H, D), torch.randn(50, 2, D), torch.randn(50, 2, DV)
-
-    def solve():
-        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        output = F.varlen_attention(*inputs, starts, cu_seqlens_k, 40, 50, **options)
-        weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
-        return output, *torch.autograd.grad((output * weights).sum(), inputs)
-
-    for wanted, x in zip(*without_and_with_the_loop(solve, calls), strict=True):
-        torch.testing.assert_close(x, wanted, rtol=2e-5, atol=2e-5)
-
-
-JOINT = {
-    "plain": {},
-    "dropout": {"causal": True, "dropout_p": 0.3, "seed": SEED, "site": 3},
-    "lengths": {"key_lengths": torch.tensor([0, 31]), "dropout_p": 0.3, "seed": SEED},
-    "a mask": {"mask": torch.rand(B, 1, 1, 37, generator=torch.Generator().manual_seed(1)) < 0.4},
-}
 LAYOUTS = {
     "batch first": lambda x: x,
     "positions first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
@@ -176,107 +152,127 @@ LAYOUTS = {
     "numbers first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
     "at an odd address": lambda x: torch.nn.functional.pad(x.flatten(), (1, 0))[1:].view(x.shape),
 }
+JOINT = {
+    "plain": {},
+    "dropout": {"causal": True, "dropout_p": 0.3, "seed": SEED, "site": 3},
+    "lengths": {"key_lengths": torch.tensor([0, 31]), "dropout_p": 0.3, "seed": SEED},
+    "a mask": {"mask": torch.rand(B, 1, 1, 37, generator=torch.Generator().manual_seed(1)) < 0.4},
+}
+STARTS = torch.tensor([0, 37, 37, 60])
 
 
-def joint_tensors(cross: bool, *rows: int) -> list[torch.Tensor]:
-    """Packed projections: (*rows, 3, H, D), or with cross (*rows, 2, Hk, D) and a query (*rows, H, D)."""
-    return [torch.randn(*rows, 2, 2, D), torch.randn(*rows, H, D)] if cross else [torch.randn(*rows, 3, H, D)]
+def compare_joint(computed, layout: str, cross: bool, lead: tuple[int, ...], expected) -> None:
+    """Assert that computed() and its gradients match expected() in float64, on packed projections of a layout.
 
-
-def heads_of(joint: torch.Tensor, query: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-    parts = joint.unbind(-3)
-    return parts if query is None else (query, *parts)
-
-
-def compare(computed, inputs, expected, probe) -> tuple[torch.Tensor, ...]:
-    """The gradients of computed(*inputs); asserts that they and the output match expected() in float64."""
+    (*lead, 3, H, D), or with cross (*lead, 2, 2, D) and a query (*lead, H, D); expected() takes query, key and value.
+    """
+    shapes = [(*lead, 2, 2, D), (*lead, H, D)] if cross else [(*lead, 3, H, D)]
+    inputs, probe = (
+        [LAYOUTS[layout](torch.randn(shape)).requires_grad_() for shape in shapes],
+        torch.randn(*lead, H * D),
+    )
     wide = [x.detach().double().requires_grad_() for x in inputs]
-    wanted, output = expected(*wide), computed(*inputs)
+    wanted, output = expected(*wide[1:], *wide[0].unbind(-3)), computed(*inputs)
     gradients = torch.autograd.grad(output, inputs, probe)
     theirs = torch.autograd.grad(wanted, wide, probe.double())
     for x, y in zip((output, *gradients), (wanted, *theirs), strict=True):
         torch.testing.assert_close(x, y.float(), rtol=2e-5, atol=2e-5)
-    return gradients
+    if layout in ("batch first", "positions first"):
+        assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs, strict=True))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("case", JOINT)
 def test_gradients_of_packed_projections_have_their_layout(case, cross, layout, calls):
-    tensors = joint_tensors(cross, B, 37)
-    probe = torch.randn(B, 37, H * D)
-
-    def expected(*inputs):
-        heads = (x.transpose(1, 2) for x in heads_of(*inputs))
+    def expected(*heads):
+        heads = (x.transpose(1, 2) for x in heads)
         return reference.attention(*heads, **JOINT[case])[0].transpose(1, 2).flatten(2)
 
-    inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
-    gradients = compare(lambda *x: F.packed_qkv_attention(*x, **JOINT[case]), inputs, expected, probe)
+    compare_joint(lambda *x: F.packed_qkv_attention(*x, **JOINT[case]), layout, cross, (B, 37), expected)
     assert len(calls) == 1
-    if layout in ("batch first", "positions first"):
-        assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs, strict=True))
 
 
 @pytest.mark.parametrize("covered", [False, True], ids=["filler", "covered"])
 @pytest.mark.parametrize("layout", [each for each in LAYOUTS if each != "positions first"])
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("options", [{}, {"causal": True, "dropout_p": 0.3, "seed": SEED}], ids=["plain", "dropout"])
-def test_packed_projections_of_packed_sequences_match_each_sequence(options, cross, layout, covered, calls):
-    starts = torch.tensor([0, 37, 37, 60])
-    tensors = joint_tensors(cross, 60 if covered else 64)
-    probe = torch.randn(len(tensors[0]), H * D)
+@pytest.mark.parametrize("case", ["plain", "dropout"])
+def test_packed_projections_of_packed_sequences_match_each_sequence(case, cross, layout, covered, calls):
+    options, rows = {key: value for key, value in JOINT[case].items() if key != "site"}, 60 if covered else 64
 
-    def expected(*inputs):
-        length, sizes = 40, starts.diff()
-        index = (starts[:-1, None] + torch.arange(length)).clamp(max=59)
-        heads = (x[index].transpose(1, 2) for x in heads_of(*inputs))
+    def expected(*heads):
+        length, sizes = 40, STARTS.diff()
+        index = (STARTS[:-1, None] + torch.arange(length)).clamp(max=59)
+        heads = (x[index].transpose(1, 2) for x in heads)
         output = reference.attention(*heads, key_lengths=sizes, **options)[0].transpose(1, 2).flatten(2)
-        rows = output[torch.arange(length) < sizes[:, None]]
-        return torch.nn.functional.pad(rows, (0, 0, 0, len(inputs[0]) - 60))
+        return torch.nn.functional.pad(output[torch.arange(length) < sizes[:, None]], (0, 0, 0, rows - 60))
 
     def computed(joint, query=None):
-        return F.varlen_packed_qkv_attention(joint, query, starts, starts, 40, 40, covered=covered, **options)
+        return F.varlen_packed_qkv_attention(joint, query, STARTS, STARTS, 40, 40, covered=covered, **options)
 
-    compare(computed, [LAYOUTS[layout](x).requires_grad_() for x in tensors], expected, probe)
+    compare_joint(computed, layout, cross, (rows,), expected)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True}, {"causal": "bottom_right", "window": (9, None)}, {"dropout_p": 0.3, "seed": SEED},
+    {"sinks": torch.tensor(SINKS), "softcap": 2.0},
+], ids=str)  # fmt: skip
+def test_packed_sequences_match_padded_rows(options, calls):
+    cu_seqlens_k = torch.tensor([0, 45, 46, 46])
+    q, k, v = torch.randn(64, H, D), torch.randn(50, 2, D), torch.randn(50, 2, DV)
+
+    def solve():
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        output = F.varlen_attention(*inputs, STARTS, cu_seqlens_k, 40, 50, **options)
+        weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
+        return output, *torch.autograd.grad((output * weights).sum(), inputs)
+
+    for wanted, x in zip(*without_and_with_the_loop(solve, calls), strict=True):
+        torch.testing.assert_close(x, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["self", "memory"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_multihead_attention_uses_the_loop(memory, causal, calls):
-    ours, theirs = MultiheadAttention(64, 4), torch.nn.MultiheadAttention(64, 4)
-    theirs.load_state_dict(ours.state_dict())
-    x, probe = torch.randn(37, B, 64), torch.randn(37, B, 64)
-    y = torch.randn(37, B, 64) if memory else x
-    hidden = torch.ones(37, 37).triu(1).bool() if causal else None
+    module = MultiheadAttention(64, 4)
+    x, y, probe = (torch.randn(37, B, 64) for _ in range(3))
 
-    def solve(module):
+    def solve():
         leaf = x.clone().requires_grad_()
         keys = y if memory else leaf
-        output = module(leaf, keys, keys, need_weights=False, attn_mask=hidden, is_causal=causal)[0]
+        output = module(leaf, keys, keys, need_weights=False, is_causal=causal)[0]
         return output, *torch.autograd.grad(output, (leaf, *module.parameters()), probe)
 
-    for actual, wanted in zip(solve(ours), solve(theirs), strict=True):
+    for wanted, actual in zip(*without_and_with_the_loop(solve, calls), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_training_step_uses_the_loop(packed, calls):
+def test_a_training_step_uses_the_loop_and_saves_weights_only_for_gradients(packed, calls, monkeypatch):
     config = TransformerConfig(
         vocab_size=20, d_model=64, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, dropout=0.0
     )
-    model = Transformer(config).train()
+    model, saved, forward = Transformer(config).train(), [], attention_pass.forward
     tokens, lengths = torch.randint(1, 20, (B, 37)), torch.tensor([30, 37])
     sums = {"packed_tokens": (67, 67)} if packed else {}
 
+    def loss_of():
+        return model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
+
     def step():
-        loss = model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
+        loss = loss_of()
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
     for wanted, actual in zip(*without_and_with_the_loop(step, calls), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     assert len(calls) == 5
+    monkeypatch.setattr(attention_pass, "forward", lambda *call: saved.append(call[3] is not None) or forward(*call))
+    for enabled in (False, True, False):
+        with torch.set_grad_enabled(enabled):
+            loss_of()
+    assert saved == [False] * 5 + [True] * 5 + [False] * 5
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 16, 17, 30, 32])
@@ -292,20 +288,3 @@ def test_packing_reads_and_writes_within_bounds(rows, size):
     filled = np.pad(numbers, ((0, panels * tiles.PANEL - rows), (0, 0))).reshape(panels, tiles.PANEL, size)
     assert (out[:-8].reshape(panels, size, tiles.PANEL) == filled.transpose(0, 2, 1)).all()
     assert (out[-8:] == 7).all()
-
-
-def test_a_stack_saves_weights_only_with_gradients(monkeypatch):
-    config = TransformerConfig(vocab_size=31, d_model=128, heads=4, d_ff=64, encoder_layers=1, decoder_layers=1)
-    model, saved, forward = Transformer(config), [], attention_pass.forward
-
-    def record(call, output, lse, weights):
-        saved.append(weights is not None)
-        forward(call, output, lse, weights)
-
-    monkeypatch.setattr(attention_pass, "forward", record)
-    tokens = torch.randint(4, 31, (16, 33))
-    for expected in (False, True, False):
-        with torch.set_grad_enabled(expected):
-            model.loss(tokens, tokens[:, :-1], tokens[:, 1:])
-        assert saved == [expected] * 3
-        saved.clear()

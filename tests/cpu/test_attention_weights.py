@@ -16,6 +16,10 @@ B, H, L, S, D = 3, 4, 160, 37, 32
 SEED = torch.tensor([-(2**62) - 12345])
 needs_pairs = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs AVX512_BF16")
 
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.whole)], ids=str
+)
+
 
 def options(lengths=None, causal=False, offset=0, mask=None, p=0.0):
     lengths = None if lengths is None else torch.tensor(lengths)
@@ -60,7 +64,7 @@ def check(case, dtype, key_heads, layout="heads last"):
     torch.testing.assert_close(gradient, expected_gradient, rtol=tolerance(dtype), atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@dtypes
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_their_gradient_are_those_of_pytorch(case, dtype):
     check(CASES[case], dtype, H)
@@ -73,7 +77,7 @@ def test_bfloat16_and_pairs_of_it_in_any_layout(pairs, layout, monkeypatch):
     check(CASES["lengths"], torch.bfloat16, 2, layout)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@dtypes
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_infinities_and_nan_propagate_as_in_pytorch(value, dtype):
     query, key = heads(dtype, H, L), heads(dtype, H, S, 2)

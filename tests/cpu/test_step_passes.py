@@ -13,6 +13,10 @@ pytest.importorskip("numba")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BOUND = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+compiled = pytest.mark.parametrize(
+    "dtype", [*DTYPES[:2], pytest.param(DTYPES[2], marks=pytest.mark.whole)], ids=lambda each: str(each)[6:]
+)
+"""A loop takes seconds to compile for a dtype."""
 
 
 def close(actual, expected, factor=1):
@@ -26,7 +30,7 @@ def test_the_loops_are_usable_with_numba_for_cpu_tensors_of_their_dtypes():
     assert not step_passes.takes(torch.zeros(1, device="meta"))
 
 
-@dtypes
+@compiled
 @pytest.mark.parametrize(("heads", "size", "position"), [(2, 16, 0), (3, 5, 1), (8, 64, 7), (1, 7, 30)])
 def test_attention_to_ancestors(dtype, heads, size, position):
     rows, places, capacity, width = 6, 9, 32, heads * size
@@ -53,7 +57,7 @@ def test_attention_to_ancestors(dtype, heads, size, position):
     assert torch.equal(found, torch.cat(alone))
 
 
-@dtypes
+@compiled
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 5), (8, 64)])
 def test_cross_attention_reads_no_padding(dtype, heads, size):
     lengths, sentences = torch.tensor([1, 11, 4]), torch.tensor([2, 0, 1, 1, 2]).int()
@@ -115,7 +119,7 @@ def test_nan_and_inf_propagate(dtype):
 
 
 @pytest.mark.sample(2)
-@dtypes
+@compiled
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("beam", [1, 5])
 def test_a_search_matches_one_without_the_loops(monkeypatch, dtype, norm_first, beam):

@@ -1,13 +1,10 @@
 """Attention over a cache equals attention, with every kernel."""
 
-from unittest import mock
-
 import pytest
 import torch
 
 from fasttfm import reference
 from fasttfm.functional import backend
-from fasttfm.models import cache
 from fasttfm.models.cache import AttentionCache, cached_attention
 
 
@@ -37,26 +34,3 @@ def test_new_positions_see_all_before_them_and_none_behind(pieces, route):
             outputs.append(kept.attend(query))
     expected = reference.attention(*inputs, causal=True)[0]
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
-def test_buffers_double_beyond_their_capacity():
-    kept, sizes, new = AttentionCache(grows=True, capacity=5), [], torch.randn(1, 1, 1, 4)
-    for _ in range(41):
-        kept.update(new, new)
-        sizes.append(kept._buffers[0].shape[2])
-    assert sorted(set(sizes)) == [5, 10, 20, 40, 80]
-
-
-def test_torchs_kernel_is_for_few_keys_without_gradients_or_padding():
-    query, keys = torch.randn(2, 2, 1, 8, requires_grad=True), torch.randn(2, 2, 5, 8)
-    kernel = cache.nnF.scaled_dot_product_attention
-    with mock.patch.object(cache.nnF, "scaled_dot_product_attention", side_effect=kernel) as called:
-        cached_attention(query, keys, keys).sum().backward()
-        assert query.grad is not None
-        with torch.no_grad():
-            cached_attention(query, keys, keys, torch.tensor([5, 3]))
-            cached_attention(query, *2 * [keys.repeat(1, 1, 4_000, 1)])
-            assert not called.called
-            cached_attention(query, keys, keys)
-            assert called.call_count == 1

@@ -59,11 +59,6 @@ def test_padding_may_be_longer_than_the_table_and_a_sentence_may_not(packed):
         loss(source, torch.tensor([7, 3]))
 
 
-def test_first_position_is_of_sinusoids():
-    with pytest.raises(ValueError, match="first_position 2 needs sinusoids"):
-        tiny(first_position=2)
-
-
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_search_ends_at_the_last_position(beam):
     model = tiny()

@@ -64,16 +64,24 @@ def test_a_change_after_the_first_pass_takes_effect(change, norm_first, side):
     assert not torch.equal(loss, before[0]) or change in ("another class", "a backward hook", "parametrisation")
 
 
-def test_nodes_run_again_after_a_hook_was_removed():
-    model, batch = model_and_batch()
+def test_nodes_run_again_after_a_change():
+    model, batch = model_and_batch(dropout=0.0)
     seen = []
     hook = model.encoder.layers[0].linear1.register_forward_hook(lambda *given: seen.append(1))
     loss_and_gradients(model, batch, "torch")
     assert seen == [1]
-    hook.remove()
-    with counted_nodes() as nodes:
-        loss_and_gradients(model, batch, "torch")
-    assert len(nodes) == 2
+    for change, dtype in (
+        (hook.remove, torch.float32),
+        (lambda: model.encoder.register_forward_hook(lambda module, given, output: None), torch.float32),  # the stack's
+        (model.double, torch.float64),
+        (model.float, torch.float32),
+    ):
+        model.zero_grad()
+        change()
+        with counted_nodes() as nodes:
+            loss, gradients = loss_and_gradients(model, batch, "torch")
+        assert len(nodes) == 2
+        assert loss.dtype == gradients["encoder.layers.0.linear1.weight"].dtype == dtype
     assert seen == [1]
 
 
@@ -101,63 +109,22 @@ def test_a_copy_is_independent(duplicate):
     torch.save(other, io.BytesIO())
 
 
-def test_a_converted_model_is_prepared_again():
-    model, batch = model_and_batch(dropout=0.0)
-    loss_and_gradients(model, batch, "torch")
-    model.double()
-    with counted_nodes() as nodes:
-        loss, gradients = loss_and_gradients(model, batch, "torch")
-    assert len(nodes) == 2
-    assert loss.dtype == gradients["encoder.layers.0.linear1.weight"].dtype == torch.float64
-    model.float()
-    loss_and_gradients(model, batch, "torch")
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("choice", ["torch", "triton"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "encoder.layers.0.linear1.bias", "decoder.layers.1.multihead_attn.in_proj_weight",
-        "decoder.layers.0.multihead_attn.in_proj_bias", "encoder.layers.1.self_attn.out_proj.weight",
-        "decoder.layers.0.norm2.weight",
-    ],
-)  # fmt: skip
-def test_a_parameter_that_does_not_train_has_no_gradient_and_changes_no_other(name, choice):
-    model, batch = model_and_batch(dropout=0.0)
-    _, every = loss_and_gradients(model, batch, choice)
-    frozen = dict(model.named_parameters())[name].requires_grad_(False)
-    frozen.grad = None
-    _, actual = loss_and_gradients(model, batch, choice)
-    assert actual.keys() == every.keys() - {name}
-    for other, gradient in actual.items():
-        torch.testing.assert_close(gradient, every[other], rtol=1e-5, atol=1e-6, msg=other)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 @pytest.mark.parametrize("choice", ["torch", "triton"])
-def test_two_forward_passes_before_a_backward_pass(choice, precision):
+def test_two_forward_passes_before_two_backward_passes(choice, precision):
     model, batch = model_and_batch(dropout=0.0)
     _, once = loss_and_gradients(model, batch, choice, precision)
     model.zero_grad()
     with backend(choice), torch.autocast("cpu", torch.bfloat16, enabled=precision is not None):
-        first, second = model.loss(*batch)[0], model.loss(*batch)[0]
-    (first + second).backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, 2 * once[name], rtol=2e-2 if precision else 1e-4, atol=1e-4)
-
-
-def test_a_retained_graph_allows_two_backward_passes():
-    model, batch = model_and_batch()
-    loss = model.loss(*batch)[0]
-    loss.backward(retain_graph=True)
-    first = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    loss.backward()
-    torch.testing.assert_close([p.grad for p in model.parameters()], first, rtol=0, atol=0)
+        both = model.loss(*batch)[0] + model.loss(*batch)[0]
+    for times, retain in ((2, True), (4, False)):
+        both.backward(retain_graph=retain)
+        for name, parameter in model.named_parameters():
+            bounds = {"rtol": 2e-2 if precision else 1e-4, "atol": 1e-4 * times}
+            torch.testing.assert_close(parameter.grad, times * once[name], **bounds)
     with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
+        both.backward()
 
 
 def test_a_parameter_changed_before_the_backward_pass_is_refused():
@@ -169,85 +136,86 @@ def test_a_parameter_changed_before_the_backward_pass_is_refused():
         loss.backward()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_second_derivatives_are_those_of_the_operators(norm_first):
+# ------------------------------------------------------------------------------- what operators compute, or refuse too
+
+
+def second_derivatives(norm_first):
     model, batch = model_and_batch(norm_first=norm_first, final_norm=norm_first, dropout=0.1, activation="gelu")
     model.double()
     parameters = [model.encoder.layers[0].linear1.weight, model.decoder.layers[1].norm1.bias]
-
-    def second() -> list[torch.Tensor]:
-        torch.manual_seed(1)
-        first = torch.autograd.grad(model.loss(*batch)[0], parameters, create_graph=True)
-        return torch.autograd.grad(sum(x.sin().sum() for x in first), parameters)
-
+    torch.manual_seed(1)
     with backend("torch"):
-        actual = second()
-        with without_nodes():
-            wanted = second()
-    torch.testing.assert_close(actual, wanted)
+        first = torch.autograd.grad(model.loss(*batch)[0], parameters, create_graph=True)
+    return torch.autograd.grad(sum(x.sin().sum() for x in first), parameters)
 
 
-def test_saved_tensors_may_live_elsewhere():
-    model, batch = model_and_batch()
-    expected = loss_and_gradients(model, batch, "torch")
-    packed = []
-
-    def pack(x):
-        packed.append(x.shape)
-        return x.to(torch.float64) if x.is_floating_point() else x.clone()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.float() if x.is_floating_point() else x):
-        actual = loss_and_gradients(model, batch, "torch")
-    assert packed
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
-def test_a_stack_that_is_hooked_itself_still_runs_nodes():
-    model, batch = model_and_batch()
-    model.encoder.register_forward_hook(lambda module, given, output: None)
-    with counted_nodes() as nodes:
-        loss_and_gradients(model, batch, "torch")
-    assert len(nodes) == 2
-
-
-def test_a_layer_that_is_used_twice_draws_other_masks_and_adds_its_gradients():
+def a_layer_used_twice():
+    """It draws other masks, and adds its gradients."""
     model, _ = model_and_batch(dropout=0.3, norm_first=True)
-    stack = stacks.Stack([model.encoder.layers[0]] * 2, None)
-    x = torch.randn(3, 5, 16)
-
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        stack.zero_grad()
-        y = stack(x, torch.tensor([5, 2, 3]), seed=torch.tensor([5]))
-        y.sin().sum().backward()
-        return y.detach(), stack.layers[0].linear1.weight.grad.clone()
-
-    actual = run()
-    with without_nodes():
-        wanted = run()
-    torch.testing.assert_close(actual, wanted)
+    stack, x = stacks.Stack([model.encoder.layers[0]] * 2, None), torch.randn(3, 5, 16)
+    y = stack(x, torch.tensor([5, 2, 3]), seed=torch.tensor([5]))
+    return y, *torch.autograd.grad(y.sin().sum(), stack.layers[0].linear1.weight)
 
 
-def test_without_gradients_a_stack_gives_the_same_output():
-    model, (source, target, _, *lengths) = model_and_batch(dropout=0.0)
-    expected = model(source, target, *lengths).detach()
-    with torch.no_grad():
-        torch.testing.assert_close(model(source, target, *lengths), expected)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(source, target, *lengths), expected)
+def a_network_narrowed_in_place():
+    model, batch = model_and_batch(dropout=0.0)
+    loss_and_gradients(model, batch, "triton")
+    for layer in model.encoder.layers:
+        for parameter in (layer.linear1.weight, layer.linear1.bias):
+            parameter.data = parameter.data[:8]
+        layer.linear2.weight.data = layer.linear2.weight.data[:, :8]
+    return loss_and_gradients(model, batch, "triton")
 
 
-def assert_as_operators(compute, *, refused=False):
-    """Assert that compute() gives the same tensors, or if refused raises the same error, with and without nodes."""
-    wanted, actual = _outcome(compute, without_nodes), _outcome(compute)
-    assert isinstance(wanted, str) == refused, wanted
-    if refused:
-        assert actual == wanted
-    else:
-        torch.testing.assert_close(actual, wanted)
+def buffers_in_place_of_parameters():
+    model, batch = model_and_batch(dropout=0.0)
+    for module in model.encoder.layers.modules():
+        for name, parameter in [*module._parameters.items()]:
+            delattr(module, name)
+            module.register_buffer(name, parameter.detach())
+    loss_and_gradients(model, batch, "torch")
+    linear = model.encoder.layers[0].linear1
+    linear.weight = 3 * linear.weight
+    return loss_and_gradients(model, batch, "torch")
 
 
-def _outcome(compute, around=contextlib.nullcontext):
+def batched_gradients(norm_first):
+    model, _ = model_and_batch(dropout=0.0, norm_first=norm_first)
+    x, memory = (torch.randn(2, 3, 16, requires_grad=True) for _ in range(2))
+    y, wanted = model.decoder(x, memory), [x, memory, model.decoder.layers[0].linear1.weight]
+    return torch.autograd.grad(y, wanted, torch.randn(4, 2, 3, 16), is_grads_batched=True)
+
+
+def no_memory():
+    return model_and_batch(dropout=0.0)[0].decoder(X, None)
+
+
+X = torch.ones(3, 6, 16)
+COMPUTED = {
+    "second derivatives": lambda: second_derivatives(False),
+    "second derivatives, pre-norm": lambda: second_derivatives(True),
+    "a layer used twice": a_layer_used_twice,
+    "a network narrowed in place": a_network_narrowed_in_place,
+    "buffers in place of parameters": buffers_in_place_of_parameters,
+    "batched gradients": lambda: batched_gradients(False),
+    "batched gradients, pre-norm": lambda: batched_gradients(True),
+    "no memory": no_memory,
+}
+REFUSED = {
+    "an int32 seed": lambda model: model.encoder(X, seed=torch.tensor([5], dtype=torch.int32)),
+    "a 0-d seed": lambda model: model.encoder(X, seed=torch.tensor(5)),
+    "a seed elsewhere": lambda model: model.encoder(X, seed=torch.tensor([5], device="meta")),
+    "lengths elsewhere": lambda model: model.encoder(X, torch.tensor([5, 2, 1], device="meta")),
+    "lengths in a list": lambda model: model.encoder(X, [5, 2, 1]),
+    "an input too many": lambda model: model.encoder(X, torch.tensor([5, 2, 1]), 3),
+    "no memory given": lambda model: model.decoder(X),
+    "nothing": lambda model: model.encoder(None),
+}
+
+
+def outcome(compute, around=contextlib.nullcontext):
+    """The tensors that compute() returns, or the error that it raises."""
+    torch.manual_seed(4)
     with around():
         try:
             return compute()
@@ -255,80 +223,34 @@ def _outcome(compute, around=contextlib.nullcontext):
             return f"{type(error).__name__}: {error}"
 
 
-def test_a_network_narrowed_in_place_is_noticed():
-    def run():
-        model, batch = model_and_batch(dropout=0.0)
-        loss_and_gradients(model, batch, "triton")
-        for layer in model.encoder.layers:
-            for parameter in (layer.linear1.weight, layer.linear1.bias):
-                parameter.data = parameter.data[:8]
-            layer.linear2.weight.data = layer.linear2.weight.data[:, :8]
-        return loss_and_gradients(model, batch, "triton")
-
-    assert_as_operators(run)
-
-
-def test_buffers_in_place_of_parameters_may_be_replaced():
-    def run():
-        model, batch = model_and_batch(dropout=0.0)
-        for module in model.encoder.layers.modules():
-            for name, parameter in [*module._parameters.items()]:
-                delattr(module, name)
-                module.register_buffer(name, parameter.detach())
-        loss_and_gradients(model, batch, "torch")
-        linear = model.encoder.layers[0].linear1
-        linear.weight = 3 * linear.weight
-        return loss_and_gradients(model, batch, "torch")
-
-    assert_as_operators(run)
-
-
-X = torch.ones(3, 6, 16)
-WRONG = {
-    "an int32 seed": lambda model: model.encoder(X, seed=torch.tensor([5], dtype=torch.int32)),
-    "a 0-d seed": lambda model: model.encoder(X, seed=torch.tensor(5)),
-    "a seed elsewhere": lambda model: model.encoder(X, seed=torch.tensor([5], device="meta")),
-    "lengths elsewhere": lambda model: model.encoder(X, torch.tensor([5, 2, 1], device="meta")),
-    "lengths in a list": lambda model: model.encoder(X, [5, 2, 1]),
-    "an input too many": lambda model: model.encoder(X, torch.tensor([5, 2, 1]), 3),
-    "no memory": lambda model: model.decoder(X),
-    "nothing": lambda model: model.encoder(None),
-}
+@pytest.mark.parametrize("name", COMPUTED)
+def test_results_are_those_of_the_operators(name):
+    wanted = outcome(COMPUTED[name], without_nodes)
+    assert not isinstance(wanted, str), wanted
+    torch.testing.assert_close(outcome(COMPUTED[name]), wanted)
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_arguments_are_refused_as_by_the_operators(wrong):
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_arguments_are_refused_as_by_the_operators(name):
     def run():
         model, _ = model_and_batch(dropout=0.3)
         model.encoder(X, torch.tensor([5, 2, 1]), seed=torch.tensor([5]))
-        return WRONG[wrong](model)
+        return REFUSED[name](model)
 
-    assert_as_operators(run, refused=True)
-
-
-def test_a_decoder_without_memory_is_computed_by_operators():
-    model, _ = model_and_batch(dropout=0.0)
-    assert_as_operators(lambda: model.decoder(X, None))
+    wanted = outcome(run, without_nodes)
+    assert isinstance(wanted, str)
+    assert outcome(run) == wanted
 
 
-def test_a_model_on_the_meta_device_gives_shapes():
-    model, batch = model_and_batch()
-    model(*batch[:2], *batch[3:])
+def test_without_gradients_and_on_meta_a_stack_gives_the_same_output():
+    model, (source, target, _, *lengths) = model_and_batch(dropout=0.0)
+    expected = model(source, target, *lengths).detach()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            torch.testing.assert_close(model(source, target, *lengths), expected)
     model.to("meta")
-    logits = model(*(x.to("meta") for x in (*batch[:2], *batch[3:])))
-    assert logits.shape == (3, 5, 31)
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_batched_gradients(norm_first):
-    def run():
-        model, _ = model_and_batch(dropout=0.0, norm_first=norm_first)
-        x, memory = (torch.randn(2, 3, 16, requires_grad=True) for _ in range(2))
-        y, wanted = model.decoder(x, memory), [x, memory, model.decoder.layers[0].linear1.weight]
-        return torch.autograd.grad(y, wanted, torch.randn(4, 2, 3, 16), is_grads_batched=True)
-
-    assert_as_operators(run)
+    assert model(*(x.to("meta") for x in (source, target, *lengths))).shape == expected.shape
 
 
 def test_a_gradient_with_a_graph_is_as_precise_under_autocast():

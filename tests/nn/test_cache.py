@@ -1,6 +1,7 @@
 """TransformerDecoder's cache: token-by-token decoding equals one causal pass."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,61 +56,57 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, **rounding)  # type: ignore[arg-type]
 
 
-@pytest.mark.sample(4)
+def prepared(cache: DecoderCache) -> bool:
+    """Return whether the last step used prepared calls."""
+    return cache._step is not None
+
+
+PLAIN: list[dict[str, Any]] = [
+    {}, {"norm_first": True}, {"norm_first": True, "norm": False}, {"bias": False, "activation": "gelu"},
+    {"batch_first": False, "norm": False, "activation": torch.sigmoid},
+]  # fmt: skip
+
+
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("chunks", [(1,) * L, (3, 1, 1, 2), (L,)])
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("unbatched", [False, True])
+@pytest.mark.parametrize("options", PLAIN, ids=str)
 @torch.no_grad()
-def test_pieces_give_the_full_pass(batch_first: bool, norm_first: bool, chunks: tuple[int, ...]) -> None:
-    model = decoder(batch_first=batch_first, norm_first=norm_first)
-    tgt, memory = (rand(N, L, E), rand(N, S, E)) if batch_first else (rand(L, N, E), rand(S, N, E))
-    hidden = padding(5, 2, 4)
-    full = whole(model, tgt, memory, memory_key_padding_mask=hidden)
-    cache, dim = DecoderCache(), int(batch_first)
-    pieces = [model(x, memory, memory_key_padding_mask=hidden, cache=cache) for x in tgt.split(list(chunks), dim)]
-    close(torch.cat(pieces, dim), full)
+def test_pieces_give_the_full_pass(
+    options: dict[str, Any], unbatched: bool, chunks: tuple[int, ...], route: str
+) -> None:
+    """The cache outgrows its capacity. Steps are prepared where kernels compute, once it holds the memory's keys."""
+    model, first = decoder(**{"batch_first": True, **options}), options.get("batch_first", True)
+    shape = (-1, E) if unbatched else (N, -1, E) if first else (-1, N, E)
+    tgt, memory = (rand(*[length if n < 0 else n for n in shape]) for length in (L, S))
+    cache, dim, pieces = DecoderCache(capacity=2), shape.index(-1), []
+    for position, piece in enumerate(tgt.split(list(chunks), dim)):
+        pieces.append(model(piece, memory, cache=cache))
+        single = chunks[position] == 1 and not unbatched
+        assert prepared(cache) == (route == "triton" and position > 0 and single)
+    close(torch.cat(pieces, dim), whole(model, tgt, memory))
     assert cache.length == L
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("kind", ["target padding and a memory mask", "a causal memory", "a target mask"])
 @torch.no_grad()
-def test_unbatched_pieces() -> None:
-    model = decoder()
-    tgt, memory, cache = rand(L, E), rand(S, E), DecoderCache()
-    pieces = [model(row[None], memory, cache=cache) for row in tgt]
-    close(torch.cat(pieces), whole(model, tgt, memory))
-
-
-@torch.no_grad()
-def test_target_padding_and_memory_masks_count_all_positions() -> None:
+def test_masks_count_all_positions(kind: str) -> None:
+    """A target mask replaces causality."""
     model = decoder(batch_first=True)
-    tgt, memory, hidden, across = rand(N, L, E), rand(N, S, E), hides_some(N, L), hides_some(L, S)
-    full = whole(model, tgt, memory, memory_mask=across, tgt_key_padding_mask=hidden)
-    cache, pieces = DecoderCache(), []
-    for i, piece in enumerate(tgt.split(1, 1)):
-        masks = {"memory_mask": across[i : i + 1], "tgt_key_padding_mask": hidden[:, : i + 1]}
-        pieces.append(model(piece, memory, cache=cache, **masks))
-    close(torch.cat(pieces, 1), full)
-
-
-@torch.no_grad()
-def test_a_causal_memory_goes_on_where_it_was() -> None:
-    model = decoder(batch_first=True)
-    tgt, memory, cache = rand(N, L, E), rand(N, L, E), DecoderCache()
-    full = whole(model, tgt, memory, memory_is_causal=True)
-    pieces = [model(x, memory, memory_is_causal=True, cache=cache) for x in tgt.split([2, 1, 4], 1)]
-    close(torch.cat(pieces, 1), full)
-
-
-@torch.no_grad()
-def test_a_target_mask_replaces_causality() -> None:
-    model = decoder(batch_first=True)
-    tgt, memory, cache = rand(N, L, E), rand(N, S, E), DecoderCache()
+    tgt, memory, hidden, across = rand(N, L, E), rand(N, L, E), hides_some(N, L), hides_some(L, L)
     ones = torch.ones(L, L, dtype=torch.bool)
     window = ones.triu(1) | ones.tril(-3)
-    full = whole(model, tgt, memory, tgt_mask=window, tgt_is_causal=False)
-    pieces = [model(tgt[:, :4], memory, tgt_mask=window[:4, :4], cache=cache)]
-    pieces += [model(tgt[:, 4:], memory, tgt_mask=window[4:], cache=cache)]
-    close(torch.cat(pieces, 1), full)
+    masks: Callable[[int, int], dict[str, Any]] = {
+        "target padding and a memory mask": lambda a, b: {
+            "memory_mask": across[a:b], "tgt_key_padding_mask": hidden[:, :b]
+        },
+        "a causal memory": lambda a, b: {"memory_is_causal": True},
+        "a target mask": lambda a, b: {"tgt_mask": window[a:b, :b], "tgt_is_causal": False},
+    }[kind]  # fmt: skip
+    cache = DecoderCache()
+    pieces = [model(tgt[:, a:b], memory, cache=cache, **masks(a, b)) for a, b in itertools.pairwise((0, 3, 4, L))]
+    close(torch.cat(pieces, 1), whole(model, tgt, memory, **masks(0, L)))
 
 
 @torch.no_grad()
@@ -122,86 +119,24 @@ def test_the_memory_is_projected_once() -> None:
     close(torch.cat([first, repeated], 1), full)
 
 
-@pytest.mark.parametrize("memory_too", [True, False])
-@torch.no_grad()
-def test_reordered_rows_continue_the_selected_ones(memory_too: bool) -> None:
-    model = decoder(batch_first=True)
-    tgt, memory, cache = rand(N, 4, E), rand(N, S, E), DecoderCache()
-    if not memory_too:
-        memory = memory[:1].expand(N, S, E)  # rows of one sentence, as in a beam
-    model(tgt[:, :3], memory, cache=cache)
-    rows = torch.tensor([2, 0, 0, 1] if memory_too else [2, 0, 0])
-    cache.reorder(rows, memory=memory_too)
-    got = model(tgt[rows, 3:], memory[rows], cache=cache)
-    close(got, whole(model, tgt[rows], memory[rows])[:, 3:])
+def test_a_cache_is_refused_where_it_would_be_wrong() -> None:
+    """torch.nn's own forward, which computes subclasses of tensors, has none: each position would see itself alone."""
+    model, memory, tgt = decoder(batch_first=True), rand(N, S, E), rand(N, 1, E)
+    with pytest.raises(ValueError, match=r"cache.*torch\.no_grad"):
+        model(tgt, memory, cache=DecoderCache())
+    with torch.no_grad(), pytest.raises(ValueError, match="cache does not go with tensor subclasses"):
+        model(TwoTensor(tgt, tgt), memory, cache=DecoderCache())
+    theirs = fasttfm.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(E, H), 1)
+    with pytest.raises(TypeError, match=r"fasttfm\.nn\.TransformerDecoderLayer"):
+        theirs(tgt, memory, cache=DecoderCache())
+    no_layers = fasttfm.nn.TransformerDecoder(fasttfm.nn.TransformerDecoderLayer(E, H), 0)
+    assert torch.equal(no_layers(tgt, memory, cache=DecoderCache()), tgt)
+
+
+MOVES = [[2, 0, 1], [1, 1, 0], [0, 2, 2], [2, 1], [1, 0], [0, 1, 1, 0], [3, 0, 2, 2], [0, 1, 3, 2]]
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("capacity", [None, 2, 64])
-@torch.no_grad()
-def test_the_cache_grows_beyond_its_capacity(capacity: int | None) -> None:
-    model = decoder(batch_first=True)
-    tgt, memory, cache = rand(1, 40, E), rand(1, S, E), DecoderCache(capacity)
-    pieces = [model(x, memory, cache=cache) for x in tgt.split(1, 1)]
-    close(torch.cat(pieces, 1), whole(model, tgt, memory))
-
-
-def test_a_cache_refuses_gradients() -> None:
-    model = decoder(batch_first=True)
-    with pytest.raises(ValueError, match=r"cache.*torch\.no_grad"):
-        model(rand(N, 1, E), rand(N, S, E), cache=DecoderCache())
-
-
-@torch.no_grad()
-def test_a_cache_refuses_tensors_that_torch_computes() -> None:
-    """torch.nn's own forward has no cache: each position would see itself alone."""
-    model, memory, tgt = decoder(batch_first=True), rand(N, S, E), rand(N, 1, E)
-    with pytest.raises(ValueError, match="cache does not go with tensor subclasses"):
-        model(TwoTensor(tgt, tgt), memory, cache=DecoderCache())
-
-
-@torch.no_grad()
-def test_a_decoder_without_layers_may_have_a_cache() -> None:
-    model, x = fasttfm.nn.TransformerDecoder(fasttfm.nn.TransformerDecoderLayer(E, H), 0), rand(1, N, E)
-    assert torch.equal(model(x, rand(S, N, E), cache=DecoderCache()), x)
-
-
-def test_layers_without_a_cache_are_named() -> None:
-    model = fasttfm.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(E, H), 1)
-    with pytest.raises(TypeError, match=r"fasttfm\.nn\.TransformerDecoderLayer"):
-        model(rand(1, 1, E), rand(S, 1, E), cache=DecoderCache())
-
-
-def prepared(cache: DecoderCache) -> bool:
-    """Return whether the last step used prepared calls."""
-    return cache._step is not None
-
-
-PLAIN: list[dict[str, Any]] = [
-    {}, {"norm_first": True}, {"norm_first": True, "norm": False}, {"bias": False, "activation": "gelu"},
-    {"batch_first": False, "norm": False, "activation": torch.sigmoid},
-]  # fmt: skip
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("options", PLAIN)
-@torch.no_grad()
-def test_steps_are_prepared_where_kernels_compute(options: dict[str, Any], route: str) -> None:
-    model = decoder(**{"batch_first": True, **options})
-    tgt, memory, cache = rand(N, L, E), rand(N, S, E), DecoderCache()
-    if not options.get("batch_first", True):
-        tgt, memory = tgt.transpose(0, 1), memory.transpose(0, 1)
-    dim = int(options.get("batch_first", True))
-    first, *others = tgt.split(1, dim)
-    pieces = [model(first, memory, cache=cache)]
-    assert not prepared(cache)  # the layers compute the memory's keys
-    for piece in others:
-        pieces.append(model(piece, memory, cache=cache))
-        assert prepared(cache) == (route == "triton")
-    close(torch.cat(pieces, dim), whole(model, tgt, memory))
-
-
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(("capacity", "memory_too"), [(None, True), (30, False)])
 @torch.no_grad()
 def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bool) -> None:
@@ -210,10 +145,12 @@ def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bo
     past = rand(N, 1, E)
     memory = rand(N, S, E) if memory_too else rand(1, S, E).expand(N, S, E)
     model(past, memory, cache=cache)
-    for number, rows in enumerate([[2, 0, 1], [1, 1, 0], [0, 2, 2], [2, 1], [1, 0], [0, 1, 1, 0], [3, 0, 2, 2]] * 2):
+    for number, rows in enumerate(
+        [[2, 0, 1], [1, 1, 0], [0, 2, 2], [2, 1], [1, 0], [0, 1, 1, 0], [3, 0, 2, 2], [0, 1, 3, 2]]
+    ):
         index = torch.tensor(rows)
         cache.reorder(index, memory=memory_too or len(rows) != len(past))
-        new = rand(len(rows), 2 if number == 9 else 1, E)
+        new = rand(len(rows), 2 if number == 6 else 1, E)
         past, memory = torch.cat([past[index % len(past)], new], 1), memory[index % len(past)]
         got = model(new, memory, cache=cache)
         assert cache.length == past.shape[1]
@@ -235,24 +172,28 @@ NOT_PLAIN: dict[str, Callable[[Any], object]] = {
         "self_attn", lambda: fasttfm.nn.MultiheadAttention(E, H, add_bias_kv=True, batch_first=True)
     ),
     "a weight with gaps": lambda model: setattr(model.layers[1].norm1.weight, "data", torch.randn(2 * E)[::2]),
-    "training": lambda model: None,
+    "training": lambda model: model.train(),
+}
+STILL_PLAIN: dict[str, Callable[[Any], object]] = {
+    "other numbers": lambda model: [parameter.mul_(0.7) for parameter in model.parameters()],
+    "other memory": lambda model: [setattr(each, "data", each.data * 0.7) for each in model.parameters()],
 }
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("change", NOT_PLAIN)
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("change", [*NOT_PLAIN, *STILL_PLAIN])
 @torch.no_grad()
-def test_layers_that_are_not_plain_are_called(change: str, route: str) -> None:
-    """Changed before the first step, and between two steps."""
+def test_changed_layers_are_used_as_they_are_now(change: str, route: str) -> None:
+    """Changed before the first step, and between two steps; layers that are not plain are called."""
     for when in (0, 3) if change != "other heads" else (0,):
         model = decoder(batch_first=True, dropout=0.0)
         tgt, memory, ours, theirs = rand(N, 5, E), rand(N, S, E), DecoderCache(), DecoderCache()
         for position, piece in enumerate(tgt.split(1, 1)):
             if position == when:
-                NOT_PLAIN[change](model)
-                model.train(change == "training")
+                (NOT_PLAIN | STILL_PLAIN)[change](model)
             got = model(piece, memory, cache=ours)
-            assert prepared(ours) == (route == "triton" and 0 < position < when)
+            plain = change in STILL_PLAIN or position < when
+            assert prepared(ours) == (route == "triton" and position > 0 and plain)
             with backend("torch"):
                 close(got, model(piece, memory, cache=theirs))
 
@@ -289,21 +230,6 @@ def test_steps_with_masks_and_wrong_inputs_call_the_layers(route: str) -> None:
         model(tgt[:, :1, 1:], memory, cache=cache)
     with pytest.raises(ValueError, match="must have one batch size"):
         model(tgt[:, :1], memory[:2], cache=cache)
-
-
-@pytest.mark.sample(2)
-@torch.no_grad()
-def test_changed_weights_are_used() -> None:
-    """Changed in place, and moved to other memory."""
-    model, tgt, memory = decoder(batch_first=True), rand(N, 5, E), rand(N, S, E)
-    caches = DecoderCache(), DecoderCache()
-    for position, piece in enumerate(tgt.split(1, 1)):
-        for parameter in model.parameters() if position > 2 else ():
-            parameter.mul_(0.7)
-            parameter.data = parameter.data.clone() if position > 3 else parameter.data
-        got = model(piece, memory, cache=caches[0])
-        with backend("torch"):
-            close(got, model(piece, memory, cache=caches[1]))
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Wrong input raises what torch.nn raises, as ValueError or TypeError, with a message that names the argument.
 
-Unsupported dtypes, lists and tensors on another device: functional/test_wrong_calls.py.
+Every argument of every module, wrong in every way: functional/test_wrong_calls.py.
 """
 
 from collections.abc import Callable
@@ -38,22 +38,19 @@ encoder = call(lambda nn: nn.TransformerEncoder(layer(nn, "Encoder"), 1))
 decoder = call(lambda nn: nn.TransformerDecoder(layer(nn, "Decoder"), 1))
 transformer = call(lambda nn: nn.Transformer(E, H, 1, 1, 16, batch_first=True))
 PRE_NORM = {"norm_first": True}
+LAYERS = ("TransformerEncoderLayer", "TransformerDecoderLayer", "Transformer")
 
 
-X, Y = z(B, L, E), z(B, S, E)
+X, Y, TWO_D = z(B, L, E), z(B, S, E), (z(L, E), z(S, E), z(S, E))
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     # constructors
     "embed_dim not divisible": (lambda nn: nn.MultiheadAttention(9, 2), "embed_dim 9.*num_heads 2"),
     "embed_dim zero": (lambda nn: nn.MultiheadAttention(0, 2), "embed_dim 0"),
     "num_heads negative": (lambda nn: nn.MultiheadAttention(8, -2), "num_heads -2"),
-    "d_model not divisible, encoder": (lambda nn: nn.TransformerEncoderLayer(9, 2), "d_model 9.*nhead 2"),
-    "d_model not divisible, decoder": (lambda nn: nn.TransformerDecoderLayer(9, 2), "d_model 9.*nhead 2"),
-    "d_model not divisible, transformer": (lambda nn: nn.Transformer(9, 2), "d_model 9.*nhead 2"),
+    **{f"d_model not divisible, {k}": (lambda nn, k=k: getattr(nn, k)(9, 2), "d_model 9.*nhead 2") for k in LAYERS},
+    **{f"activation, {k}": (lambda nn, k=k: getattr(nn, k)(8, 2, activation="swish"), "swish") for k in LAYERS},
     "dropout above one, encoder": (lambda nn: nn.TransformerEncoderLayer(8, 2, dropout=1.1), r"dropout is 1\.1"),
     "dropout negative, decoder": (lambda nn: nn.TransformerDecoderLayer(8, 2, dropout=-1), "dropout is -1"),
-    "activation unknown, encoder": (lambda nn: nn.TransformerEncoderLayer(8, 2, activation="swish"), "swish"),
-    "activation unknown, decoder": (lambda nn: nn.TransformerDecoderLayer(8, 2, activation="swish"), "swish"),
-    "activation unknown, transformer": (lambda nn: nn.Transformer(8, 2, activation="swish"), "swish"),
     # shapes of inputs
     "query 1-D": (lambda nn: mha(nn, z(E), z(E), z(E)), r"query \(8,\)"),
     "query 4-D": (lambda nn: mha(nn, z(1, B, L, E), Y, Y), "3-D"),
@@ -61,124 +58,49 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "value 2-D for query 3-D": (lambda nn: mha(nn, X, Y, z(S, E)), r"value \(4, 8\)"),
     "key 3-D for query 2-D": (lambda nn: mha(nn, z(L, E), Y, z(S, E)), r"key \(2, 4, 8\)"),
     "query too wide": (lambda nn: mha(nn, z(B, L, 9), Y, Y), r"query \(2, 3, 9\).*8 wide"),
-    "key too wide": (lambda nn: mha(nn, X, z(B, S, 9), z(B, S, 9)), r"key \(2, 4, 9\)"),
-    "value too narrow": (lambda nn: mha(nn, X, Y, z(B, S, 7)), r"value \(2, 4, 7\)"),
     "kdim": (lambda nn: mha(nn, X, Y, Y, options={"kdim": 5}), r"key \(2, 4, 8\).*kdim"),
     "vdim": (lambda nn: mha(nn, X, z(B, S, 5), Y, options={"kdim": 5, "vdim": 6}), r"value \(2, 4, 8\).*vdim"),
     "key and value lengths": (lambda nn: mha(nn, X, Y, z(B, S + 1, E)), "key.*value"),
     "batch sizes": (lambda nn: mha(nn, X, z(3, S, E), z(3, S, E)), "batch size"),
-    "batch sizes, sequence first": (
-        lambda nn: mha(nn, z(L, 2, E), z(S, 3, E), z(S, 3, E), options={"batch_first": False}),
-        "batch size",
-    ),
     # masks
-    "attn_mask 1-D": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(S)), r"attn_mask \(4,\)"),
     "attn_mask 4-D": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(B, H, L, S)), r"attn_mask \(2, 2, 3, 4\)"),
     "attn_mask transposed": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(S, L)), r"attn_mask \(4, 3\) must be \(3, 4\)"),
     "attn_mask 3-D of the batch alone": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(B, L, S)), r"\(4, 3, 4\)"),
     "attn_mask uint8": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(L, S, dtype=torch.uint8)), "uint8"),
-    "attn_mask 3-D for unbatched": (
-        lambda nn: mha(nn, z(L, E), z(S, E), z(S, E), attn_mask=z(5, L, S)),
-        r"attn_mask \(5, 3, 4\)",
-    ),
-    "padding 1-D": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(S).bool()), r"key_padding_mask \(4,\)"),
-    "padding 2-D for unbatched": (
-        lambda nn: mha(nn, z(L, E), z(S, E), z(S, E), key_padding_mask=z(1, S).bool()),
-        r"key_padding_mask \(1, 4\)",
-    ),
-    "padding of queries": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(B, L).bool()), r"\(2, 3\) must be \(2, 4\)"),
+    "attn_mask 3-D for unbatched": (lambda nn: mha(nn, *TWO_D, attn_mask=z(5, L, S)), r"attn_mask \(5, 3, 4\)"),
     "padding of another batch": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(3, S).bool()), r"\(3, 4\)"),
     # layers and stacks
     "src too wide": (lambda nn: encoder_layer(nn, z(B, L, 9)), r"src \(2, 3, 9\) must be 8 wide.*d_model"),
     "src too wide, pre-norm": (lambda nn: encoder_layer(nn, z(B, L, 9), options=PRE_NORM), r"src \(2, 3, 9\).*d_model"),
-    "src 1-D": (lambda nn: encoder_layer(nn, z(E)), r"src \(8,\).*3-D"),
     "src 4-D": (lambda nn: encoder_layer(nn, z(1, B, L, E)), r"src \(1, 2, 3, 8\).*3-D"),
     "src_mask shape": (lambda nn: encoder_layer(nn, X, src_mask=z(L, S)), r"src_mask \(3, 4\) must be \(3, 3\)"),
-    "src_mask of the batch alone": (
-        lambda nn: encoder_layer(nn, X, src_mask=z(B, L, L)),
-        r"src_mask \(2, 3, 3\) must be \(3, 3\) or \(4, 3, 3\)",
-    ),
-    "src padding shape": (
-        lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, S).bool()),
-        r"src_key_padding_mask \(2, 4\) must be \(2, 3\)",
-    ),
-    "src padding int": (
-        lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, L, dtype=torch.uint8)),
-        r"src_key_padding_mask has dtype torch\.uint8.*bool",
-    ),
     "encoder padding shape": (
         lambda nn: encoder(nn, X, src_key_padding_mask=z(B, S).bool()),
         r"src_key_padding_mask \(2, 4\) must be \(2, 3\)",
     ),
     "encoder mask shape": (lambda nn: encoder(nn, X, mask=z(S, S)), r"mask \(4, 4\) must be \(3, 3\)"),
-    "tgt too wide": (lambda nn: decoder_layer(nn, z(B, L, 9), Y), r"tgt \(2, 3, 9\) must be 8 wide.*d_model"),
-    "tgt too wide, pre-norm": (
-        lambda nn: decoder_layer(nn, z(B, L, 9), Y, options=PRE_NORM),
-        r"tgt \(2, 3, 9\) must be 8 wide.*d_model",
-    ),
     "memory too wide": (lambda nn: decoder_layer(nn, X, z(B, S, 9)), r"memory \(2, 4, 9\) must be 8 wide.*d_model"),
     "memory unbatched": (lambda nn: decoder_layer(nn, X, z(S, E)), r"memory \(4, 8\).*3-D"),
-    "memory of another batch": (
-        lambda nn: decoder_layer(nn, X, z(3, S, E)),
-        r"tgt \(2, 3, 8\) and memory \(3, 4, 8\).*batch size",
-    ),
-    "tgt_mask shape": (lambda nn: decoder_layer(nn, X, Y, tgt_mask=z(L, S)), r"tgt_mask \(3, 4\) must be \(3, 3\)"),
-    "memory_mask shape": (
-        lambda nn: decoder_layer(nn, X, Y, memory_mask=z(L, L)),
-        r"memory_mask \(3, 3\) must be \(3, 4\)",
-    ),
-    "tgt padding shape": (
-        lambda nn: decoder_layer(nn, X, Y, tgt_key_padding_mask=z(B, S).bool()),
-        r"tgt_key_padding_mask \(2, 4\) must be \(2, 3\)",
-    ),
-    "memory padding shape": (
-        lambda nn: decoder_layer(nn, X, Y, memory_key_padding_mask=z(B, L).bool()),
-        r"memory_key_padding_mask \(2, 3\) must be \(2, 4\)",
-    ),
+    "memory_mask shape": (lambda nn: decoder_layer(nn, X, Y, memory_mask=z(L, L)), r"memory_mask \(3, 3\) must be"),
     "decoder tgt_mask shape": (lambda nn: decoder(nn, X, Y, tgt_mask=z(S, S)), r"tgt_mask \(4, 4\) must be \(3, 3\)"),
-    "decoder memory width": (lambda nn: decoder(nn, X, z(B, S, 9)), r"memory \(2, 4, 9\) must be 8 wide"),
     "transformer batches": (lambda nn: transformer(nn, X, z(3, L, E)), "src.*tgt.*batch size"),
     "transformer src width": (lambda nn: transformer(nn, z(B, L, 9), X), r"src \(2, 3, 9\).*d_model"),
     "transformer tgt width": (lambda nn: transformer(nn, X, z(B, L, 9)), r"tgt \(2, 3, 9\).*d_model"),
-    "transformer src_mask": (lambda nn: transformer(nn, Y, X, src_mask=z(L, L)), r"src_mask \(3, 3\) must be \(4, 4\)"),
-    "transformer tgt_mask": (lambda nn: transformer(nn, Y, X, tgt_mask=z(S, S)), r"tgt_mask \(4, 4\) must be \(3, 3\)"),
-    "transformer memory_mask": (
-        lambda nn: transformer(nn, Y, X, memory_mask=z(S, L)),
-        r"memory_mask \(4, 3\) must be \(3, 4\)",
-    ),
-    "transformer src padding": (
-        lambda nn: transformer(nn, Y, X, src_key_padding_mask=z(B, L).bool()),
-        r"src_key_padding_mask \(2, 3\) must be \(2, 4\)",
-    ),
-    "transformer tgt padding": (
-        lambda nn: transformer(nn, Y, X, tgt_key_padding_mask=z(B, S).bool()),
-        r"tgt_key_padding_mask \(2, 4\) must be \(2, 3\)",
-    ),
-    "transformer memory padding": (
-        lambda nn: transformer(nn, Y, X, memory_key_padding_mask=z(B, L).bool()),
-        r"memory_key_padding_mask \(2, 3\) must be \(2, 4\)",
-    ),
     # dtypes
     "query float64": (
         lambda nn: mha(nn, X.double(), Y, Y),
         r"query has dtype torch\.float64.*module has torch\.float32",
     ),
-    "key float64": (lambda nn: mha(nn, X, Y.double(), Y.double()), r"key has dtype torch\.float64"),
     "value half": (lambda nn: mha(nn, X, Y, Y.half()), r"value has dtype torch\.float16"),
-    "src float64": (lambda nn: encoder_layer(nn, X.double()), r"src has dtype torch\.float64.*torch\.float32"),
     "src float64, pre-norm": (
         lambda nn: encoder_layer(nn, X.double(), options=PRE_NORM),
-        r"src has dtype torch\.float64",
+        r"src has .*float64",
     ),
     "tgt half": (lambda nn: decoder_layer(nn, X.half(), Y), r"tgt has dtype torch\.float16"),
     "memory float64": (lambda nn: decoder_layer(nn, X, Y.double()), r"memory has dtype torch\.float64"),
     # LayerNorm
-    "normalized_shape": (lambda nn: nn.LayerNorm(8)(z(2, 7)), r"\(2, 7\).*\(8,\)"),
-    "normalized_shape 2-D": (lambda nn: nn.LayerNorm((2, 8))(z(3, 8)), r"\(3, 8\).*\(2, 8\)"),
-    "norm of float64": (
-        lambda nn: nn.LayerNorm(8)(z(2, 8).double()),
-        r"input has dtype torch\.float64.*torch\.float32",
-    ),
+    "normalized_shape": (lambda nn: nn.LayerNorm((2, 8))(z(3, 8)), r"\(3, 8\).*\(2, 8\)"),
+    "norm of float64": (lambda nn: nn.LayerNorm(8)(z(2, 8).double()), r"input has dtype torch\.float64.*float32"),
     "norm of float32 by halves": (lambda nn: nn.LayerNorm(8).half()(z(2, 8)), r"torch\.float32.*torch\.float16"),
 }
 

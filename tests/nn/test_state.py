@@ -27,7 +27,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "TransformerDecoderLayer": LAYER,
     "Transformer": [{}, {"bias": False, "norm_first": True, "batch_first": True}, {"layer_norm_eps": 1e-3}],
 }  # fmt: skip
-CASES = [(name, options) for name, choices in OPTIONS.items() for options in choices]
 
 
 def pair(name: str, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -40,35 +39,23 @@ def pair(name: str, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
     return modules[0], modules[1]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_initial_values_and_keys_are_those_of_torch(name: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "options"), [(name, each) for name, choices in OPTIONS.items() for each in choices])
+def test_values_keys_and_representation_are_those_of_torch(name: str, options: dict[str, Any]) -> None:
     theirs, ours = pair(name, **options)
     expected, got = theirs.state_dict(), ours.state_dict()
     assert list(got) == list(expected)
     assert all(torch.equal(got[key], expected[key]) for key in expected)
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_state_dicts_load_both_ways(name: str, options: dict[str, Any]) -> None:
-    theirs, ours = pair(name, **options)
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter)
-    ours.load_state_dict(theirs.state_dict(), strict=True)
-    other = copy.deepcopy(theirs)
-    for parameter in other.parameters():
-        torch.nn.init.zeros_(parameter)
-    other.load_state_dict(ours.state_dict(), strict=True)
-    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), theirs.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_representation_and_class(name: str, options: dict[str, Any]) -> None:
-    theirs, ours = pair(name, **options)
     assert repr(ours) == repr(theirs)
     assert isinstance(ours, type(theirs))
     replaced = [type(m) for m in ours.modules() if type(m).__name__ in fasttfm.nn.__all__]
     assert all(kind.__module__.startswith("fasttfm.") for kind in replaced)
+    other = copy.deepcopy(theirs)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    other.load_state_dict(ours.state_dict(), strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), theirs.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "TransformerEncoder", "TransformerDecoder"])
@@ -93,13 +80,6 @@ def test_device_and_dtype(name: str) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(p.dtype == torch.float64 for p in ours.parameters())
-
-
-def test_reset_parameters_draws_again() -> None:
-    _, ours = pair("MultiheadAttention")
-    before = ours.in_proj_weight.clone()
-    ours._reset_parameters()
-    assert not torch.equal(ours.in_proj_weight, before)
 
 
 def test_layers_are_ours_even_if_the_names_in_torch_nn_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:

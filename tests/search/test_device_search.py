@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.host import function_calls
 from fasttfm.errors import UserError
 from fasttfm.functional import backend
-from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
 from fasttfm.search.device import capacity, engine
@@ -28,7 +27,7 @@ from fasttfm.search.device.state import NOTHING, Sizes, State
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.search.tasks import Task, Waiting
 
-from .device_cases import KINDS, VOCABULARY, a_case, assert_same, drawn, options, sources_of, transformer
+from .device_cases import KINDS, VOCABULARY, a_case, assert_same, drawn, sources_of, transformer
 from .small_models import model_of
 from .table_model import EOS
 
@@ -70,52 +69,13 @@ def test_a_reused_place_holds_nothing_of_its_previous_sentence(monkeypatch):
     assert_same(search_ids(model, sources, config), theirs)
 
 
-def test_sentences_join_with_their_own_options_and_leave(monkeypatch):
-    """Slots are reused while the search runs; beams of one width share an engine, whatever their penalties."""
-    draw = random.Random(5)
-    model, sources = transformer(draw), sources_of(draw, 40)
-    kinds = draw.choices(["beams", "beams", "sampling", "groups"], k=40)
-    configs = [DecodingConfig(**options(draw, kind)) for kind in kinds]
-    alone = [
-        search_ids(model, [source], config, numbers=[number])[0]
-        for number, (source, config) in enumerate(zip(sources, configs))
-    ]
-    gone, found, left = {3, 17, 31}, {}, list(range(40))
-    with inference(model):
-        running = DeviceSearch(model, DecodingConfig(batch_tokens=128))
-        while left or not running.idle:
-            for number in [left.pop() for _ in range(min(len(left), draw.choice([0, 1, 5])))]:
-                assert not running.join([Waiting(number, sources[number], number=number, config=configs[number])])
-            found.update(running.step())
-            running.drop(gone)
-    kept = [number for number in range(40) if number not in gone]
-    assert set(found) == set(kept)
-    assert_same([found[number] for number in kept], [alone[number] for number in kept])
-
-
-def an_engine(model, kernels=False, device=CPU, slots=3, **settings) -> Engine:
-    config = DecodingConfig(**settings)
-    rows = config.nbest if config.sampling else config.beam
-    sizes = Sizes(slots, rows, rows, 32, 32, 2 * slots, VOCABULARY)
-    return Engine(model, sizes, config, device, kernels=kernels, banned=((5,), (6, 7, 8)), selects=True)
+def an_engine(model, slots=3) -> Engine:
+    sizes = Sizes(slots, 4, 4, 32, 32, 2 * slots, VOCABULARY)
+    return Engine(model, sizes, DecodingConfig(), CPU, kernels=False, banned=((5,), (6, 7, 8)), selects=True)
 
 
 SAMPLING = {"sampling": True, "nbest": 4, "sampling_topk": 5}
 STEPS = [{}, {"beam": 1}, {"no_repeat_ngram": 2}, SAMPLING, {"diverse_beam_groups": 2}]
-
-
-@pytest.mark.parametrize("settings", STEPS)
-def test_a_step_reads_no_value_on_the_host(settings):
-    """Meta tensors have none to read."""
-    config = TransformerConfig(vocab_size=VOCABULARY, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2)
-    with torch.device("meta"):
-        model = Transformer(config).eval()
-    with torch.inference_mode():
-        searched = an_engine(model, device=torch.device("meta"), **settings)
-        for _ in range(2):
-            searched.step()
-        numbers = torch.zeros(4, dtype=torch.int64, device="meta")
-        searched._remember(numbers.new_zeros(4, 16), numbers, numbers)
 
 
 @pytest.mark.parametrize("settings", STEPS)

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, search_ids, translate_ids
@@ -12,24 +11,6 @@ from .table_model import EOS, Diverged, TableModel, by_hand, config, exhaustive
 
 pytestmark = pytest.mark.usefixtures("either_engine")
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 44)]
-
-
-def greedy_by_hand(model: TableModel, source: int, longest: int) -> list[int]:
-    target: tuple[int, ...] = ()
-    while len(target) < longest:
-        logits = model.logits(source, target)
-        token = max(range(EOS, model.vocab_size), key=logits.__getitem__)
-        if token == EOS:
-            break
-        target = (*target, token)
-    return list(target)
-
-
-def test_beam_one_is_greedy_search():
-    model = TableModel(vocab_size=12)
-    expected = [greedy_by_hand(model, source[0], longest=6) for source in SOURCES]
-    assert translate_ids(model, SOURCES, config(beam=1), max_tokens=40) == expected
-    assert {len(tokens) for tokens in expected} >= {1, 2, 3, 6}, "the table must give outputs of many lengths"
 
 
 @pytest.mark.sample(4)
@@ -46,38 +27,65 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
         assert [hypothesis.score for hypothesis in actual] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
+def groups_of(beam, groups, strength, **changes):
+    return {"beam": beam, "diverse_beam_groups": groups, "diverse_beam_strength": strength, "nbest": 6, **changes}
+
+
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize(
-    ("length_penalty", "beam"), [("wu", 4), ("power", 4), ("avg", 4), ("none", 4), ("wu", 64), ("avg", 64)]
+    "changes",
+    [
+        *({"length_penalty": penalty, "beam": 4} for penalty in ("wu", "power", "avg", "none")),
+        *({"length_penalty": penalty, "beam": 64} for penalty in ("wu", "avg")),
+        *(groups_of(6, groups, strength) for groups, strength in ((2, 0.5), (3, 2.0), (6, 0.3), (2, 0.0))),
+        groups_of(6, 3, 2.0, length_penalty="none"),
+    ],
+    ids=str,
 )
-def test_a_search_stops_when_nothing_better_can_follow_or_early_when_enough_have_ended(
-    length_penalty, beam, early_stopping
-):
-    """Compared with a beam search by hand, which without early_stopping runs to the longest output."""
-    model = TableModel(vocab_size=12)
-    settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8, early_stopping=early_stopping)
-    actual = search_ids(model, SOURCES, settings, max_tokens=40)
-    for source, hypotheses in zip(SOURCES, actual, strict=True):
+def test_a_search_equals_the_search_by_hand(changes, early_stopping):
+    """It stops when nothing better can follow; the search by hand, without early_stopping, at the longest output."""
+    model = TableModel(vocab_size=14)
+    settings = config(**{"nbest": 3, "max_len_b": 8, **changes}, early_stopping=early_stopping)
+    sources = SOURCES[:12]
+    for source, actual in zip(sources, search_ids(model, sources, settings, max_tokens=60), strict=True):
         expected = by_hand(model, source[0], 8, settings)
-        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
-    assert len(model.rows_computed) > 0
+        assert [each.tokens for each in actual] == [tokens for _, tokens in expected]
+        assert [each.score for each in actual] == pytest.approx([score for score, _ in expected], abs=1e-5)
+        of_the_best = model.log_probability(source[0], tuple(expected[0][1]))
+        assert actual[0].log_probability == pytest.approx(of_the_best, abs=1e-5)
 
 
-@pytest.mark.parametrize("phrases", [None, [[[5, 6]]]])
-def test_early_stopping_takes_fewer_steps_and_may_change_results(phrases):
-    results, rows = [], []
-    required = None if phrases is None else [phrases] * len(SOURCES)
+@pytest.mark.parametrize("groups", [2, 4])
+def test_other_options_work_with_groups(groups):
+    """Batches, prefixes, length limits, banned sequences, a vocabulary smaller than the beam."""
+    model, banned = TableModel(vocab_size=14), [[7], [8, 9]]
+    settings = config(beam=8, diverse_beam_groups=groups, nbest=3, min_len=2, no_repeat_ngram=1)
+    prefixes = [[5, 6][: number % 3] for number in range(len(SOURCES))]
+    actual = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=banned, max_tokens=10_000)
+    alone = [
+        search_ids(model, [source], settings, prefixes=[prefix], banned=banned)[0]
+        for source, prefix in zip(SOURCES, prefixes, strict=True)
+    ]
+    assert actual == alone
+    for hypotheses, prefix in zip(actual, prefixes, strict=True):
+        for tokens in (each.tokens for each in hypotheses):
+            assert tokens[: len(prefix)] == prefix
+            assert 2 <= len(tokens) <= 6
+            assert not any(holds(tokens, each) for each in banned)
+            assert len({*tokens}) == len(tokens)
+    small = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=8, diverse_beam_groups=groups, max_len_b=3))
+    assert all(small)
+
+
+def test_early_stopping_with_phrases_takes_fewer_steps():
+    results, rows, phrase = [], [], [5, 6]
     for early_stopping in (False, True):
         model = TableModel(vocab_size=12)
-        settings = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping)
-        results.append(search_ids(model, SOURCES, settings, max_tokens=10_000, required=required))
+        settings, required = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping), [[[phrase]]] * len(SOURCES)
+        results += search_ids(model, SOURCES, settings, max_tokens=10_000, required=required)
         rows.append(sum(model.rows_computed))
-    if phrases is None:
-        assert rows[1] < rows[0] / 2
-        assert results[0] != results[1]
-    else:
-        assert rows[1] < rows[0]
-        assert all(holds(hypotheses[0].tokens, [5, 6]) for each in results for hypotheses in each)
+    assert rows[1] < rows[0]
+    assert all(holds(hypotheses[0].tokens, phrase) for hypotheses in results)
 
 
 def test_finished_sentences_leave_the_batch_and_the_first_step_runs_one_row_a_sentence():
@@ -192,12 +200,6 @@ def test_a_prefix_may_contain_banned_sequences():
     assert not any(7 in each[0].tokens for each in actual)
 
 
-def test_the_training_mode_is_restored():
-    model = TableModel(12).train()
-    translate_ids(model, SOURCES[:2], config())
-    assert model.training
-
-
 def test_samples_depend_only_on_seed_and_number():
     model = TableModel(vocab_size=12)
     settings = config(sampling=True, nbest=3)
@@ -205,27 +207,6 @@ def test_samples_depend_only_on_seed_and_number():
     alone = [search_ids(model, [source], settings, numbers=[position])[0] for position, source in enumerate(SOURCES)]
     assert together == alone
     assert together != search_ids(model, SOURCES, config(sampling=True, nbest=3, sampling_seed=2))
-
-
-def test_samples_follow_the_distribution():
-    class Flat(TableModel):
-        def logits(self, source, target):
-            return [-100.0] * 3 + [-100.0] + [1.0, 2.0, 3.0, 0.0]
-
-    settings = config(sampling=True, nbest=4000, max_len_b=1)
-    drawn = [hypothesis.tokens[0] for hypothesis in search_ids(Flat(8), [[5, EOS]], settings)[0]]
-    expected = torch.tensor([1.0, 2.0, 3.0, 0.0]).softmax(0)
-    share = torch.bincount(torch.tensor(drawn), minlength=8)[4:] / 4000
-    torch.testing.assert_close(share, expected, atol=0.03, rtol=0)
-
-    def drawn_with(**changes):
-        actual = search_ids(Flat(8), [[5, EOS]], config(sampling=True, nbest=500, max_len_b=1, **changes))[0]
-        return {hypothesis.tokens[0] for hypothesis in actual}
-
-    assert drawn_with(sampling_topk=2) == {5, 6}
-    assert drawn_with(sampling_topp=0.6) == {6}, "0.64 alone reaches 0.6"
-    assert drawn_with(sampling_topp=0.7) == {5, 6}
-    assert drawn_with(temperature=0.01) == {6}
 
 
 @pytest.mark.parametrize(

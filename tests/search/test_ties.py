@@ -1,19 +1,21 @@
-"""Ties: the better hypothesis comes first, then the lower token; every search against the rule in plain Python."""
+"""Ties: the better hypothesis comes first, then the lower token; every search and top-k against the rule in Python."""
 
 import numpy as np
 import pytest
+import torch
 from numba_passes import skip_without
 
 from fasttfm.cpu import step_passes
 from fasttfm.search import search_ids
 from fasttfm.search.device.search import DeviceSearch
+from fasttfm.search.top_k import top_k
 
 from .device_tables import search_by
 from .table_model import EOS, TableCache, Tied, by_hand, config
 from .test_constrained import meets
-from .test_search import greedy_by_hand
 
 SOURCES = [[number, EOS] for number in range(20, 32)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(params=["numba", "torch", "device"])
@@ -57,6 +59,17 @@ def test_beams(passes, monkeypatch, vocab_size, changes, moves_nothing):
     assert found(model, settings) == expected(model, settings)
 
 
+def greedy_by_hand(model, source: int, longest: int) -> list[int]:
+    target: tuple[int, ...] = ()
+    while len(target) < longest:
+        logits = model.logits(source, target)
+        token = max(range(EOS, model.vocab_size), key=logits.__getitem__)
+        if token == EOS:
+            break
+        target = (*target, token)
+    return list(target)
+
+
 @pytest.mark.parametrize("vocab_size", [14, 1300])
 def test_greedy_search(passes, vocab_size):
     model = Tied(vocab_size)
@@ -65,11 +78,12 @@ def test_greedy_search(passes, vocab_size):
     assert actual == [[greedy_by_hand(model, source, 6)] for source, _ in sources_of(model)]
 
 
-@pytest.mark.parametrize("topk", [0, 3])
+@pytest.mark.parametrize(("topk", "topp"), [(0, 1.0), (3, 1.0), (0, 0.7), (5, 0.5)])
 @pytest.mark.parametrize("vocab_size", [14, 1300])
-def test_sampling(passes, vocab_size, topk):
+def test_sampling(passes, vocab_size, topk, topp):
     model = Tied(vocab_size)
-    actual = found(model, config(sampling=True, sampling_topk=topk, temperature=128.0, nbest=4, max_len_b=3))
+    chosen = {"sampling_topk": topk, "sampling_topp": topp, "temperature": 128.0}
+    actual = found(model, config(sampling=True, **chosen, nbest=4, max_len_b=3))
     for number, ((source, _), outputs) in enumerate(zip(sources_of(model), actual, strict=True)):
         uniform = np.random.default_rng([1, number]).random((4, 4))
         drawn = set()
@@ -79,7 +93,8 @@ def test_sampling(passes, vocab_size, topk):
                 values = model.logits(source, output)
                 best = sorted(range(EOS, vocab_size), key=lambda token: -values[token])[: topk or None]  # stable
                 mass = np.cumsum(np.exp([values[token] / 128 for token in best]))
-                token = best[int(np.searchsorted(mass, uniform[len(output), row] * mass[-1], side="right"))]
+                last = int(np.searchsorted(mass, topp * mass[-1]))  # the fewest that reach p
+                token = best[int(np.searchsorted(mass[: last + 1], uniform[len(output), row] * mass[last], "right"))]
                 if token == EOS:
                     break
                 output = (*output, token)
@@ -95,3 +110,48 @@ def test_required_phrases(requirements):
     for hypotheses, every in zip(actual, expected(model, settings), strict=True):
         assert len(every) == sum(3**length for length in range(5))
         assert hypotheses == [tokens for tokens in every if meets(tokens, requirements)]
+
+
+def by_rule(values: torch.Tensor, k: int) -> list[list[int]]:
+    return [sorted(range(len(row)), key=lambda place: -row[place])[:k] for row in values.tolist()]  # stable
+
+
+@pytest.mark.sample(15)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [8, 64, 1024, 1217, 8000])  # by blocks from 1024 on; 1217 leaves a tail
+@pytest.mark.parametrize("k", [1, 5, 8])
+def test_equal_values_are_ordered_by_index(width, k, dtype):
+    draw = torch.Generator().manual_seed(width * k)
+    levels = torch.randn(40, generator=draw)
+    few = [levels[:count][torch.randint(count, (7, width), generator=draw)] for count in (1, 3, 40)]
+    rare = torch.full((7, width), -torch.inf).index_fill_(1, torch.tensor([width - 1, width // 2, 3]), 0.0)
+    differ = torch.randn(7, width, generator=draw)
+    zeros, columns = torch.zeros(7, width).copysign(differ), differ.t().contiguous().t()
+    for values in (*few, rare, differ, torch.cat([differ, few[1]]), zeros, columns):
+        values = values.to(dtype)
+        best, places = top_k(values, k)
+        assert places.tolist() == by_rule(values, k)
+        assert torch.equal(best, values.gather(1, places))
+    assert top_k(few[1], width)[1].tolist() == by_rule(few[1], width)
+
+
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("width", [8, 8000])
+def test_nan_is_largest_and_other_devices_are_not_read(width, k):
+    values = torch.zeros(3, width)
+    values[1, 2:] = torch.nan
+    assert top_k(values, k)[0].isnan().tolist() == [[False] * k, [True] * k, [False] * k]
+    # A meta tensor has no values to read.
+    assert [part.shape for part in top_k(values.to("meta"), k)] == [(3, k), (3, k)]
+
+
+@pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
+@pytest.mark.parametrize("k", [1, 5])
+def test_the_compiled_pass_finds_the_likeliest_anywhere(k):
+    logits = torch.randn(7, 1000, generator=torch.Generator().manual_seed(k))
+    logits[1] = logits[1].round()
+    logits[2] = logits[2] * 1e-9  # equal as log-probabilities
+    best, tokens = step_passes.likeliest(logits, k, lambda values: None)
+    expected = logits.log_softmax(1)
+    torch.testing.assert_close(best, expected.gather(1, tokens))
+    assert tokens.tolist() == by_rule(expected, k)
