@@ -11,7 +11,7 @@ from torch.nn import functional as nnF
 
 from fasttfm.cpu import linear as module
 from fasttfm.cpu.linear import frozen, frozen_weights, linear
-from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 packs = pytest.mark.skipif(not module._packed_dtypes(), reason="needs oneDNN's prepacked weights")
@@ -213,13 +213,6 @@ def test_row_classes_contain_only_counts_of_one_summation_order(threads):
     assert classes("many", large=384) == classes("many")
     alone = classes("threads", large=384, with_threads=lambda rows: True)
     assert alone == RowClasses((*ROW_COUNTS, 384), one_thread=True)
-
-
-@pytest.mark.parametrize(
-    ("rows", "size"), [(1, 0), (256, 0), (257, 384), (385, 512), (1024, 1024), (1025, 640), (1500, 768), (9000, 1024)]
-)
-def test_many_rows_are_padded_little(rows, size):
-    assert large_size(rows) == size
 
 
 def test_a_product_whose_last_row_differs_is_computed_row_by_row(threads):

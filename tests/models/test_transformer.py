@@ -218,6 +218,7 @@ def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(index):
     torch.testing.assert_close(run(3), plain(source, target, *lengths))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("has_nodes", [True, False])
 @pytest.mark.parametrize("choice", ["torch", "triton"])
 def test_layers_in_eval_mode_drop_nothing(choice, has_nodes, monkeypatch):
@@ -257,6 +258,7 @@ def close(step, full):
     torch.testing.assert_close(step, full.float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_decoding_step_by_step_gives_the_full_pass(norm_first, route):
     model = tiny(norm_first=norm_first, final_norm=norm_first).eval()

@@ -121,14 +121,6 @@ def test_wrong_input_is_refused_as_torch_does_and_named(case: str, grad: bool) -
         assert isinstance(ours.value, (theirs.type, TypeError) if of_dtype else theirs.type)
 
 
-def test_torch_checks_the_dropout_of_attention_later() -> None:
-    with pytest.raises(ValueError, match=r"dropout is 1\.5 but must be a probability in \[0, 1\]"):
-        fasttfm.nn.MultiheadAttention(E, H, dropout=1.5)
-    theirs = torch.nn.MultiheadAttention(E, H, dropout=1.5, batch_first=True)
-    with pytest.raises((ValueError, RuntimeError), match="dropout"):
-        theirs(X, Y, Y)
-
-
 def test_a_wrong_dtype_is_named_on_meta_too() -> None:
     x = z(B, L, E, dtype=torch.float64, device="meta")
     with torch.device("meta"):

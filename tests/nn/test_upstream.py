@@ -14,13 +14,13 @@ from tests.peer_tests.suites import differences, judge
 HERE = Path(__file__).parent
 
 
-@pytest.mark.sample(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1])
-def test_the_inputs_that_torch_tests_itself_with(first: int) -> None:
-    verdict = judge(of_pytorch("torch", "--every", "2", "--first", str(first)), differences("pytorch"))
-    assert verdict.good, verdict
-    assert verdict.passed >= 450
+@pytest.mark.parametrize(("every", "least"), [(2, 450), pytest.param(1, 900, marks=pytest.mark.whole)])
+def test_the_inputs_that_torch_tests_itself_with(every: int, least: int) -> None:
+    verdict = judge(of_pytorch("torch", "--every", str(every)), differences("pytorch"))
+    assert not verdict.unexplained, verdict
+    assert every > 1 or verdict.good, verdict  # of a part, a known difference may not be seen
+    assert verdict.passed >= least
 
 
 @pytest.mark.whole

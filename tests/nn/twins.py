@@ -48,7 +48,7 @@ def compare(
     A tensor passed twice stays one tensor. keep: mask of the outputs to compare, without padding. inference: compare
     outputs in eval mode without gradients too, which torch.nn computes by its fast path.
     """
-    results = []
+    results: list[tuple[Any, ...]] = []
     for module in (theirs, ours):
         module.zero_grad()
         leaf_tensors = {id(x): x.detach().clone().requires_grad_() for x in inputs}

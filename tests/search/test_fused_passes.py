@@ -16,7 +16,9 @@ from fasttfm.search.cpu import decoder_step
 from fasttfm.search.decoder import decoder_of
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.whole)], ids=str
+)
 LENGTHS = torch.tensor([10, 130, 1, 97, 40, 96])  # on both sides of ENCODER_LOOP
 
 
@@ -51,7 +53,7 @@ def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: boo
     return results
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+@dtypes
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_logits_equal_those_of_the_modules_bit_for_bit(monkeypatch, dtype, batch_invariant):
     model = model_of(dtype)
@@ -63,7 +65,7 @@ def test_logits_equal_those_of_the_modules_bit_for_bit(monkeypatch, dtype, batch
         assert torch.equal(ours, theirs), position
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+@dtypes
 def test_with_pre_norm_only_the_first_norm_sums_in_another_order(monkeypatch, dtype):
     model = model_of(dtype, norm_first=True, final_norm=True)
     results = torch.cat(steps(model, True))
@@ -172,7 +174,7 @@ def encoded(model: Transformer, *given: torch.Tensor | None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+@dtypes
 def test_the_encoder_equals_the_modules(dtype, norm_first):
     model = model_of(dtype, norm_first=norm_first, final_norm=norm_first)
     actual = encoded(model, sources(), LENGTHS)
