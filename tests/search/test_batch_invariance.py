@@ -68,7 +68,9 @@ joins = pytest.mark.skipif(not step_passes.usable(), reason="numba is not instal
 VOCABULARY = 150
 SETTINGS = {
     "beam": DecodingConfig(beam=4, nbest=3, max_len_b=3, batch_tokens=128),
-    "early": DecodingConfig(beam=4, nbest=3, max_len_b=9, early_stopping=True, batch_tokens=128),
+    "early": DecodingConfig(
+        beam=4, nbest=3, max_len_b=9, early_stopping=True, length_penalty="wu", alpha=6.0, batch_tokens=128
+    ),
     "greedy": DecodingConfig(beam=1, max_len_b=3, batch_tokens=128),
     "sampling": DecodingConfig(sampling=True, nbest=2, max_len_b=3, batch_tokens=128),
     "constraints": DecodingConfig(beam=3, no_repeat_ngram=2, min_len=4, max_len_a=0.5, max_len_b=2, batch_tokens=96),
