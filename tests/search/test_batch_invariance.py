@@ -68,9 +68,8 @@ joins = pytest.mark.skipif(not step_passes.usable(), reason="numba is not instal
 VOCABULARY = 150
 SETTINGS = {
     "beam": DecodingConfig(beam=4, nbest=3, max_len_b=3, batch_tokens=128),
-    "early": DecodingConfig(
-        beam=4, nbest=3, max_len_b=9, early_stopping=True, length_penalty="wu", alpha=6.0, batch_tokens=128
-    ),
+    "early": DecodingConfig(beam=4, nbest=3, max_len_b=9, early_stopping=True, batch_tokens=128),
+    "another penalty": DecodingConfig(beam=4, nbest=3, max_len_b=3, length_penalty="wu", alpha=6.0, batch_tokens=128),
     "greedy": DecodingConfig(beam=1, max_len_b=3, batch_tokens=128),
     "sampling": DecodingConfig(sampling=True, nbest=2, max_len_b=3, batch_tokens=128),
     "constraints": DecodingConfig(beam=3, no_repeat_ngram=2, min_len=4, max_len_a=0.5, max_len_b=2, batch_tokens=96),
@@ -150,7 +149,7 @@ def test_sentences_join_with_their_own_options_and_leave(search):
     """Options, lists of allowed tokens and cancelled sentences mix; sentences with equal options share rows."""
     host = search is RunningSearch
     model, draw = model_of("bf16" if host else "fp32", VOCABULARY), random.Random(11)
-    kinds = list(SETTINGS) if host else ["beam", "early", "early", "sampling", "groups"]  # several share an engine
+    kinds = list(SETTINGS) if host else ["beam", "another penalty", "beam", "another penalty", "groups"]
     configs = [SETTINGS[draw.choice(kinds)] for _ in SOURCES]
     limited = [bool(number % 3) == host for number in range(len(SOURCES))]
     allowed = [sorted(draw.sample(range(4, 150), 60)) if each else None for each in limited]
