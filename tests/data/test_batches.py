@@ -1,4 +1,4 @@
-"""Batches: token budget, order, padding, and the content of the tensors."""
+"""Batches: token budget, order, padding, the content of the tensors, and updates as even as random pairs."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttfm.data.batches import TokenBatches, collate, pad_sentences
+from fasttfm.data.batches import TokenBatches, collate
+from fasttfm.data.epochs import mixed_order, side_by_side
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.shapes import SIZES
-from fasttfm.data.tokenizer import EOS
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=120)
 
@@ -89,32 +89,64 @@ def test_long_pairs_are_skipped_and_counted():
 
 
 def test_a_batch_has_shifted_targets_and_zeros_elsewhere():
-    batch = collate([[7, 8, 9], [5]], [[10], [11, 12]])
-    assert batch.source.tolist() == [[7, 8, 9, 3], [5, 3, 0, 0]]
-    assert batch.source_lengths.tolist() == [4, 2]
-    assert batch.target_in.tolist() == [[2, 10, 0], [2, 11, 12]]
-    assert batch.target_out.tolist() == [[10, 3, 0], [11, 12, 3]]
-    assert batch.target_lengths.tolist() == [2, 3]
-    assert (batch.source_tokens, batch.target_tokens, len(batch)) == (6, 5, 2)
-    assert batch.padding_ratio == pytest.approx(3 / 14)
-    assert batch.shape == (2, 4, 3)
+    sides = [[7, 8, 9], [5], []], [[10], [11, 12], [13]]
+    batch, padded = collate(*sides), collate(*sides, (6, 4))
+    assert batch.source.tolist() == [[7, 8, 9, 3], [5, 3, 0, 0], [3, 0, 0, 0]]
+    assert batch.source_lengths.tolist() == padded.source_lengths.tolist() == [4, 2, 1]
+    assert batch.target_in.tolist() == [[2, 10, 0], [2, 11, 12], [2, 13, 0]]
+    assert batch.target_out.tolist() == [[10, 3, 0], [11, 12, 3], [13, 3, 0]]
+    assert batch.target_lengths.tolist() == padded.target_lengths.tolist() == [2, 3, 2]
+    assert (batch.source_tokens, batch.target_tokens, len(batch)) == (7, 7, 3)
+    assert batch.padding_ratio == pytest.approx(7 / 21)
+    assert (batch.shape, padded.shape) == ((3, 4, 3), (3, 6, 4))
+    for name, width in (("source", 4), ("target_in", 3), ("target_out", 3)):
+        assert getattr(padded, name)[:, :width].equal(getattr(batch, name))
+        assert not getattr(padded, name)[:, width:].any()
     for name in ("source", "target_in", "target_out", "source_lengths", "target_lengths"):
         assert getattr(batch, name).dtype == torch.int64
-    assert batch.to("cpu").source.tolist() == batch.source.tolist()
+        assert getattr(batch.to("cpu"), name).equal(getattr(batch, name))
 
 
-def test_a_batch_is_padded_to_a_given_size():
-    sides = [[7, 8, 9], [5]], [[10], [11, 12]]
-    batch, shortest = collate(*sides, (6, 4)), collate(*sides)
-    assert batch.shape == (2, 6, 4)
-    for name, width in (("source", 4), ("target_in", 3), ("target_out", 3)):
-        padded = getattr(batch, name)
-        assert padded[:, :width].equal(getattr(shortest, name))
-        assert not padded[:, width:].any()
-    assert (batch.source_lengths.tolist(), batch.target_lengths.tolist()) == ([4, 2], [2, 3])
+def two_sources(count: int = 12_000) -> tuple[ParallelTokens, np.ndarray]:
+    """Short pairs from one source, and a tenth as many long ones from another."""
+    random = np.random.default_rng(2)
+    sources = (np.arange(count) % 11 == 10).astype(int)
+    lengths = np.clip(random.gamma(4, np.where(sources, 7.0, 2.0)).astype(int), 1, 100)
+    sides = [[[4] * length for length in lengths.tolist()] for _ in range(2)]
+    return ParallelTokens.from_lists(*sides), sources
 
 
-def test_an_empty_source_is_only_eos():
-    padded, lengths = pad_sentences([[], [4]])
-    assert padded.tolist() == [[EOS, 0], [4, EOS]]
-    assert lengths.tolist() == [1, 2]
+@pytest.mark.parametrize("together", [4, 8])
+def test_updates_are_nearly_as_even_as_pairs_at_random(together: int):
+    pairs, sources = two_sources()
+
+    def deviation(updates) -> tuple[float, float]:
+        lengths = [pairs.target_lengths[each].mean() for each in updates]
+        weights = pairs.target_lengths
+        shares = [np.average(sources[each], weights=weights[each]) for each in updates]
+        return float(np.std(lengths)), float(np.std(shares))
+
+    batches = TokenBatches(pairs, 4000 // together, seed=3, together=together)
+    order = [batch for epoch in range(2) for batch in batches.epoch(epoch)]  # one update is of both epochs
+    updates = [np.concatenate(order[i : i + together]) for i in range(0, len(order) - together + 1, together)]
+    shuffled = np.random.default_rng(1).permutation(len(pairs))
+    mixed, even = deviation(updates), deviation(np.array_split(shuffled, len(updates) // 2))
+    whole = TokenBatches(pairs, 4000, seed=3)
+    alone = deviation(whole.epoch(0))
+    for ours, best, worst in zip(mixed, even, alone, strict=True):
+        assert ours < 4 * best
+        assert ours < worst / 4
+
+
+def test_every_update_has_each_part_also_across_epochs():
+    lengths = np.arange(50)
+    stream = np.concatenate([mixed_order(lengths, 8, epoch * 50, np.random.default_rng(epoch)) for epoch in range(4)])
+    for update in stream.reshape(25, 8):
+        assert np.abs(np.sort(update) - (np.arange(8) + 0.5) * 50 / 8).max() < 7
+    assert all(sorted(stream[50 * e : 50 * e + 50]) == list(range(50)) for e in range(4))
+
+
+def test_halves_and_quarters_of_an_update_have_equal_sums():
+    order = side_by_side(8)
+    assert order.reshape(2, 4).sum(axis=1).tolist() == [14, 14]
+    assert order.reshape(4, 2).sum(axis=1).tolist() == [7] * 4

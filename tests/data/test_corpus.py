@@ -16,32 +16,51 @@ from fasttfm.data.corpus import ParallelText, StoredText, TextFile, decode_lines
 from fasttfm.errors import UserError
 
 
-def test_only_newlines_end_a_line(tmp_path: Path):
-    inner = ["a\u2028b", "c\x85d", "e\x0cf\x0bg\x1cz", "h\ri"]
-    path = tmp_path / "odd.txt"
-    path.write_bytes("\n".join(inner).encode() + b"\n")
-    assert list(read_lines(path)) == inner
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        ("a\u2028b\nc\x85d\ne\x0cf\x0bg\x1cz\nh\ri\n".encode(), ["a\u2028b", "c\x85d", "e\x0cf\x0bg\x1cz", "h\ri"]),
+        (b"\xef\xbb\xbfone\r\n\r\ntwo \r\nlast without end", ["one", "", "two ", "last without end"]),
+        (b"\xef\xbb\xbf", []),
+        (b"BZh9 may start a text\n", ["BZh9 may start a text"]),
+        (b"a single line\r\n", ["a single line"]),
+        (gzip.compress(b"one\n") + gzip.compress(b"two\n") + bytes(100), ["one", "two"]),  # tapes add zeros
+    ],
+    ids=["only newlines end a line", "Windows", "empty", "like bzip2", "one line", "gzip and zeros"],
+)
+def test_lines_are_read(tmp_path: Path, content: bytes, lines: list[str]):
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    assert list(read_lines(path)) == lines
 
 
-def test_line_ends_and_a_byte_order_mark_are_not_text(tmp_path: Path):
-    path = tmp_path / "windows.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo \r\nlast without end")
-    assert list(read_lines(path)) == ["one", "", "two ", "last without end"]
-    path.write_bytes(b"\xef\xbb\xbf")
-    assert list(read_lines(path)) == []
+INVALID = r"line {} is not valid UTF-8 at column {} \(byte 0xff\): .*{}"
+UTF16 = r"UTF-16.*: convert it first, with iconv -f utf-16"
 
 
 @pytest.mark.parametrize(
-    ("before", "advice"),
-    [("größe\n", "correct that line$"), ("größ", "correct that line$"), ("plain\n", "or convert the file with iconv")],
+    ("content", "message"),
+    [
+        ("größe\nab".encode() + b"\xff\n", INVALID.format(2, 3, "correct that line$")),  # no iconv for UTF-8
+        ("größab".encode() + b"\xff\n", INVALID.format(1, 7, "correct that line$")),
+        (b"plain\nab\xff\n", INVALID.format(2, 3, "or convert the file with iconv")),
+        *[("schön\ngut\n".encode(encoding), UTF16) for encoding in ("utf-16", "utf-16-le", "utf-16-be")],
+        ("\nplain text\n".encode("utf-16-le"), UTF16),  # the first line is a newline alone
+        (gzip.compress(b"one\n") + b"garbage", "truncated or damaged after line 1"),
+        (gzip.compress(b"one\n") + b"\x1f\x8b", "truncated or damaged after line 1"),
+        (b"\x28\xb5\x2f\xfd" + bytes(20), "is zstandard data, .* decompress it first, with zstd -d"),
+        (b"PK\x03\x04" + bytes(20), "is a zip file: decompress it first, with unzip"),
+        (b"PAR1" + bytes(20), "is a Parquet file: decompress it first, with pandas"),
+        (b'<?xml version="1.0"?>\n<tmx version="1.4">\n', "is XML, such as TMX or XLIFF: extract its sentences first"),
+        (b"one\rtwo\rthree\r", "has 3 carriage returns and no line ends"),
+    ],
 )
-def test_an_invalid_byte_is_reported_by_column_and_iconv_is_not_advised_for_utf8(tmp_path: Path, before, advice):
-    path = tmp_path / "text"
-    path.write_bytes(before.encode() + b"ab\xff\n")
-    line, column = (1, 7) if "\n" not in before else (2, 3)
-    complaint = rf"text: line {line} is not valid UTF-8 at column {column} \(byte 0xff\): .*{advice}"
-    with pytest.raises(UserError, match=complaint) as error:
-        list(read_lines(path))
+def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str):
+    for module in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "text").write_bytes(content)
+    with pytest.raises(UserError, match=f"text: .*{message}") as error:
+        list(read_lines(tmp_path / "text"))
     assert "latin1" not in str(error.value)
 
 
@@ -51,15 +70,6 @@ def test_invalid_bytes_are_replaced_on_request(tmp_path: Path):
     text = TextFile(path, replace_invalid=True)
     assert list(text) == ["good", "b\ufffdd", "schön", "\ufffd"]
     assert text.replaced == [2, 4]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("text", ["schön\ngut\n", "\nplain text\n"])
-def test_utf16_is_reported_with_and_without_a_byte_order_mark(tmp_path: Path, encoding: str, text: str):
-    path = tmp_path / "text"
-    path.write_bytes(text.encode(encoding))
-    with pytest.raises(UserError, match=r"UTF-16.*: convert it first, with iconv -f utf-16"):
-        list(read_lines(path))
 
 
 def zstandard(data: bytes) -> bytes:
@@ -91,30 +101,6 @@ def test_compressed_files_are_read_and_compressed_streams_are_refused(tmp_path: 
             list(read_lines(path))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\x28\xb5\x2f\xfd" + bytes(20), "is zstandard data, .* decompress it first, with zstd -d"),
-        (b"PK\x03\x04" + bytes(20), "is a zip file: decompress it first, with unzip"),
-        (b"PAR1" + bytes(20), "is a Parquet file: decompress it first, with pandas"),
-        (b'<?xml version="1.0"?>\n<tmx version="1.4">\n', "is XML, such as TMX or XLIFF: extract its sentences first"),
-        (b"one\rtwo\rthree\r", "has 3 carriage returns and no line ends"),
-    ],
-)
-def test_unsupported_formats_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str):
-    for module in ("compression.zstd", "backports.zstd"):
-        monkeypatch.setitem(sys.modules, module, None)
-    (tmp_path / "text").write_bytes(content)
-    with pytest.raises(UserError, match=f"text: {message}"):
-        list(read_lines(tmp_path / "text"))
-
-
-@pytest.mark.parametrize("line", ["BZh9 may start a text", "a single line\r"])
-def test_similar_text_is_no_unsupported_format(tmp_path: Path, line: str):
-    (tmp_path / "text").write_bytes(f"{line}\n".encode())
-    assert list(read_lines(tmp_path / "text")) == [line.rstrip("\r")]
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_pipe_is_read_once(tmp_path: Path, pack):
@@ -128,44 +114,24 @@ def test_a_pipe_is_read_once(tmp_path: Path, pack):
     writer.join()
 
 
-@pytest.mark.parametrize("after", [b"garbage", b"\x1f\x8b"])
-def test_only_zeros_may_follow_gzip_data(tmp_path: Path, after: bytes):
-    path = tmp_path / "text.gz"
-    path.write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n") + bytes(100))
-    assert list(read_lines(path)) == ["one", "two"]
-    path.write_bytes(gzip.compress(b"one\n") + after)
-    with pytest.raises(UserError, match="truncated or damaged after line 1"):
-        list(read_lines(path))
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> tuple[Path, Path]:
-    return tmp_path / "t.en", tmp_path / "t.de"
-
-
-@pytest.mark.parametrize(("source_lines", "target_lines"), [(3, 5), (5, 3)])
-def test_unequal_line_counts_name_both_files_and_the_last_common_line(paths, source_lines: int, target_lines: int):
-    source, target = paths
+@pytest.mark.parametrize(
+    ("source_lines", "target_lines", "words"),
+    [
+        (3, 5, r"t\.en has 3 lines but \S*t\.de has 5: both must align line by line \(first .* after line 3\)"),
+        (5, 3, r"t\.de has 3 lines but \S*t\.en has 5: both must align line by line \(first .* after line 3\)"),
+        (0, 0, r"t\.en and .*t\.de are empty"),
+    ],
+)
+def test_empty_files_and_unequal_line_counts_are_refused(tmp_path: Path, source_lines, target_lines, words):
+    source, target = tmp_path / "t.en", tmp_path / "t.de"
     source.write_text("x\n" * source_lines)
     target.write_text("y\n" * target_lines)
-    short, long = (source, target) if source_lines < target_lines else (target, source)
-    with pytest.raises(UserError) as error:
-        list(ParallelText([source], [target]))
-    assert str(error.value) == (
-        f"{short} has 3 lines but {long} has 5: both must align line by line (first difference in count after line 3)"
-    )
-
-
-def test_empty_files_are_refused(paths, tmp_path: Path):
-    source, target = paths
-    source.touch()
-    target.touch()
-    with pytest.raises(UserError, match=r"t\.en and .*t\.de are empty"):
+    with pytest.raises(UserError, match=words):
         StoredText(ParallelText([source], [target]), tmp_path, "train")
 
 
-def test_later_changes_of_a_file_are_neither_hashed_nor_used(paths, tmp_path: Path):
-    source, target = paths
+def test_later_changes_of_a_file_are_neither_hashed_nor_used(tmp_path: Path):
+    source, target = tmp_path / "t.en", tmp_path / "t.de"
     source.write_text("a\r\n \x0cb\x85\n")
     target.write_text("c\nd\n")
     before = hashlib.sha256(source.read_bytes()).hexdigest()

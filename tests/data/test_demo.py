@@ -12,7 +12,8 @@ from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 
 
-def test_other_files_are_not_overwritten(tmp_path):
+def test_other_files_are_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.setitem(SPLITS, "train", 1_000)
     (tmp_path / "train.de").write_text("years of work\n")
     with pytest.raises(UserError, match=r"contains other files \(train\.de\), which are not replaced"):
         write_demo_corpus(tmp_path)
@@ -55,6 +56,6 @@ def test_the_corpus_is_the_same_on_every_machine(corpus):
 
 def test_one_english_sentence_has_one_german_sentence():
     sentences, meanings = Sentences(5), {}
-    for _ in range(20_000):
+    for _ in range(6_000):
         en, de = sentences.next()
         assert meanings.setdefault(en, de) == de

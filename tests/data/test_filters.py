@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttfm.cli.main import main
 from fasttfm.data.corpus import Pair
 from fasttfm.data.filters import RULES, Filter, repeated_pairs
+from fasttfm.data.prepare import PrepareOptions
+from fasttfm.errors import UserError
 
 LINES = [
     ("A dog runs.", "Ein Hund rennt."),
@@ -63,13 +64,12 @@ def test_all_but_the_first_occurrence_of_a_pair_are_repeated():
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("options", "complaint"),
     [
-        ("--max-ratio 0.5", "--max-ratio 0.5 must be a finite number of at least 1"),
-        ("--src-script klingon", "--src-script klingon: must be one of latin, greek"),
+        ({"max_ratio": 0.5}, "--max-ratio 0.5 must be a finite number of at least 1"),
+        ({"source_script": "klingon"}, "--src-script klingon: must be one of latin, greek"),
     ],
 )
-def test_invalid_options_are_refused(tmp_path: Path, flags: str, complaint: str, capsys: pytest.CaptureFixture):
-    texts = ["--src", "a", "--tgt", "b", "--valid-src", "c", "--valid-tgt", "d", "--out", str(tmp_path / "o")]
-    assert main(["prepare", *texts, *flags.split()]) == 2
-    assert complaint in capsys.readouterr().err
+def test_invalid_options_are_refused(options, complaint):
+    with pytest.raises((ValueError, UserError), match=complaint.removeprefix("--max-ratio ")):
+        PrepareOptions(**options)

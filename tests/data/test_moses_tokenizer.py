@@ -30,7 +30,7 @@ HARD = [
 
 @pytest.fixture(scope="module")
 def text():
-    return [english for english, _ in itertools.islice(demo_pairs(), 300)]
+    return [english for english, _ in itertools.islice(demo_pairs(), 100)]
 
 
 def moses(lines, language="en", dashes=True):
@@ -127,37 +127,29 @@ def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
         load_tokenizers(tmp_path)
 
 
-def test_unknown_characters_are_the_unknown_piece(text, codes):
+def test_unknown_characters_are_the_unknown_piece_and_what_needs_sentencepiece_is_refused(text, codes):
     tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
     assert UNK in tokenizer.encode("日")
     assert tokenizer.piece_id("日") is None
     assert tokenizer.pieces([tokenizer.piece_id("the")]) == ["the"]
+    for call, words in (
+        (lambda: SubwordSampler(tokenizer, 0.1), "an imported vocabulary has a single segmentation"),
+        (lambda: Terminology([("dog", ["the"])], tokenizer), "terms need a vocabulary of SentencePiece"),
+        (lambda: tokenizer.spans("the dog"), "is not supported for imported models"),
+    ):
+        with pytest.raises(UserError, match=words):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_damaged_codes_and_a_missing_package_are_named(monkeypatch, codes):
+    empty = MosesVocabulary.inferred("en", SPECIAL, prefix=[])
+    for content, words in (
         (b"#version: 0.2\na b\nabc\n", "line 3 is not a pair of subwords: 'abc'"),
         (b"a b x\n", "line 1 is not a pair"),
         (b"\xff\n", "UTF-8"),
-    ],
-)
-def test_damaged_codes_are_named(content, words):
-    with pytest.raises(ValueError, match=words):
-        MosesTokenizer(content, MosesVocabulary.inferred("en", SPECIAL, prefix=[]))
-
-
-def test_features_that_need_sentencepiece_refuse(text, codes):
-    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
-    with pytest.raises(UserError, match="an imported vocabulary has a single segmentation"):
-        SubwordSampler(tokenizer, 0.1)
-    with pytest.raises(UserError, match="terms need a vocabulary of SentencePiece"):
-        Terminology([("dog", ["the"])], tokenizer)
-    with pytest.raises(UserError, match="is not supported for imported models"):
-        tokenizer.spans("the dog")
-
-
-def test_a_missing_sacremoses_is_reported_with_the_extra(monkeypatch, codes):
+    ):
+        with pytest.raises(ValueError, match=words):
+            MosesTokenizer(content, empty)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r'pip install "./fasttfm\[moses\]"'):
-        MosesTokenizer(subword_nmt_file(codes).encode(), MosesVocabulary.inferred("en", SPECIAL, prefix=[]))
+        MosesTokenizer(subword_nmt_file(codes).encode(), empty)

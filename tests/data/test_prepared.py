@@ -21,32 +21,50 @@ from fasttfm.errors import UserError
 from fasttfm.system import folders
 
 SMALL = PrepareOptions(vocab_size=500)
+Text = dict[str, Path]
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> dict[str, Path]:
+def write_text(folder: Path) -> Text:
     """Small aligned files: train.en, train.de, valid.en, valid.de."""
     pairs = demo_pairs()
     files = {}
     for split, size in (("train", 300), ("valid", 20)):
         chosen = [next(pairs) for _ in range(size)]
         for language, side in (("en", 0), ("de", 1)):
-            path = files[f"{split}.{language}"] = tmp_path / f"{split}.{language}"
+            path = files[f"{split}.{language}"] = folder / f"{split}.{language}"
             path.write_text("".join(f"{pair[side]}\n" for pair in chosen), encoding="utf-8")
     return files
+
+
+def run(text: Text, out: Path, options: PrepareOptions = SMALL, **more) -> list[str]:
+    said: list[str] = []
+    sides = ([text[f"{split}.{language}"]] for split in ("train", "valid") for language in ("en", "de"))
+    prepare(*sides, out, options, **{"say": said.append, **more})
+    return said
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Text:
+    return write_text(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    run(write_text(folder), folder / "DATA")
+    return folder / "DATA"
+
+
+@pytest.fixture
+def data(made: Path, tmp_path: Path) -> Path:
+    """A copy of prepared data."""
+    return shutil.copytree(made, tmp_path / "DATA")
 
 
 @pytest.fixture
 def undigested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables the comparison of digests, so that files are opened."""
     monkeypatch.setattr(folders, "_fault", lambda path, digest: "" if path.exists() else f"{path}: is missing")
-
-
-def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **more) -> list[str]:
-    said: list[str] = []
-    sides = ([text[f"{split}.{language}"]] for split in ("train", "valid") for language in ("en", "de"))
-    prepare(*sides, out, options, **{"say": said.append, **more})
-    return said
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -110,10 +128,17 @@ def test_the_same_data_are_not_prepared_twice_and_are_the_same_bytes_elsewhere(t
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def resaved(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
-    """Damage to a prepared directory: changes the offsets of the validation sources."""
-    file = "valid.src.offsets.npy"
+def resaved(change: Callable[[np.ndarray], np.ndarray], file: str = "valid.src.offsets.npy") -> Callable[[Path], None]:
+    """Damage to a prepared directory: changes an array."""
     return lambda folder: np.save(folder / file, change(np.load(folder / file)))
+
+
+def with_token(token: int) -> Callable[[Path], None]:
+    return resaved(lambda ids: np.concatenate([ids[:7], [token], ids[8:]]).astype(ids.dtype), "train.tgt.npy")
+
+
+def rewritten(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], int]:
+    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
 
 
 @pytest.mark.usefixtures("undigested")
@@ -121,27 +146,28 @@ def resaved(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None
     ("damage", "message"),
     [
         (lambda d: (d / "sha256sums").unlink(), "sha256sums: is missing"),
-        (lambda d: (d / "sha256sums").write_bytes(b""), "sha256sums: is empty"),
-        (lambda d: (d / "sha256sums").write_bytes((d / "sha256sums").read_bytes()[:200]), "sha256sums: is damaged"),
+        (rewritten("sha256sums", lambda content: b""), "sha256sums: is empty"),
+        (rewritten("sha256sums", lambda content: content[:200]), "sha256sums: is damaged"),
         (shutil.rmtree, "DATA: not a prepared data directory .*: run fasttfm prepare"),
         (lambda d: (d / "data.yaml").unlink(), "data.yaml: is missing: prepare the data again"),
-        (lambda d: (d / "data.yaml").write_text("a: [1"), "not a prepared data directory"),
-        (lambda d: (d / "valid.tgt.txt").write_bytes(b"one line\n"), "valid.tgt.txt: has 1 line for 20 pairs"),
-        (lambda d: (d / "valid.tgt.txt").write_bytes(b"\xff\n" * 20), "valid.tgt.txt: damaged"),
+        (rewritten("data.yaml", lambda content: b"a: [1"), "not a prepared data directory"),
+        (rewritten("valid.tgt.txt", lambda content: b"one line\n"), "valid.tgt.txt: has 1 line for 20 pairs"),
+        (rewritten("valid.tgt.txt", lambda content: b"\xff\n" * 20), "valid.tgt.txt: damaged"),
         (resaved(lambda a: np.concatenate([a[:1], a[-1:], a[2:]])), "does not match its offsets"),
         (resaved(lambda a: a.astype(np.float64)), "truncated or damaged .1 dimensions of float64"),
         (resaved(lambda a: a.reshape(1, -1)), "truncated or damaged .2 dimensions of int64"),
-        (lambda d: (d / "spm.model").write_bytes(b"x"), "spm.model: not a SentencePiece model"),
-        (lambda d: (d / "train.src.npy").write_bytes((d / "train.src.npy").read_bytes()[:500]), "truncated or damaged"),
+        (rewritten("spm.model", lambda content: b"x"), "spm.model: not a SentencePiece model"),
+        (rewritten("train.src.npy", lambda content: content[:500]), "truncated or damaged"),
         (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "offsets.npy: is missing: prepare the data"),
-        (lambda d: (d / "train.tgt.npy").write_bytes((d / "train.src.npy").read_bytes()), "does not match its offsets"),
+        (lambda d: shutil.copy(d / "train.src.npy", d / "train.tgt.npy"), "does not match its offsets"),
+        (with_token(500), r"train\.tgt\.npy: contains token 500, but the vocabulary has 500"),
+        (with_token(65535), r"train\.tgt\.npy: contains token 65535, but the vocabulary has 500"),
     ],
 )
-def test_a_damaged_file_is_named(text, tmp_path: Path, damage, message: str):
-    run(text, tmp_path / "DATA")
-    damage(tmp_path / "DATA")
+def test_a_damaged_file_is_named(data: Path, damage, message: str):
+    damage(data)
     with pytest.raises(UserError, match=message):
-        _ = PreparedData.open(tmp_path / "DATA").valid_target_text
+        _ = PreparedData.open(data).valid_target_text
 
 
 def test_pairs_in_memory_must_align():
@@ -150,12 +176,11 @@ def test_pairs_in_memory_must_align():
 
 
 @pytest.mark.parametrize("file", ["train.src.npy", "valid.tgt.txt", "spm.model"])
-def test_preparing_again_repairs_an_incomplete_directory(text, tmp_path: Path, file: str):
-    run(text, tmp_path / "DATA")
-    before = contents(tmp_path / "DATA")
-    (tmp_path / "DATA" / file).unlink()
-    run(text, tmp_path / "DATA")
-    assert contents(tmp_path / "DATA") == before
+def test_preparing_again_repairs_an_incomplete_directory(made: Path, data: Path, file: str):
+    before = contents(data)
+    (data / file).unlink()
+    run({path.name: path for path in made.parent.glob("*.*")}, data)
+    assert contents(data) == before
 
 
 def test_a_broken_pipe_of_the_output_is_not_a_disk_error(text, tmp_path: Path):
@@ -167,36 +192,15 @@ def test_a_broken_pipe_of_the_output_is_not_a_disk_error(text, tmp_path: Path):
         run(text, tmp_path / "DATA", say=say)
 
 
-@pytest.mark.usefixtures("undigested")
-@pytest.mark.parametrize("token", [499, 500, 65535])
-def test_a_token_outside_the_vocabulary_is_reported_before_training(text, tmp_path: Path, token: int):
-    run(text, tmp_path / "DATA")
-    ids = np.load(tmp_path / "DATA" / "train.tgt.npy")
-    ids[7] = token
-    np.save(tmp_path / "DATA" / "train.tgt.npy", ids)
-    if token < SMALL.vocab_size:
-        assert PreparedData.open(tmp_path / "DATA").train.target(0)[7] == token
-        return
-    with pytest.raises(UserError, match=rf"train\.tgt\.npy: contains token {token}, but the vocabulary has 500"):
-        PreparedData.open(tmp_path / "DATA")
-
-
-def test_a_file_truncated_during_training_is_an_error_and_not_a_crash(text, tmp_path: Path):
-    run(text, tmp_path / "DATA")
-    data = PreparedData.open(tmp_path / "DATA")
-    first = data.train.source(0).tolist()
-    os.truncate(tmp_path / "DATA" / "train.src.npy", 400)
-    assert data.train.source(0).tolist() == first
+def test_a_file_truncated_during_training_is_an_error_and_not_a_crash_and_copies_outlive_the_pairs(data: Path):
+    opened = PreparedData.open(data)
+    first = opened.train.source(0).tolist()
+    copied = copy.deepcopy(opened.train), pickle.loads(pickle.dumps(opened.train))
+    os.truncate(data / "train.src.npy", 400)
+    assert opened.train.source(0).tolist() == first
     with pytest.raises(UserError, match=r"train\.src\.npy: was truncated while it was read"):
-        data.train.source(len(data.train) - 1)
-
-
-def test_a_copy_of_the_pairs_outlives_them(text, tmp_path: Path):
-    run(text, tmp_path / "DATA")
-    data = PreparedData.open(tmp_path / "DATA")
-    first = data.train.source(0).tolist()
-    copied = copy.deepcopy(data.train), pickle.loads(pickle.dumps(data.train))
-    del data
+        opened.train.source(len(opened.train) - 1)
+    del opened
     gc.collect()
     assert [each.source(0).tolist() for each in copied] == [first, first]
 

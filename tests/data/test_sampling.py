@@ -57,11 +57,11 @@ def draw(sampler: SubwordSampler, ids: list[np.ndarray], seed: int = 1, epoch: i
 @pytest.mark.parametrize("longest", [20, 0], ids=["cached", "uncached"])
 def test_without_drops_it_is_sentencepieces_own(tokenizer, model_type, lines, monkeypatch, longest):
     monkeypatch.setattr(sampling, "_LONGEST_CACHED", longest)
-    ids = encoded(tokenizer, [*lines, *STRANGE])
+    ids = encoded(tokenizer, [*(lines if longest else lines[:400]), *STRANGE])
     assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 @pytest.mark.parametrize("files", [("multi30k", "en", "de"), ("tatoeba_enja", "en", "ja")], ids=["en-de", "en-ja"])
@@ -159,7 +159,9 @@ def test_bpe_samples_follow_algorithm_1_of_bpe_dropout(lines, monkeypatch, p, lo
     expected = outcomes(tuple("▁garden"))
     assert len(expected) > 8
     assert sum(expected.values()) == pytest.approx(1)
-    assert_follows(draw(SubwordSampler(tokenizer, p), encoded(tokenizer, ["garden"]) * 20_000), expected)
+    assert_follows(
+        draw(SubwordSampler(tokenizer, p), encoded(tokenizer, ["garden"]) * (20_000 if longest else 6_000)), expected
+    )
 
 
 def trained(lines: list[str], model_type: str, **options) -> Tokenizer:
@@ -171,36 +173,32 @@ def trained(lines: list[str], model_type: str, **options) -> Tokenizer:
     return Tokenizer(written.getvalue())
 
 
-def test_user_defined_symbols_are_never_split_and_never_produced(model_type, lines):
-    tokenizer = trained(lines, model_type, vocab_size=500, user_defined_symbols=["<2de>", "garden", "\u2581<2fr>"])
-    text = ["<2de> the garden<2de>house", "gardening gar den", "<2fr> the garden"]
-    ids = encoded(tokenizer, text)
-    symbols = [tokenizer._processor.PieceToId(piece) for piece in ("<2de>", "garden", "\u2581<2fr>")]
-    assert ids[2][0] == symbols[2]
-    for epoch in range(20):
+SYMBOLS = ["<2de>", "garden", "\u2581<2fr>"]
+ODD = {
+    "symbols": (
+        {"user_defined_symbols": SYMBOLS},
+        ["<2de> the garden<2de>house", "gardening gar den", "<2fr> the garden"],
+    ),
+    "unknown": ({}, ["the 日本 garden 日", "日日 is"]),
+    "across words": ({"split_by_whitespace": False}, []),
+    "suffixes": ({"treat_whitespace_as_suffix": True}, []),
+}
+"""Options of SentencePiece, and text beside the lines of training."""
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_the_text_stays_and_symbols_and_unknown_characters_are_never_split_or_produced(model_type, lines, kind):
+    options, text = ODD[kind]
+    tokenizer = trained(lines[:600], model_type, vocab_size=700, **options)
+    ids = encoded(tokenizer, [*text, *lines[:200]])
+    kept = {UNK, *map(tokenizer._processor.PieceToId, options.get("user_defined_symbols", []))}
+    assert kept.intersection(*(each.tolist() for each in ids[len(text) - 1 :][:1])) or not text
+    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
+    for epoch in range(5):
         drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
         assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
         for new, old in zip(drawn, ids, strict=True):
-            assert [i for i in new if i in symbols] == [i for i in old.tolist() if i in symbols]
-    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
-
-
-def test_unknown_characters_stay_unknown(model_type, lines):
-    tokenizer = train_tokenizer(lines, vocab_size=400, model_type=model_type, byte_fallback=False)
-    ids = encoded(tokenizer, ["the 日本 garden 日", "日日 is"])
-    for epoch in range(20):
-        drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
-        assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
-        assert [each.count(UNK) for each in drawn] == [2, 1]
-
-
-@pytest.mark.parametrize("options", [{"split_by_whitespace": False}, {"treat_whitespace_as_suffix": True}])
-def test_pieces_that_cross_words_are_sampled_too(model_type, lines, options):
-    tokenizer = trained(lines[:600], model_type, vocab_size=700, **options)
-    ids = encoded(tokenizer, lines[:600])
-    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
-    drawn = draw(SubwordSampler(tokenizer, 0.3), ids)
-    assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
+            assert [i for i in new if i in kept] == [i for i in old.tolist() if i in kept]
 
 
 def test_other_models_and_amounts_are_refused(lines, tokenizer, model_type):

@@ -86,28 +86,26 @@ def test_the_tokenizer_depends_on_the_script(lines, tokenizer):
     assert (script_without_words(lines) is None) == (tokenizer == "13a")
 
 
-def test_several_references_match_sacrebleu():
-    hypotheses, first, second = ["a dog runs over the grass"], ["a dog walks on the grass"], ["one dog runs over grass"]
-    ours = bleu(hypotheses, [first, second])
-    assert ours.value == sacrebleu.corpus_bleu(hypotheses, [first, second]).score > bleu(hypotheses, first).value
-    assert "nrefs:2" in ours.signature
-    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
-        bleu(hypotheses, [first, second * 2])
-
-
-def test_unequal_counts_are_refused():
-    with pytest.raises(ValueError, match="2 hypotheses for 3 references"):
-        bleu(HYPOTHESES[:2], REFERENCES)
-    with pytest.raises(ValueError, match="0 hypotheses for 0 references"):
-        chrf([], [])
-
-
 @pytest.mark.parametrize("test", PAIRED_TESTS)
 def test_a_clear_difference_is_significant_and_a_swapped_line_is_not(test):
-    references = [f"Satz {n} ist ein Beispiel für {n * 7} Wörter hier" for n in range(60)]
+    references = [f"Satz {n} ist ein Beispiel für {n * 7} Wörter hier" for n in range(30)]
     worse = [line.replace("ein Beispiel", "kein Fall") for line in references]
     clear = compare(references, worse, references, test=test, with_ter=True)
     assert all(each.p_value < 0.01 for each in clear.values())
     assert (clear["bleu"].system, clear["ter"].system) == (pytest.approx(100), 0)
-    one, other = ([*worse[:n], references[n], *worse[n + 1 :]] for n in (30, 40))
+    one, other = ([*worse[:n], references[n], *worse[n + 1 :]] for n in (14, 20))
     assert compare(one, other, references, test=test)["bleu"].p_value > 0.05
+
+
+def test_several_references_match_sacrebleu_and_unequal_counts_are_refused():
+    hypotheses, first, second = ["a dog runs over the grass"], ["a dog walks on the grass"], ["one dog runs over grass"]
+    ours = bleu(hypotheses, [first, second])
+    assert ours.value == sacrebleu.corpus_bleu(hypotheses, [first, second]).score > bleu(hypotheses, first).value
+    assert "nrefs:2" in ours.signature
+    for score, given, references in (
+        (bleu, hypotheses, [first, second * 2]),
+        (bleu, first, REFERENCES),
+        (chrf, [], []),
+    ):
+        with pytest.raises(ValueError, match=rf"{len(given)} hypotheses for \d references"):
+            score(given, references)

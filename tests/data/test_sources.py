@@ -116,21 +116,22 @@ def test_options_that_do_not_match_the_files_are_refused(files):
 def test_the_tokenize_command_encodes_and_decodes(files, monkeypatch, capsys, more):
     run(files)
     tokenizer = Tokenizer.load(files / "DATA" / "spm.model")
-    for model in (files / "DATA", files / "DATA" / "spm.model"):
-        text = "one two ten\n\nseven a\n"
+
+    def tokenize(text, *words):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-        assert main(["tokenize", str(model), *more]) == 0
-        encoded = capsys.readouterr().out
-        ids = tokenizer.encode("one two ten")
+        assert main(["tokenize", *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    text, ids = "one two ten\n\nseven a\n", tokenizer.encode("one two ten")
+    for model in (files / "DATA", files / "DATA" / "spm.model"):
+        encoded = tokenize(text, model, *more)
         assert encoded.splitlines()[0] == " ".join(map(str, ids) if more else tokenizer.pieces(ids))
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(encoded.encode())))
-        assert main(["tokenize", "--decode", str(model), *more]) == 0
-        assert capsys.readouterr().out == text
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))  # of another locale
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("one \u4e00\n".encode())))
-    assert main(["tokenize", str(files / "DATA")]) == 0
-    assert sys.stdout.buffer.getvalue().decode() == " ".join(tokenizer.pieces(tokenizer.encode("one \u4e00"))) + "\n"
-    monkeypatch.undo()
+        assert tokenize(encoded, "--decode", model, *more) == text
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))  # of another locale
+        tokenize("one \u4e00\n", files / "DATA")
+        printed = sys.stdout.buffer.getvalue().decode()
+    assert printed == " ".join(tokenizer.pieces(tokenizer.encode("one \u4e00"))) + "\n"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"nonsense\n")))
     assert main(["tokenize", "--decode", str(files / "DATA"), *more]) == 2
     assert "nonsense is not a subword" in capsys.readouterr().err

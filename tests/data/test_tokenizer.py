@@ -1,6 +1,8 @@
-"""Tokenizers: ids, round trips, reproducible training, limits of the vocabulary size, imported vocabularies."""
+"""Tokenizers: ids, round trips, reproducible training, limits of the vocabulary size, spellings of a letter."""
 
+import random
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from fasttfm.data import tokenizer as tokenizer_module
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
+from fasttfm.data.unicode_forms import composed, has_invisible, has_text, is_composed
 from fasttfm.errors import Stopped, UserError
 
 
@@ -61,11 +64,6 @@ def test_an_impossible_vocabulary_size_is_reported_with_the_limit_which_works(li
     assert len(train_tokenizer(lines[:300], vocab_size=possible, model_type=model_type)) == possible
 
 
-def test_without_byte_fallback_unseen_characters_are_unknown(lines: list[str]):
-    tokenizer = train_tokenizer(lines, vocab_size=400, byte_fallback=False)
-    assert UNK in tokenizer.encode("日本")
-
-
 def test_other_errors_of_sentencepiece_are_one_line_without_source_locations(lines: list[str]):
     with pytest.raises(UserError) as error:
         train_tokenizer(lines, vocab_size=800, character_coverage=0.5)
@@ -87,13 +85,10 @@ def test_long_lines_are_split_for_training(lines: list[str]):
 
 
 def test_a_missing_model_is_named(tmp_path: Path, tokenizer: Tokenizer):
-    with pytest.raises(UserError, match=r"spm\.model: no such"):
-        load_tokenizers(tmp_path)
-    tokenizer.save(tmp_path / "spm.src.model")
-    with pytest.raises(UserError, match=r"spm\.tgt\.model: no such"):
-        load_tokenizers(tmp_path)
-    with pytest.raises(UserError, match=r"spm\.model: no such"):
-        load_tokenizers(tmp_path, joint=True)
+    for missing, options in (("", {}), (".tgt", {}), ("", {"joint": True})):
+        with pytest.raises(UserError, match=rf"spm{missing}\.model: no such"):
+            load_tokenizers(tmp_path, **options)
+        tokenizer.save(tmp_path / "spm.src.model")
     tokenizer.save(tmp_path / "spm.tgt.model")
     source, target = load_tokenizers(tmp_path)
     assert source is not target
@@ -102,9 +97,9 @@ def test_a_missing_model_is_named(tmp_path: Path, tokenizer: Tokenizer):
     assert source is target
 
 
-def test_rare_characters_of_large_scripts_are_not_covered():
-    assert coverage_for(100, 8000) == 1.0
-    assert coverage_for(3000, 8000) == 0.9995
+def test_unseen_and_rare_characters_are_unknown_without_byte_fallback(lines: list[str]):
+    assert UNK in train_tokenizer(lines, vocab_size=400, byte_fallback=False).encode("日本")
+    assert (coverage_for(100, 8000), coverage_for(3000, 8000)) == (1.0, 0.9995)  # of large scripts
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), Stopped("stop", 15), UserError("cut off")])
@@ -139,3 +134,53 @@ def test_an_imported_vocabulary_numbers_the_pieces_and_is_saved_next_to_the_mode
         (tmp_path / "spm.vocabulary.json").write_text(content)
         with pytest.raises(UserError, match="is damaged"):
             Tokenizer.load(tmp_path / "spm.model")
+
+
+# NFC and NFD spellings of letters, and invisible characters
+
+LINES = [
+    "Ein Hund läuft über die Straße.",
+    "Tiếng Việt có dấu",
+    "한국어 문장",
+    "ελληνικά άέή",
+    "café naïve Ångström",
+] * 20
+
+
+@pytest.fixture(scope="module")
+def nfc() -> Tokenizer:
+    return train_tokenizer(LINES, vocab_size=400, normalization="nfc")
+
+
+def test_an_nfc_vocabulary_encodes_both_spellings_the_same(nfc: Tokenizer):
+    for line in LINES[:5]:
+        apart = unicodedata.normalize("NFD", line)
+        assert apart != line
+        assert nfc.encode(apart) == nfc.encode(line)
+        assert nfc.decode(nfc.encode(apart)) == line
+    plain = train_tokenizer(LINES, vocab_size=400)
+    assert plain.encode(unicodedata.normalize("NFD", LINES[0])) != plain.encode(LINES[0])
+
+
+def test_letters_with_marks_and_hangul_syllables_are_composed(nfc: Tokenizer):
+    draw = random.Random(1)
+    blocks = [*range(0xC0, 0x250), *range(0x370, 0x400), *range(0x1E00, 0x2000), *range(0xAC00, 0xD7A4, 11)]
+    letters = [chr(code) for code in blocks if chr(code).isalpha()]
+    for _ in range(300):
+        line = " ".join(draw.choices(letters, k=8))
+        assert nfc.encode(unicodedata.normalize("NFD", line)) == nfc.encode(composed(line))
+
+
+def test_spans_refer_to_the_original_text(nfc: Tokenizer):
+    apart = unicodedata.normalize("NFD", "über café")
+    assert nfc.spans(apart)[-1][1] == len(apart)
+
+
+def test_invisible_characters_are_no_text():
+    assert has_text("a\u200b")
+    assert not has_text(" \u200b\ufeff\t")
+    assert has_invisible("a\ufeffb")
+    assert not has_invisible("ab é")
+    assert has_text("\u0646\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"), "Persian is spelt with joiners"
+    assert is_composed("é")
+    assert not is_composed("e\u0301")
