@@ -14,6 +14,7 @@ update is no number; with "validation" it gets a SIGTERM in that validation (the
 import atexit
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fasttfm.cpu import training_passes
@@ -73,7 +75,6 @@ def _server() -> subprocess.Popen:
 
 def _inject(fault: list | None, rank: int, first: int) -> None:
     """first: the process of rank 0."""
-    from fasttfm.errors import UserError
     from fasttfm.training.optimization import Optimization
     from fasttfm.training.translation import Validator
     from fasttfm.training.updates import Updates
@@ -86,39 +87,36 @@ def _inject(fault: list | None, rank: int, first: int) -> None:
         Updates.loss = lambda self, batch: tuple(  # type: ignore[method-assign]
             value * float("nan") if self.position.step == update - 1 else value for value in loss(self, batch)
         )
+    elif kind == "validation":
+        _before_call(Validator, "part", update, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    else:
+        _before_call(Optimization, "step", update, lambda: _fail(kind, first))
+
+
+def _before_call(owner: type, name: str, number: int, act: Callable[[], None]) -> None:
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def call(*given, **options):
+        if next(calls) == number:
+            act()
+        return original(*given, **options)
+
+    setattr(owner, name, call)
+
+
+def _fail(kind: str, first: int) -> None:
+    from fasttfm.errors import UserError
+
+    if kind == "error":
+        raise UserError("this rank has met a wall")
+    if kind != "hang":
+        os.kill(os.getpid(), signal.Signals[kind])
         return
-    if kind == "validation":
-        part, validations = Validator.part, iter(range(1, 100))
-
-        def stopped(self, *given):
-            if next(validations) == update:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return part(self, *given)
-
-        Validator.part = stopped  # type: ignore[method-assign]
-        return
-    step, count = Optimization.step, 0
-
-    def failing(self, lr):
-        nonlocal count
-        count += 1
-        if count == update:
-            if kind == "hang":
-                _wait_for_the_end_of(first)
-                os._exit(0)
-            if kind == "error":
-                raise UserError("this rank has met a wall")
-            os.kill(os.getpid(), signal.Signals[kind])
-        return step(self, lr)
-
-    Optimization.step = failing  # type: ignore[method-assign]
-
-
-def _wait_for_the_end_of(process: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         while True:
-            os.kill(process, 0)
+            os.kill(first, 0)
             time.sleep(0.1)
+    os._exit(0)
 
 
 def _exchange_in(bucket: int) -> None:

@@ -36,7 +36,8 @@ class Late(Arrivals):
         self._coming[-1] = self._coming[-1]._replace(arrived=Event())
 
 
-@pytest.mark.parametrize("changes", [{"log_interval": 1}, {"log_interval": 3, "update_freq": 2, "precision": "fp16"}])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("changes", [{"log_interval": 3, "update_freq": 2, "precision": "fp16"}, {"log_interval": 1}])
 def test_the_log_is_that_of_numbers_that_arrive_at_once(tiny_data, tiny_values, tmp_path, monkeypatch, changes):
     """Records of skipped updates precede the validation and checkpoint of their update."""
     poison(monkeypatch, (1, 4, 6, 7))

@@ -70,30 +70,27 @@ def test_an_update_with_a_nan_loss_is_skipped_and_named(tiny_data, tiny_values, 
     assert "warning: update 5 was skipped: the gradient of its " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("save", "good", "is_stopped"), [(5, 5, False), (1, 6, False), (1, 6, True), (4, 4, True)])
+@pytest.mark.parametrize(
+    ("first", "save", "good", "at", "is_stopped"),
+    [(6, 5, 5, 10, False), (6, 1, 6, 10, False), (6, 1, 6, 10, True), (6, 4, 4, 10, True), (1, 2, 4, 5, False)],
+)
 def test_a_loss_that_stays_infinite_ends_the_run_with_the_last_good_checkpoint(
-    tiny_data, tiny_values, tmp_path, monkeypatch, save, good, is_stopped
+    tiny_data, tiny_values, tmp_path, monkeypatch, first, save, good, at, is_stopped
 ):
-    """That of the last update before the first skipped one, even if a session was stopped in between."""
-    poison(monkeypatch, range(6, 100), float("inf"))
+    """That of the last update before the first skipped one, even if a session was stopped in between; else the newest.
+
+    first: updates with a finite loss; save: interval; at: update at which the run ends.
+    """
+    poison(monkeypatch, range(first, 100), float("inf"))
     changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": save, "keep_interval_updates": 1}
     if is_stopped:
         train(tiny_values(max_update=9, **changes), tiny_data, tmp_path / "M", CPU)
         assert saved_steps(tmp_path / "M") == [good, 9]
-    expected = rf"the gradient of the last 4 updates is nan at update 10; the checkpoint of update {good} is kept"
+    expected = rf"the gradient of the last 4 updates is nan at update {at}; the checkpoint of update {good} is kept"
     with pytest.raises(UserError, match=expected):
         train(tiny_values(max_update=99, **changes), tiny_data, tmp_path / "M", CPU)
     assert saved_steps(tmp_path / "M") == [good]
     assert is_resumable(step_folder(tmp_path / "M", good))
-
-
-def test_without_a_checkpoint_before_the_first_skipped_update_the_newest_is_kept(
-    tiny_data, tiny_values, tmp_path, monkeypatch
-):
-    poison(monkeypatch, range(1, 100), float("inf"))
-    changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": 2}
-    with pytest.raises(UserError, match="at update 5; the checkpoint of update 4 is kept"):
-        train(tiny_values(max_update=99, **changes), tiny_data, tmp_path / "M", CPU)
 
 
 def test_gradient_norms_are_logged_whether_or_not_they_are_clipped(tiny_data, tiny_values, tmp_path, monkeypatch):

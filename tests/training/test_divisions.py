@@ -21,35 +21,20 @@ def without_threads(data, out, **changes):
     return [*arguments[:threads], *arguments[threads + 2 :]]
 
 
-def test_the_cores_are_divided_evenly():
-    assert divisions.divisions(8) == [(8, 1), (4, 2), (2, 4), (1, 8)]
-    assert divisions.divisions(6) == [(6, 1), (3, 2)]
-    assert divisions.divisions(1) == [(1, 1)]
-    assert [str(each) for each in divisions.divisions(2)] == ["2 workers of 1 thread", "1 worker of 2 threads"]
-
-
-def test_flags_take_the_place_of_those_given():
+def test_flags_take_the_place_of_those_given(monkeypatch):
+    """In a trial's folder there is nothing to resume, so --resume-with would be refused."""
     given = ["train", "--out", "M", "--workers=time", "--quiet", "--workers", "time", "--data", "--out"]
-    assert replaced(given, {"--out": "T", "--workers": "2"}) == [
-        *["train", "--quiet", "--data"],
-        *["--out", "T", "--workers", "2"],
-    ]
-
-
-def test_trials_of_a_resumed_run_are_new_runs(monkeypatch):
-    """In their folders there is nothing to resume, so --resume-with would be refused."""
-    commands = []
-
-    def run_to_end(command, **options):
-        commands.append(command)
-        return types.SimpleNamespace(stderr="", returncode=1)
-
-    monkeypatch.setattr(divisions, "run_to_end", run_to_end)
+    changed = ["train", "--quiet", "--data", "--out", "T", "--workers", "2"]
+    assert replaced(given, {"--out": "T", "--workers": "2"}) == changed
+    commands, failed = [], types.SimpleNamespace(stderr="", returncode=1)
+    monkeypatch.setattr(divisions, "run_to_end", lambda command, **options: (commands.append(command), failed)[1])
     divisions._target_tokens_per_second(["train", "--resume-with", "lr=1e-4", "--resume-with=min_lr=0", "--data", "D"])
     assert commands[0][3:6] == ["train", "--data", "D"]
 
 
 def test_the_fastest_that_can_train_is_taken_and_all_are_told(monkeypatch):
+    assert divisions.divisions(8) == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    assert divisions.divisions(6) == [(6, 1), (3, 2)]
     speeds = {"4": 100.0, "2": 300.0, "1": "--data D: no such folder"}
     tried = []
 

@@ -68,6 +68,7 @@ def of_two_shapes(updates):
     return updates
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_replay_would_do_what_every_update_does(tiny_data, tiny_config, recipe, route):
@@ -99,50 +100,28 @@ def test_graphs_run_on_the_streams_of_their_device(monkeypatch):
     assert cuda.CUDAGraph().replay.call_count == 2
 
 
-class Faults:
-    """Actions that an update must not take, one per method."""
-
-    def __init__(self):
-        self.x, self.number = torch.ones(3), 0.0
-
-    def a_read(self, batch):
-        return self.x * float(self.x[0])
-
-    def a_shape_that_follows_from_values(self, batch):
-        return self.x.nonzero()
-
-    def a_tensor_from_the_host(self, batch):
-        return self.x + torch.tensor([1.0, 2.0, 3.0])
-
-    def an_array_from_the_host(self, batch):
-        return self.x + torch.from_numpy(np.ones(3, np.float32))
-
-    def a_number_that_changes(self, batch):
-        self.number += 0.5
-        return self.x * self.number
-
-    def a_new_address(self, batch):
-        self.x = self.x + 1
-
-    def an_unseen_shape(self, batch):
-        self.number += 1
-        return self.x[: int(self.number)] * 2
-
-    def another_operator(self, batch):
-        self.number += 1
-        return self.x.sin() if self.number < 3 else self.x.cos()
-
-    def none(self, batch):
-        self.x += torch.rand(3) * 2
+X, OTHERS = torch.ones(3), [torch.ones(3) for _ in range(3)]
+FAULTS = {
+    "a read": lambda run: X * float(X[0]),
+    "a shape that follows from values": lambda run: X.nonzero(),
+    "a tensor from the host": lambda run: X + torch.tensor([1.0, 2.0, 3.0]),
+    "an array from the host": lambda run: X + torch.from_numpy(np.ones(3, np.float32)),
+    "a number that changes": lambda run: X * (run + 0.5),
+    "a new address": lambda run: OTHERS[run] + 1,
+    "an unseen shape": lambda run: X[: run + 1] * 2,
+    "another operator": lambda run: X.sin() if run < 2 else X.cos(),
+    "none": lambda run: X.add_(torch.rand(3) * 2),
+}
+"""Actions that an update must not take, by the number of its run."""
 
 
-@pytest.mark.parametrize("fault", [name for name in vars(Faults) if not name.startswith("_")])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_replay_would_miss_is_noticed(fault):
-    watched, run = Watched(CPU), getattr(Faults(), fault)
+    watched = Watched(CPU)
     refused = pytest.raises(AssertionError, match=r"reads|would repeat")
     with contextlib.nullcontext() if fault == "none" else refused:
-        for _ in range(3):
-            watched(lambda: run(None), None)
+        for run in range(3):
+            watched(lambda run=run: FAULTS[fault](run), None)
 
 
 def of_length(tokens):

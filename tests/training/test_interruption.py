@@ -30,7 +30,7 @@ from fasttfm.training.saving import Saving
 from fasttfm.training.workers import ALONE
 
 from .runs import CPU, assert_same_weights, log_without_times, make_trainer, records, weights_of
-from .tiny import run, start, train_command, words
+from .tiny import TINY, run, start, train_command, words
 
 
 @pytest.mark.sample(2)
@@ -56,6 +56,9 @@ def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_va
         for name in ("whole", "parts")
     )
     assert whole == parts
+    shapes = [record["batch_shapes"] for record in whole]
+    assert shapes == sorted(shapes)
+    assert 1 <= shapes[0] < shapes[-1]
 
 
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
@@ -207,51 +210,55 @@ def test_only_the_first_signal_interrupts_an_interruptible_block():
     assert interruption.requested
 
 
-def test_ctrl_c_during_validation_saves_and_validates_after_resuming(tiny_data, tiny_config, tmp_path):
-    data = PreparedData.open(tiny_data)
-    config = tiny_config(valid_interval_updates=4, max_update=8)
-    prepare_model_dir(tmp_path / "M", config, data)
-
-    def interrupted(model, *rest):
-        raise KeyboardInterrupt
-
-    trainer = make_trainer(config, data, tmp_path / "M")
-    trainer.validator = interrupted
-    with pytest.raises(KeyboardInterrupt, match="after update 4, which is saved"):
-        trainer.run()
-    assert saved_steps(tmp_path / "M") == [4]
-    train(config.to_values(), tiny_data, tmp_path / "M", CPU)
-    assert [record["step"] for record in records(tmp_path / "M", "valid")] == [4, 8]
-
-
-def test_a_signal_before_a_validation_saves_without_validating(tiny_data, tiny_config, tmp_path):
-    """A scheduler kills soon after SIGTERM; a validation may take minutes."""
-    data = PreparedData.open(tiny_data)
-    config = tiny_config(valid_interval_updates=4, max_update=8)
-    prepare_model_dir(tmp_path / "M", config, data)
-    trainer = make_trainer(config, data, tmp_path / "M")
-    trainer.validator = lambda *_: pytest.fail("it validated")
-    perform = trainer.updates.perform
-
-    def struck(*args):
-        if trainer.updates.position.step == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return perform(*args)
-
-    trainer.updates.perform = struck
-    with pytest.raises(Stopped, match="after update 4, which is saved"):
-        trainer.run()
-    assert saved_steps(tmp_path / "M") == [4]
-    train(config.to_values(), tiny_data, tmp_path / "M", CPU)
-    assert [record["step"] for record in records(tmp_path / "M", "valid")] == [4, 8]
-
-
 def test_a_signal_just_before_an_interruptible_block_stops_it():
     with Interruption() as interruption:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped) as stopped, interruption.at_once():
             pytest.fail("it began")
     assert stopped.value.number == signal.SIGTERM
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_a_run_stopped_at_a_validation_saves_and_validates_after_resuming(tiny_data, tiny_config, tmp_path, moment):
+    """A scheduler kills soon after SIGTERM, and a validation may take minutes."""
+    data, out = PreparedData.open(tiny_data), tmp_path / "M"
+    config = tiny_config(valid_interval_updates=4, max_update=8)
+    prepare_model_dir(out, config, data)
+    trainer = make_trainer(config, data, out)
+    perform = trainer.updates.perform
+
+    def struck(*given):
+        if moment == "before" and trainer.updates.position.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return perform(*given)
+
+    def validate(*given):
+        assert moment == "during"
+        raise KeyboardInterrupt
+
+    trainer.updates.perform, trainer.validator = struck, validate
+    with pytest.raises(KeyboardInterrupt, match="after update 4, which is saved"):
+        trainer.run()
+    assert saved_steps(out) == [4]
+    train(config.to_values(), tiny_data, out, CPU)
+    assert [record["step"] for record in records(out, "valid")] == [4, 8]
+
+
+def test_sigterm_ends_an_update_of_ten_million_batches(tiny_data, tiny_config, tmp_path):
+    """After a signal at the ninth batch, within the next ninety."""
+    trainer = make_trainer(tiny_config(update_freq=9_999_999), PreparedData.open(tiny_data), tmp_path)
+    drawn, next_batch = [], trainer.updates.next_batch
+
+    def counted(*given):
+        drawn.append(given)
+        if len(drawn) == 9:
+            signal.raise_signal(signal.SIGTERM)
+        assert len(drawn) < 99
+        return next_batch(*given)
+
+    trainer.updates.next_batch = counted
+    with pytest.raises(Stopped, match="nothing to save yet: run the same command again to resume"):
+        trainer.run()
 
 
 def test_restarting_a_finished_run_changes_nothing(tiny_data, tiny_values, tmp_path):
@@ -286,52 +293,53 @@ def test_a_kill_during_the_creation_of_the_directory_is_recovered(tiny_data, tin
     assert sorted(os.listdir(out)) == ["config.yaml", "data.yaml", "spm.model"]
 
 
-def test_a_damaged_record_of_the_data_is_named(tiny_data, tiny_values, tmp_path):
-    train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
-    for broken in (b"", b"a: [", b"- 1"):
-        (tmp_path / "MODEL" / "data.yaml").write_bytes(broken)
-        with pytest.raises(UserError, match=r"MODEL.data\.yaml: is missing or damaged"):
-            train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
-
-
-@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room"), (errno.EMFILE, "allow more open files")])
-def test_a_log_that_cannot_be_written_is_one_line_with_the_remedy(
-    tiny_data, tiny_values, tmp_path, monkeypatch, number, remedy
-):
+def test_too_many_open_files_are_one_line_with_the_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
     def fails(self, record):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("fasttfm.training.log.RunLog.write", fails)
-    with pytest.raises(UserError, match=rf"MODEL: {os.strerror(number)}; checkpoints saved before .* {remedy}"):
+    with pytest.raises(UserError, match=r"MODEL: .*; checkpoints saved before .* allow more open files"):
         train(tiny_values(), tiny_data, tmp_path / "MODEL")
 
 
-@pytest.mark.parametrize("lines", [0, 3, 20])
-def test_a_configuration_that_was_cut_off_is_named(tiny_data, tiny_values, tmp_path, lines):
-    train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
-    path = tmp_path / "MODEL" / "config.yaml"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    with pytest.raises(UserError, match=r"is truncated or from another version: it has no \w+\.\w+; copy"):
-        train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
+@pytest.fixture(scope="module")
+def begun(tiny_data, tmp_path_factory):
+    """A model directory after one update."""
+    out = tmp_path_factory.mktemp("begun") / "MODEL"
+    train(gather(overrides={**TINY, "max_update": 1}), tiny_data, out, CPU)
+    return out
+
+
+RECORD, CUT_OFF = (
+    r"MODEL.data\.yaml: is missing or damaged",
+    r"is truncated or from another version: it has no \w+\.\w+",
+)
 
 
 @pytest.mark.parametrize(
-    ("file", "flips", "said"),
+    ("file", "content", "said"),
     [
-        ("train.src.npy", True, r"train\.src\.npy: is damaged or was changed, its SHA-256"),
-        ("valid.tgt.txt", False, r"valid\.tgt\.txt: is damaged or was changed"),
-        ("sha256sums", False, "sha256sums: is empty"),
+        ("MODEL/data.yaml", b"", RECORD),
+        ("MODEL/data.yaml", b"a: [", RECORD),
+        ("MODEL/data.yaml", b"- 1", RECORD),
+        ("MODEL/config.yaml", b"", CUT_OFF),
+        ("MODEL/config.yaml", b"kind: transformer\nmodel:\n  vocab_size: 64\n", CUT_OFF),
+        ("DATA/train.src.npy", None, r"train\.src\.npy: is damaged or was changed, its SHA-256"),
+        ("DATA/valid.tgt.txt", b"", r"valid\.tgt\.txt: is damaged or was changed"),
+        ("DATA/sha256sums", b"", "sha256sums: is empty"),
     ],
 )
-def test_damaged_data_is_refused_before_training(tiny_data, tiny_values, tmp_path, file, flips, said):
-    """One flipped bit of a token that stays in the vocabulary: only the digest detects it."""
-    damaged = shutil.copytree(tiny_data, tmp_path / "DATA") / file
-    content = bytearray(damaged.read_bytes())
-    content[-2] ^= 1
-    damaged.write_bytes(content if flips else b"")
+def test_a_damaged_file_is_named_before_training(begun, tiny_data, tiny_values, tmp_path, file, content, said):
+    """content: None flips a bit of a token, which stays in the vocabulary: only the digest detects it."""
+    out, data, path = tmp_path / "MODEL", shutil.copytree(tiny_data, tmp_path / "DATA"), tmp_path / file
+    if file.startswith("MODEL"):
+        data = tiny_data
+        shutil.copytree(begun, out)
+    *rest, last, end = path.read_bytes()
+    path.write_bytes(bytes([*rest, last ^ 1, end]) if content is None else content)
     with pytest.raises(UserError, match=said):
-        train(tiny_values(max_update=1), tmp_path / "DATA", tmp_path / "MODEL", CPU)
-    assert not (tmp_path / "MODEL").exists()
+        train(tiny_values(max_update=2), data, out, CPU)
+    assert (saved_steps(out) == [1]) if file.startswith("MODEL") else not out.exists()
 
 
 def test_an_option_of_another_version_in_a_models_configuration_is_to_be_deleted(tmp_path):

@@ -1,18 +1,22 @@
-"""The log of a run, its plot, TensorBoard and progress."""
+"""The log of a run, its plots, TensorBoard and progress."""
 
 import io
 import json
 import os
+import re
 import sys
 import threading
+from functools import partial
 
 import pytest
 from forked import run
 
+from fasttfm.cli.main import main
 from fasttfm.errors import UserError
 from fasttfm.store.run_log import read_log
+from fasttfm.training import plots
 from fasttfm.training.log import RunLog
-from fasttfm.training.plots import plot_curve
+from fasttfm.training.plots import plot_curve, plot_runs
 from fasttfm.training.progress import Progress, duration, hushed, tell
 from fasttfm.training.tensorboard import TensorBoard
 
@@ -22,15 +26,11 @@ TRAIN = {"kind": "train", "epoch": 1, "loss": 4.0, "nll": 3.5, "lr": 1e-3, "toke
 VALID = {"kind": "valid", "epoch": 1, "loss": 4.0, "nll": 3.0, "bleu": 20.0}
 
 
-def write(folder, steps, resume_step=0, tensorboard=False, bleu=20.0):
+def write(folder, steps, resume_step=0):
     log = RunLog(folder, resume_step)
-    events = TensorBoard(folder / "tensorboard", resume_step) if tensorboard else None
     for step in steps:
         log.write({**TRAIN, "step": step})
-        log.write({**VALID, "step": step, "bleu": bleu})
-        if events is not None:
-            events.on_log({**TRAIN, "step": step})
-            events.on_validate({**VALID, "step": step, "bleu": bleu}, [])
+        log.write({**VALID, "step": step})
     assert {record["step"] for record in read_log(folder)} >= {*steps}, "a kill loses no record"
     log.flush()
     log.close()
@@ -41,52 +41,44 @@ def kinds_and_steps(folder):
 
 
 def test_resuming_drops_the_records_behind_the_checkpoint(tmp_path):
+    """Changed settings belong to the checkpoint at which they changed; an interrupted validation is repeated."""
     write(tmp_path, [1, 2, 3])
-    write(tmp_path, [3, 4], resume_step=2)
-    assert [record["step"] for record in read_log(tmp_path) if record["kind"] == "train"] == [1, 2, 3, 4]
-
-
-def test_the_settings_that_a_resume_changed_stay_in_the_log(tmp_path):
-    write(tmp_path, [1, 2])
     log = RunLog(tmp_path, 2)
     log.write({"kind": "resumed", "step": 2, "lr": 0.1})
-    log.write({**TRAIN, "step": 3})
     log.close()
-    RunLog(tmp_path, 3).close()
-    assert kinds_and_steps(tmp_path)[-2:] == [("resumed", 2), ("train", 3)]
-    RunLog(tmp_path, 1).close()
-    assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1)]
-
-
-def test_a_truncated_line_is_dropped(tmp_path):
-    write(tmp_path, [1, 2])
-    with (tmp_path / "train.log.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')
-    assert len(read_log(tmp_path)) == 4
-    write(tmp_path, [3], resume_step=2)
-    lines = (tmp_path / "train.log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 1, 2, 2, 3, 3]
+    write(tmp_path, [3, 4], resume_step=2)
+    assert [record["step"] for record in read_log(tmp_path) if record["kind"] == "train"] == [1, 2, 3, 4]
+    for resume_step, validated, last in (
+        (4, 3, [("valid", 3), ("train", 4)]),
+        (2, None, [("valid", 2), ("resumed", 2)]),
+        (1, None, [("train", 1), ("valid", 1)]),
+    ):
+        RunLog(tmp_path, resume_step, validated).close()
+        assert kinds_and_steps(tmp_path)[-2:] == last
 
 
 @pytest.mark.parametrize(
-    "damage", [b"\xff\xfe\n", b"\0" * 100 + b"\n", b"[1]\n3\nnull\n", b'{"a": 1}\n', b'{"kind": "train"}\n']
+    "damage",
+    [
+        b'{"kind": "train", "st',
+        b"\xff\xfe\n",
+        b"\0" * 100 + b"\n",
+        b"[1]\n3\nnull\n",
+        b'{"a": 1}\n{"kind": "train"}\n',
+    ],
 )
-def test_a_damaged_line_is_skipped(tmp_path, damage):
+def test_a_damaged_line_is_skipped_and_dropped_by_the_next_session(tmp_path, damage):
     write(tmp_path, [1])
+    good = [("train", 1), ("valid", 1)]
     with (tmp_path / "train.log.jsonl").open("ab") as file:
         file.write(damage)
+        if damage.endswith(b"\n"):  # and what follows it counts
+            file.write(b'{"kind": "train", "step": 1}\n')
+            good.append(("train", 1))
+    assert kinds_and_steps(tmp_path) == good
     write(tmp_path, [2], resume_step=1)
-    assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
-
-
-def test_tensorboard_gets_the_same_numbers(tmp_path):
-    write(tmp_path, [1, 2], tensorboard=True)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("valid/bleu")] == [(1, 20.0), (2, 20.0)]
-    assert [event.value for event in events.Scalars("train/loss")] == [4.0, 4.0]
+    lines = (tmp_path / "train.log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1] * len(good) + [2, 2]
 
 
 def test_a_new_run_moves_existing_records_to_another_file(tmp_path):
@@ -97,6 +89,20 @@ def test_a_new_run_moves_existing_records_to_another_file(tmp_path):
     assert (tmp_path / "train.log.1.jsonl").read_bytes() == before
     assert [record["step"] for record in read_log(tmp_path)] == [7, 7]
     assert (tmp_path / "train.log.2.jsonl").exists()
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path, 0)
+    for step in (1, 2):
+        board.on_log({**TRAIN, "step": step})
+        board.on_validate({**VALID, "step": step}, [])
+    board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("valid/bleu")] == [(1, 20.0), (2, 20.0)]
+    assert [event.value for event in events.Scalars("train/loss")] == [4.0, 4.0]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -110,6 +116,14 @@ def test_tensorboard_raises_for_a_full_disk(tmp_path):
         with pytest.raises(OSError, match="No space left"):
             events.on_log({**TRAIN, "step": 1})
         events.close()
+
+
+def test_without_tensorboard_a_run_trains_with_a_hint(tiny_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fasttfm.training.recorder.find_spec", lambda name: None)
+    arguments = words(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
+    assert main([*arguments, "--workers", "1"]) == 0
+    assert 'pip install "./fasttfm[tensorboard]"' in capsys.readouterr().err
+    assert not (tmp_path / "M" / "tensorboard").exists()
 
 
 def test_a_closed_pipe_does_not_stop_a_run(tmp_path):
@@ -126,89 +140,99 @@ def test_a_closed_pipe_does_not_stop_a_run(tmp_path):
     os.close(writer)
 
 
-def test_the_curve_is_a_picture_of_training_and_validation(tmp_path):
-    write(tmp_path, [100, 200, 300])
-    with_bleu = plot_curve(tmp_path).read_bytes()
-    assert with_bleu.startswith(b"\x89PNG")
-    write(tmp_path / "..", [100, 200, 300], bleu=None)
-    without = plot_curve(tmp_path / "..", tmp_path / "other.png").read_bytes()
-    assert without.startswith(b"\x89PNG")
-    assert without != with_bleu
-
-
-def test_there_is_no_curve_without_records(tmp_path):
-    with pytest.raises(UserError, match=r"train\.log\.jsonl: holds no record"):
-        plot_curve(tmp_path)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_plain_lines_where_there_is_no_terminal():
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_is_a_bar_on_a_terminal_and_plain_lines_elsewhere(monkeypatch, is_terminal):
+    monkeypatch.setattr("fasttfm.training.progress._SECONDS_BETWEEN_DRAWINGS", 0.0)
     stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
     progress = Progress(stream)
     progress.update(99, 0.4, 10)
-    progress.train({**TRAIN, "step": 100}, 0.5, 75)
-    progress.say("validation loss 3.0")
-    progress.close()
-    first, second = stream.getvalue().splitlines()
-    assert first == " 50%, update 100, epoch 1, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding, 1:15 left"
-    assert second == "validation loss 3.0"
-
-
-def test_a_bar_on_a_terminal(monkeypatch):
-    monkeypatch.setattr("fasttfm.training.progress._SECONDS_BETWEEN_DRAWINGS", 0.0)
-    stream = Terminal()
-    progress = Progress(stream)
     progress.train({**TRAIN, "step": 100}, 0.5, 75)
     progress.update(100, 0.5, 75)
     progress.say("validation loss 3.0")
     progress.close()
     shown = stream.getvalue()
-    assert "\r" in shown
-    assert " 50%|" in shown
-    assert "1:15 left, update 100, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding" in shown
-    assert "validation loss 3.0\n" in shown
+    if is_terminal:
+        assert "\r" in shown
+        assert " 50%|" in shown
+        assert "1:15 left, update 100, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding" in shown
+        assert "validation loss 3.0\n" in shown
+    else:
+        assert shown.splitlines() == [
+            " 50%, update 100, epoch 1, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding, 1:15 left",
+            "validation loss 3.0",
+        ]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.4, "1:15"), (3725, "1:02:05"), (-3, "0:00")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+def test_durations_and_hushed_output(capsys):
+    assert [duration(seconds) for seconds in (0, 75.4, 3725, -3)] == ["0:00", "1:15", "1:02:05", "0:00"]
 
-
-def test_a_validation_after_the_checkpoint_is_dropped(tmp_path):
-    write(tmp_path, [1, 2])
-    RunLog(tmp_path, 2, validated=1).close()
-    assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1), ("train", 2)]
-
-
-def test_a_curve_on_a_full_disk_is_one_line(tmp_path):
-    write(tmp_path, [1, 2])
-    with pytest.raises(UserError, match=r"nowhere.curve\.png: cannot be written"):
-        plot_curve(tmp_path, tmp_path / "nowhere" / "curve.png")
-
-
-def test_without_tensorboard_a_run_trains_with_a_hint(tiny_data, tmp_path, monkeypatch, capsys):
-    from fasttfm.cli.main import main
-
-    monkeypatch.setattr("fasttfm.training.recorder.find_spec", lambda name: None)
-    arguments = words(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
-    assert main([*arguments, "--workers", "1"]) == 0
-    assert 'pip install "./fasttfm[tensorboard]"' in capsys.readouterr().err
-    assert not (tmp_path / "M" / "tensorboard").exists()
-
-
-def test_hushed_prints_warnings_only(capsys):
-    def stopped():
+    def stop():
         with hushed():
             tell("a note")
             tell("warning: a warning")
             raise UserError("stopped")
 
     with pytest.raises(UserError):
-        stopped()
+        stop()
     with hushed(False):
         tell("another note")
     assert capsys.readouterr().err == "warning: a warning\nanother note\n"
+
+
+def run_of(folder, bleu=True, steps=(10, 20, 30)):
+    folder.mkdir()
+    lines = []
+    for step in steps:
+        lines.append({"kind": "train", "step": step, "loss": 5 - step / 10, "nll": 4 - step / 10, "seconds": step * 6})
+        valid = {"kind": "valid", "step": step, "loss": 5, "nll": 3.5, "seconds": step * 6 + 1}
+        lines.append(valid | ({"bleu": step / 2} if bleu else {}))
+    (folder / "train.log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_several_runs_are_one_picture(tmp_path, capsys, ending):
+    runs = [run_of(tmp_path / "pre$norm"), run_of(tmp_path / "_post", bleu=False)]
+    assert main(["plot", *map(str, runs), "--over", "minutes", "--out", str(tmp_path / f"curves.{ending}")]) == 0
+    content = (tmp_path / f"curves.{ending}").read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    assert capsys.readouterr().out.strip() == str(tmp_path / f"curves.{ending}")
+
+
+def test_what_is_drawn_are_the_records(tmp_path, monkeypatch):
+    """The x axis is the step or seconds / 60; BLEU, if any, has a panel; the legend names the runs."""
+    drawn = []
+    for name in ("_draw_runs", "_draw_curve"):
+        draw = getattr(plots, name)
+        monkeypatch.setattr(plots, name, lambda figure, *rest, draw=draw: (draw(figure, *rest), drawn.append(figure)))
+    runs = [run_of(tmp_path / "one"), run_of(tmp_path / "two", steps=(40,))]
+    for over, first in (("updates", [10, 20, 30]), ("minutes", [1, 2, 3])):
+        plot_runs(runs, tmp_path / "curves.png", over)
+        losses, bleu = drawn[-1].axes
+        assert list(losses.lines[0].get_xdata()) == first
+        assert list(losses.lines[0].get_ydata()) == [3, 2, 1]
+        assert list(bleu.lines[0].get_ydata()) == [5, 10, 15]
+        assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["one", "two"]
+    without = run_of(tmp_path / "loss alone", bleu=False)
+    plot_runs([without], tmp_path / "curves.png")
+    assert len(drawn[-1].axes) == 1
+    assert plot_curve(runs[0]).read_bytes().startswith(b"\x89PNG")
+    assert [list(axes.lines[0].get_ydata()) for axes in drawn[-1].axes] == [[3, 2, 1], [5, 10, 15]]
+    assert list(drawn[-1].axes[0].lines[1].get_ydata()) == [3.5] * 3
+    plot_curve(without, tmp_path / "other.png")
+    assert len(drawn[-1].axes) == 1
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path):
+    run = run_of(tmp_path / "M")
+    for draw, said in (
+        (partial(plot_runs, [run], tmp_path / "curves.pdf"), "ends in .png or .svg"),
+        (partial(plot_runs, [tmp_path / "none"], tmp_path / "curves.png"), "has no record"),
+        (partial(plot_runs, [run] * 11, tmp_path / "curves.png"), "at most 10"),
+        (partial(plot_runs, [run], tmp_path / "none/curves.png"), "curves.png: cannot be written"),
+        (partial(plot_curve, run, tmp_path / "none/curve.png"), "curve.png: cannot be written"),
+        (partial(plot_curve, tmp_path), "train.log.jsonl: holds no record"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            draw()

@@ -59,6 +59,7 @@ def left():
         rank.communicate()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_ends_a_rank_that_waits_for_the_connection_of_one_that_has_ended(left, number):
     rank = left(10 * PATIENCE)

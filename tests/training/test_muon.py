@@ -1,7 +1,6 @@
 """Muon: polynomials against singular value decompositions, steps against a float64 reference."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -59,20 +58,15 @@ def test_the_polynomials_are_the_best_in_turn():
         assert error < (1, 0.8, 0.3, 0.02)[number]
 
 
-def test_a_block_of_zeros_stays_zero_and_neighbours_do_not_matter():
-    blocks = torch.randn(5, 8, 16)
-    blocks[2] = 0
-    result = polar(blocks)
-    assert not result[2].any()
-    assert result.isfinite().all()
-
-
-@pytest.mark.parametrize("size", [1e-10, 1e-18, 1e-20, 1e-23, 1e-25, 1e-38, 1e-44])
-def test_a_block_that_has_faded_changes_no_weight_by_much(size):
+@pytest.mark.parametrize("size", [1e-10, 1e-18, 1e-20, 1e-23, 1e-25, 1e-38, 1e-44, 0.0])
+def test_a_block_that_has_faded_changes_no_weight_by_much_and_neighbours_do_not_matter(size):
     """The momentum of a unit that is dead for a thousand updates; squares of its elements underflow."""
-    largest = torch.linalg.matrix_norm(polar(size * torch.randn(2, 8, 16)), ord=2)
-    assert (largest < 1.05).all()
-    assert (largest > 0.9).all() or size < 1e-18
+    blocks = torch.randn(3, 8, 16)
+    blocks[1] *= size
+    result = polar(blocks)
+    first, faded, last = torch.linalg.matrix_norm(result, ord=2).tolist()
+    assert 0.9 < min(first, last) <= max(first, last) < 1.05
+    assert (0.9 if size >= 1e-18 else 0.0) <= faded < 1.05
 
 
 @pytest.mark.parametrize(
@@ -146,26 +140,22 @@ def test_muon_takes_the_matrices_of_the_layers_and_adam_the_rest(tiny_data, tiny
 
 
 _OTHERS = {
-    "adam for muon": ({}, {"optimizer": "muon"}, r"no muon\.momentum"),
-    "muon for adam": ({"optimizer": "muon"}, {}, r"no use|no adam"),
-    "no average": ({}, {"ema_decay": 0.9}, r"no raw\."),
-    "an average": ({"ema_decay": 0.9}, {}, r"has raw\..*, for which this run has no use"),
+    "adam for muon": ({}, {"optimizer": "muon"}, None, r"no muon\.momentum"),
+    "muon for adam": ({"optimizer": "muon"}, {}, None, r"no use|no adam"),
+    "no average": ({}, {"ema_decay": 0.9}, None, r"no raw\."),
+    "an average": ({"ema_decay": 0.9}, {}, None, r"has raw\..*, for which this run has no use"),
+    "a moment is lost": ({}, {}, "adam.exp_avg.", r"it has no adam\.exp_avg\."),
 }
 
 
-@pytest.mark.parametrize(("theirs", "ours", "message"), _OTHERS.values(), ids=_OTHERS)
-def test_the_state_of_another_optimization_is_not_taken_for_this_ones(tiny_data, tiny_config, theirs, ours, message):
+@pytest.mark.parametrize(("theirs", "ours", "lost", "message"), _OTHERS.values(), ids=_OTHERS)
+def test_the_state_of_another_optimization_is_not_taken_for_this_ones(
+    tiny_data, tiny_config, theirs, ours, lost, message
+):
     given, taken = make(tiny_data, tiny_config(**theirs)), make(tiny_data, tiny_config(**ours))
     given.perform()
+    tensors = given.tensors()
+    if lost is not None:
+        del tensors[next(name for name in tensors if name.startswith(lost))]
     with pytest.raises(ValueError, match=message):
-        taken.load(given.tensors(), given.values(0.0))
-
-
-def test_a_state_without_one_of_adams_moments_is_refused(tiny_data, tiny_config):
-    updates = make(tiny_data, tiny_config())
-    updates.perform()
-    tensors = updates.tensors()
-    lost = next(name for name in tensors if name.startswith("adam.exp_avg."))
-    rest = {name: tensor for name, tensor in tensors.items() if name != lost}
-    with pytest.raises(ValueError, match=f"it has no {re.escape(lost)}"):
-        updates.load(rest, updates.values(0.0))
+        taken.load(tensors, given.values(0.0))

@@ -9,7 +9,9 @@ from fasttfm.system.machine import emulates_bfloat16
 from fasttfm.training.precision import autocast_dtype, resolved_precision
 from fasttfm.training.run import train
 
-CPU = torch.device("cpu")
+from .runs import CPU
+
+AUTO = {"precision": "auto", "schedule": "constant"}
 
 
 @pytest.fixture
@@ -32,28 +34,22 @@ def test_auto_is_bf16_where_units_for_it_are_known(units, precision, dtype, proc
     assert resolved_precision("auto", CPU) == precision
     assert autocast_dtype("auto", CPU) == dtype
     assert emulates_bfloat16(units) == (bool(units) and precision == "fp32")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_what_is_asked_for_is_taken_on_any_device(precision, processor):
-    processor("avx2")
-    assert resolved_precision(precision, CPU) == precision
+    for given in ("fp32", "bf16", "fp16"):
+        assert resolved_precision(given, CPU) == given
 
 
 def test_a_run_says_and_keeps_the_precision_that_it_began_with(tiny_data, tiny_values, processor, tmp_path, capsys):
-    processor("avx2", "amx_bf16")
-    given = {"precision": "auto", "schedule": "constant"}
-    train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "run", CPU)
-    assert ", bf16; " in capsys.readouterr().err
-    processor("avx2")
-    train(tiny_values(**given, max_update=3), tiny_data, tmp_path / "run", CPU)
-    told = capsys.readouterr().err
-    assert "resuming from update 2" in told
-    assert ", bf16; " in told
-    assert read_config(tmp_path / "run")["training"]["precision"] == "bf16"
-    train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "new", CPU)
-    assert ", fp32; " in capsys.readouterr().err
-    assert read_config(tmp_path / "new")["training"]["precision"] == "fp32"
+    for units, out, updates, precision in (
+        (("avx2", "amx_bf16"), "run", 1, "bf16"),
+        (("avx2",), "run", 2, "bf16"),
+        (("avx2",), "new", 1, "fp32"),
+    ):
+        processor(*units)
+        train(tiny_values(**AUTO, max_update=updates), tiny_data, tmp_path / out, CPU)
+        told = capsys.readouterr().err
+        assert f", {precision}; " in told
+        assert ("resuming from update 1" in told) == (updates == 2)
+        assert read_config(tmp_path / out)["training"]["precision"] == precision
 
 
 @pytest.mark.parametrize(("saved", "given"), [("fp16", {"optimizer": "muon"}), ("auto", {})])
@@ -61,9 +57,8 @@ def test_a_precision_that_no_such_run_has_begun_with_is_refused(
     tiny_data, tiny_values, processor, tmp_path, saved, given
 ):
     processor("avx2")
-    given = {"precision": "auto", "schedule": "constant", **given}
-    train(tiny_values(**given, max_update=1), tiny_data, tmp_path / "run", CPU)
+    train(tiny_values(**AUTO, **given, max_update=1), tiny_data, tmp_path / "run", CPU)
     written = tmp_path / "run" / "config.yaml"
     written.write_text(written.read_text().replace("precision: fp32", f"precision: {saved}"))
     with pytest.raises(UserError, match=rf"config\.yaml: training\.precision {saved} was not written by this run"):
-        train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "run", CPU)
+        train(tiny_values(**AUTO, **given, max_update=2), tiny_data, tmp_path / "run", CPU)

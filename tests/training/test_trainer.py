@@ -1,51 +1,59 @@
-"""The trainer: gradients, stopping, saving and averaging."""
+"""The trainer: learning, stopping, saving and averaging."""
 
 import itertools
 import time
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
+from fasttfm.data.scoring import bleu
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.store.checkpoint import read_meta, read_weights
 from fasttfm.store.model_dir import prepare_model_dir
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import resolve_checkpoint, saved_steps, step_folder
+from fasttfm.store.weights import load_weights, model_weights
 from fasttfm.training.run import train
+from fasttfm.training.translation import Translation, Validation
 from fasttfm.translate.translator import Translator
+from tests.model_dirs import write_model_dir
 
-from .runs import CPU, assert_same_weights, log_without_times, make_trainer, records, weights_of
+from .runs import CPU, make_trainer, records, weights_of
 from .tiny import TINY
 
 
 def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, tmp_path):
-    values = tiny_values(max_update=120, valid_interval_updates=40, save_interval_updates=20, average_last=3, lr=1e-2)
-    outcome = train(values, tiny_data, tmp_path / "M", CPU)
-    losses = [record["loss"] for record in records(tmp_path / "M", "train")]
-    assert losses[-1] < 0.7 * losses[0]
-    scores = records(tmp_path / "M", "valid")
-    assert [record["step"] for record in scores] == [40, 80, 120]
-    assert all(0 <= record["bleu"] <= 100 for record in scores)
-    hypotheses = (tmp_path / "M" / "hypotheses" / "valid.step-000000120.txt").read_text().splitlines()
-    assert len(hypotheses) == 12
-    finals = records(tmp_path / "M", "final")
-    assert outcome.score.bleu == max(finals, key=lambda record: record["step"])["bleu"], "with the final decoding"
-    assert outcome.average is not None
+    """Scores while training are those of translating with valid_beam, final ones those with the options of decoding."""
+    saving = {"valid_interval_updates": 40, "save_interval_updates": 20, "average_last": 3}
+    values = tiny_values(max_update=120, lr=1e-2, valid_beam=2, **saving)
+    values["decoding"] = {"length_penalty": "avg"}
+    out, data = tmp_path / "M", PreparedData.open(tiny_data)
+    outcome = train(values, tiny_data, out, CPU)
+    trained = records(out, "train")
+    assert trained[-1]["loss"] < 0.7 * trained[0]["loss"]
+    assert all(record["peak_memory"] > 50 << 20 for record in trained)
+    assert [record["step"] for record in records(out, "valid")] == [40, 80, 120]
     assert outcome.reason == "max_update 120 is reached"
-    last = read_log(tmp_path / "M")[-1]
-    assert last["kind"] == "average"
-    assert last["average_of"] == [80, 100, 120]
-    assert last["bleu"] == outcome.average.bleu
+
+    hypotheses = (out / "hypotheses" / "valid.step-000000120.txt").read_text(encoding="utf-8").splitlines()
+    assert hypotheses == Translator.from_directory(out, "120", beam=2).translate(data.valid_source_text)
+    assert outcome.best.outputs == Translator.from_directory(out).translate(data.valid_source_text)
+    finals = records(out, "final")
+    assert outcome.score.bleu == max(finals, key=lambda record: record["step"])["bleu"], "with the final decoding"
+    assert outcome.score.outputs == Translator.from_directory(out, "last").translate(data.valid_source_text)
+    assert bleu(outcome.score.outputs, data.valid_target_text).value == outcome.score.bleu > 0
+
+    last = read_log(out)[-1]
+    assert (last["kind"], last["average_of"], last["bleu"]) == ("average", [80, 100, 120], outcome.average.bleu)
     assert outcome.average.loss != outcome.score.loss
-    translator = Translator.from_directory(tmp_path / "M", "average")
-    assert outcome.average.outputs == translator.translate(PreparedData.open(tiny_data).valid_source_text)
-    averaged = weights_of(tmp_path / "M", "average")
-    for name, tensor in averaged.items():
-        parts = [read_weights(step_folder(tmp_path / "M", step))[name] for step in (80, 100, 120)]
+    assert outcome.average.outputs == Translator.from_directory(out, "average").translate(data.valid_source_text)
+    for name, tensor in weights_of(out, "average").items():
+        parts = [read_weights(step_folder(out, step))[name] for step in (80, 100, 120)]
         torch.testing.assert_close(tensor, torch.stack(parts).mean(0))
 
 
@@ -65,47 +73,12 @@ def test_learned_positions_are_trained_and_must_be_enough(tiny_data, tiny_values
             train(tiny_values(positional_encoding="learned", **changes), tiny_data, tmp_path / "N", CPU)
 
 
-def test_one_seed_gives_the_same_run_twice_and_another_does_not(tiny_data, tiny_values, tmp_path):
-    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
-        train(tiny_values(seed=seed), tiny_data, tmp_path / name, CPU)
-    assert_same_weights(tmp_path / "one", tmp_path / "same")
-    assert log_without_times(tmp_path / "one") == log_without_times(tmp_path / "same")
-    one, other = weights_of(tmp_path / "one"), weights_of(tmp_path / "other")
-    assert any(not torch.equal(one[name], other[name]) for name in one)
-
-
-def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, tiny_config, tmp_path):
-    """Accumulation over 3 batches of different sizes equals the gradient of the summed loss over all tokens."""
-    data = PreparedData.open(tiny_data)
-    config = tiny_config(update_freq=3, dropout=0.0, label_smoothing=0.1)
-    trainer = make_trainer(config, data, tmp_path)
-    seen = {}
-
-    def step(lr):
-        seen.update(gradients=[parameter.grad.clone() for parameter in trainer.model.parameters()])
-        return torch.ones(())
-
-    trainer.updates.optimization.step = step
-    trainer.updates.perform()
-    for parameter in trainer.model.parameters():
-        parameter.grad = None
-    chosen = [trainer.updates.batches.batch(indices) for indices in trainer.updates.batches.epoch(0)[:3]]
-    assert len({batch.target_tokens for batch in chosen}) > 1
-    total = sum(trainer.model.batch_loss(batch, label_smoothing=0.1)[0] for batch in chosen)
-    (total / sum(batch.target_tokens for batch in chosen)).backward()
-    for gradient, parameter in zip(seen["gradients"], trainer.model.parameters(), strict=True):
-        torch.testing.assert_close(gradient, parameter.grad)
-
-
-def test_rehearsing_the_largest_batch_changes_nothing(tiny_data, tiny_config, tmp_path):
-    trainer = make_trainer(tiny_config(), PreparedData.open(tiny_data), tmp_path)
-    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    state = torch.get_rng_state()
-    trainer.updates.rehearse()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
-    assert (trainer.updates.position.step, trainer.updates.position.batch) == (0, 0)
+def test_another_seed_gives_another_run(tiny_data, tiny_values, tmp_path):
+    weights = []
+    for seed in (1, 2):
+        train(tiny_values(seed=seed, max_update=1), tiny_data, tmp_path / str(seed), CPU)
+        weights.append(weights_of(tmp_path / str(seed)))
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.parametrize("is_gpu", [True, False])
@@ -183,7 +156,6 @@ def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_pat
     config = tiny_config(valid_interval_updates=2, save_interval_updates=2, keep_interval_updates=1, max_update=8)
     prepare_model_dir(tmp_path, config, data)
     trainer = make_trainer(config, data, tmp_path)
-    from fasttfm.training.translation import Validation
 
     losses = iter([3.0, 4.0, 5.0, 6.0])
     trainer.validator = lambda model, *rest: Validation(loss=1.0, nll=next(losses), bleu=None)
@@ -213,3 +185,18 @@ def test_the_moving_average_is_what_is_saved(tiny_data, tiny_config, tmp_path):
         expected = expected + 0.25 * (raw - expected)
     torch.testing.assert_close(weights_of(tmp_path)[name], expected)
     assert torch.equal(trainer.updates.optimization.parameters[0], seen[-1])
+
+
+def test_a_student_of_fewer_layers_begins_with_its_teacher_s(tmp_path, capsys):
+    """The only decoder layer is the teacher's second and last; all else is the teacher's."""
+    teacher = write_model_dir(tmp_path / "teacher")
+    model = Transformer.from_pretrained(teacher)
+    weights, config = model_weights(model), replace(model.config, decoder_layers=1)
+    student, task = Transformer(config), Translation()
+    load_weights(student, task.weights_for(student, weights), teacher)
+    for name, tensor in model_weights(student).items():
+        assert torch.equal(tensor, weights[name.replace("decoder.layers.0", "decoder.layers.1")]), name
+    assert capsys.readouterr().err == "--init-from: of 2 decoder layers 2\n"
+    deep = Transformer(replace(config, decoder_layers=3))
+    with pytest.raises(UserError, match=r"it has no decoder\.layers\.2"):
+        load_weights(deep, task.weights_for(deep, weights), teacher)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE, free_port, wait_for_end
 
-from fasttfm.cli.workers import number_of_workers
+from fasttfm.cli.workers import number_of_workers, usable_cores
 from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
 from fasttfm.store.checkpoint import read_weights
@@ -24,6 +24,7 @@ from fasttfm.store.steps import saved_steps, step_folder
 from fasttfm.system import machine
 from fasttfm.system.children import command_line
 from fasttfm.training import workers
+from fasttfm.training.updates import _seed
 from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks
@@ -101,10 +102,8 @@ def test_a_lost_connection_ends_a_rank_silently_and_no_other_error_does():
             raise raised
 
 
-def test_ranks_drop_out_differently(tiny_data, tmp_path):
+def test_ranks_drop_out_differently():
     """Equal masks on two ranks would halve the noise."""
-    from fasttfm.training.updates import _seed
-
     assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
 
 
@@ -172,17 +171,22 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
     assert_same_weights(uninterrupted, out)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
+@pytest.mark.parametrize(("kind", "at", "saved"), [("SIGTERM", 6, 6), ("validation", 1, 4)])
+def test_a_signal_to_one_rank_saves_once_and_the_run_goes_on(run_ranks, tiny_data, tmp_path, rank, kind, at, saved):
+    """In an update, and while all validate, which they do again then."""
     out = tmp_path / "M"
-    command = words(tiny_data, out, save_interval_updates=0, valid_interval_updates=0)
-    (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [rank, 6, "SIGTERM"]})
-    assert statuses == [143, 143], stderr
+    command = words(tiny_data, out, save_interval_updates=0)
+    (stopped, repeated), stderr = run_ranks(
+        {"size": 2, "words": command, "fault": [rank, at, kind]}, {"size": 2, "words": command}
+    )
+    assert (stopped, repeated) == ([143, 143], [0, 0]), stderr
     assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == [
-        "fasttfm train: stopped after update 6, which is saved: run the same command again to resume"
+        f"fasttfm train: stopped after update {saved}, which is saved: run the same command again to resume"
     ]
-    assert saved_steps(out) == [6]
+    assert f"resuming from update {saved} in" in stderr
+    assert [record["step"] for record in records(out, "valid")] == [4, 8, 12]
 
 
 def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, tmp_path):
@@ -201,19 +205,6 @@ def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, t
         assert other["nll"] == pytest.approx(one["nll"], rel=1e-6)
         assert other["bleu"] == one["bleu"]
         assert (tmp_path / str(size) / "hypotheses" / "valid.step-000000004.txt").read_text() == lines
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_rank_while_all_validate_saves_and_validates_again(run_ranks, tiny_data, tmp_path, rank):
-    out = tmp_path / "M"
-    command = words(tiny_data, out)
-    (stopped, repeated), stderr = run_ranks(
-        {"size": 2, "words": command, "fault": [rank, 1, "validation"]}, {"size": 2, "words": command}
-    )
-    assert (stopped, repeated) == ([143, 143], [0, 0]), stderr
-    assert "stopped after update 4, which is saved" in stderr
-    assert [record["step"] for record in records(out, "valid")] == [4, 8, 12]
 
 
 def test_a_nan_loss_on_one_rank_lets_all_skip_the_update(run_ranks, tiny_data, tmp_path):
@@ -256,7 +247,10 @@ print(*sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+
+
+@needs_proc
 def test_no_thread_of_the_process_group_outlives_it():
     """A thread that acquires the GIL at exit would abort the process."""
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
@@ -287,7 +281,6 @@ def wait_for(process, text):
     raise AssertionError(f"{text!r} was not said")
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 LONG = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}
 
 
@@ -389,9 +382,8 @@ def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
 def test_how_many_workers(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr("fasttfm.cli.workers.usable_cores", lambda: 8)
-    assert number_of_workers(None, 0, "cpu") == 8
-    assert number_of_workers(None, 4, "cpu") == 1
-    assert number_of_workers(3, 4, "cpu") == 3
+    for asked, threads, device, expected in ((None, 0, "cpu", 8), (None, 4, "cpu", 1), (3, 4, "cpu", 3)):
+        assert number_of_workers(asked, threads, device) == expected
     assert number_of_workers(None, 0, "cuda") == 1
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert number_of_workers(None, 0, "cpu") == number_of_workers(4, 0, "cpu") == 1
@@ -399,7 +391,11 @@ def test_how_many_workers(monkeypatch):
         number_of_workers(2, 0, "cpu")
 
 
-def test_cores_are_what_a_container_allows_at_most(monkeypatch, tmp_path):
+def test_cores_are_what_a_container_and_openmp_allow_at_most(monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert usable_cores() == 1
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     limit = tmp_path / "cpu.max"
     monkeypatch.setattr(machine, "Path", lambda path: limit)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
@@ -407,12 +403,3 @@ def test_cores_are_what_a_container_allows_at_most(monkeypatch, tmp_path):
     for text, cores in (("max 100000\n", 4), ("400000 100000\n", 2), ("50000 100000\n", 1)):
         limit.write_text(text)
         assert cores_of_rank() == cores
-
-
-def test_cores_are_what_openmp_is_told_at_most(monkeypatch):
-    from fasttfm.cli.workers import usable_cores
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert usable_cores() == 1
