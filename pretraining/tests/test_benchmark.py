@@ -17,6 +17,7 @@ def text(tmp_path):
     return tmp_path / "text.txt"
 
 
+@pytest.mark.whole
 def test_both_take_turns_and_the_record_has_a_row_for_each(text, tmp_path, monkeypatch):
     order = []
 

@@ -1,18 +1,29 @@
-"""A BERT that learns from another one: what its loss is made of, what it begins with, and the command."""
+"""A BERT that learns from another one: its losses and their gradients, what it begins with, and the command."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from training.runs import assert_same_weights
+from torch import nn
+from torch.autograd import gradcheck
+from training.runs import assert_same_weights, records
 
 from fasttfm.cli.main import main
+from fasttfm.models import TransformerConfig
+from fasttfm.models.layers import EncoderLayer
+from fasttfm.models.stack import Stack
 from fasttfm_pretraining.config.bert import BertConfig, StudentConfig
 from fasttfm_pretraining.data.masked_rows import MaskedBatch
 from fasttfm_pretraining.models.bert import BertPretraining
-from fasttfm_pretraining.models.distillation import attention_scores
+from fasttfm_pretraining.models.distillation import (
+    attention_loss,
+    attention_scores,
+    cosine_loss,
+    hidden_loss,
+    soft_target_loss,
+    watch,
+)
 from fasttfm_pretraining.models.kinds import read_model
 from fasttfm_pretraining.models.student import Student
 from fasttfm_pretraining.training import distillation
@@ -43,42 +54,99 @@ def batch() -> MaskedBatch:
     )  # fmt: skip
 
 
-def states(model, given):
-    """Embeddings, every layer's output and attention scores, logits at the hidden tokens: one layer after the other."""
-    body = model.body
-    x = body.embeddings(given.tokens, None, None)
-    outputs, scores = [x], []
-    for layer in body.encoder.layers:
-        scores.append(attention_scores(layer.self_attn, outputs[-1]))
-        outputs.append(layer(outputs[-1], given.lengths))
-    masked = model.masked(outputs[-1].flatten(0, 1)[given.positions], body.embeddings.word.weight)
-    return outputs, scores, masked
+def draw(*shape: int, seed: int = 0, grad: bool = True) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_(grad)
+
+
+def test_soft_targets_are_the_divergence_and_their_gradient_keeps_its_size_at_every_temperature():
+    # d/dz_s of T^2 KL is T (q - p): for large T the difference of the centred logits over V (Hinton et al. 2015)
+    student, teacher = draw(4, 6), draw(4, 6, seed=1)
+    for temperature in (1.0, 2.0, 7.5):
+        p, q = (torch.softmax(logits / temperature, -1) for logits in (teacher, student))
+        loss = soft_target_loss(student, teacher, temperature)
+        torch.testing.assert_close(loss, temperature**2 * (p * (p / q).log()).sum())
+        torch.testing.assert_close(torch.autograd.grad(loss, student)[0], temperature * (q - p))
+    assert soft_target_loss(teacher, teacher, 2.0).item() == pytest.approx(0, abs=1e-12)
+    (hot,) = torch.autograd.grad(soft_target_loss(student, teacher, 1e5), student)
+    centred = [logits.detach() - logits.detach().mean(-1, keepdim=True) for logits in (student, teacher)]
+    torch.testing.assert_close(hot, (centred[0] - centred[1]) / 6, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_are_those_of_differences():
+    teacher, scores = draw(3, 4, seed=1), draw(2, 2, 3, 3, seed=2)
+    projection = nn.Linear(5, 4).double()
+    lengths = torch.tensor([3, 2])
+    assert gradcheck(lambda z: soft_target_loss(z, teacher, 3.0), (draw(3, 4),))
+    assert gradcheck(lambda h: cosine_loss(h, teacher), (draw(3, 4),))
+    assert gradcheck(lambda h, w: hidden_loss(h, teacher, lambda x: x @ w), (draw(3, 5), draw(5, 4, seed=3)))
+    assert gradcheck(lambda a: attention_loss(a, scores, lengths), (draw(2, 2, 3, 3),))
+    loss = hidden_loss(draw(3, 5), teacher, projection)
+    loss.backward()
+    assert projection.weight.grad.abs().sum() > 0  # the map is learned
+    assert teacher.grad is None  # the teacher is not
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_of_halves_are_sums_in_float32(dtype):
+    """Over more tokens and pairs than float16 has numbers, as in the batches of the presets."""
+    student, teacher = (draw(20_000, 4, seed=seed, grad=False).to(dtype) for seed in (0, 1))
+    scores = [draw(4, 1, 160, 160, seed=seed, grad=False).to(dtype) for seed in (2, 3)]
+    lengths = torch.full((4,), 160)
+    for loss, given in (
+        (hidden_loss, (student, teacher)),
+        (cosine_loss, (student, teacher)),
+        (lambda a, b: attention_loss(a, b, lengths), scores),
+    ):
+        torch.testing.assert_close(loss(*given).double(), loss(*(x.double() for x in given)), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_trace_holds_what_passes_through_the_layers(shared):
+    torch.manual_seed(0)
+    config = TransformerConfig(vocab_size=5, d_model=8, heads=2, d_ff=12, dropout=0.0)
+    one = EncoderLayer(config)
+    stack = Stack([one] * 3 if shared else [one, EncoderLayer(config), EncoderLayer(config)]).double()
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    x, lengths = draw(2, 4, 8, grad=False), torch.tensor([4, 3])
+    plain = stack(x, lengths)
+    with watch(stack.layers, scores=True) as trace:
+        traced = stack(x, lengths)
+    torch.testing.assert_close(traced, plain)
+    assert len(trace.inputs) == len(trace.outputs) == len(trace.scores) == 3
+    torch.testing.assert_close(trace.inputs[0], x)
+    torch.testing.assert_close(trace.outputs[-1], plain)
+    torch.testing.assert_close(trace.inputs[1:], trace.outputs[:-1])
+    for number, layer in enumerate(stack.layers):
+        keys = torch.arange(4) < lengths[:, None]
+        weights = trace.scores[number].masked_fill(~keys[:, None, None, :], -torch.inf).softmax(-1)
+        expected = layer.self_attn.weights(trace.inputs[number], lengths=lengths)
+        torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(attention_scores(one.self_attn, x), trace.scores[0])
+    assert stack(x, lengths).equal(plain)  # and nothing watches any more
 
 
 def test_the_loss_is_the_weighted_sum_by_hand():
-    weights = {"soft_weight": 3.0, "mlm_weight": 2.0, "cosine_weight": 0.5, "embedding_weight": 0.25}
-    weights |= {"hidden_weight": 0.75, "attention_weight": 1.5}
+    """Layer losses are compared with TinyBERT's formulas in test_task_distillation.py: here, what they weigh."""
+    weights = {"soft_weight": 3.0, "mlm_weight": 2.0, "cosine_weight": 0.5, "hidden_weight": 0.75}
     student, teacher = pair(temperature=2.5, **weights)
     given = batch()
     loss, nll = student.batch_loss(given)
-    mine, my_scores, my_logits = states(student, given)
-    theirs, their_scores, their_logits = states(teacher, given)
     real = torch.arange(8) < given.lengths[:, None]
+    layers, logits = [], []
+    for model in (student, teacher):
+        with watch(model.body.encoder.layers) as trace:
+            hidden = model.body(given.tokens, None, given.lengths)
+        layers.append([output[real] for output in trace.outputs])
+        picked = hidden.flatten(0, 1)[given.positions]
+        logits.append(model.masked(picked, model.body.embeddings.word.weight))
+    (mine, theirs), (my_logits, their_logits) = layers, logits
     cross_entropy = torch.nn.functional.cross_entropy(my_logits, given.labels, reduction="sum")
-    p, q = (torch.softmax(logits / 2.5, -1) for logits in (their_logits, my_logits))
+    p, q = (torch.softmax(each / 2.5, -1) for each in (their_logits, my_logits))
     soft = 2.5**2 * (p * (p / q).log()).sum()
-    angles = torch.cosine_similarity(mine[-1][real], theirs[-1][real], dim=-1)
-    embedding = (student.embedding_map(mine[0][real]) - theirs[0][real]).square().mean()
-    hidden = sum((student.hidden_map(mine[i][real]) - theirs[2 * i][real]).square().mean() for i in (1, 2))
-    attention = torch.zeros(())
-    for number in (0, 1):
-        parts = [
-            (my_scores[number] - their_scores[2 * number + 1])[row, :, :length, :length].flatten()
-            for row, length in enumerate(given.lengths)
-        ]
-        attention = attention + torch.cat(parts).square().mean()
-    expected = 2.0 * cross_entropy + 3.0 * soft
-    expected = expected + 4 * (0.5 * (1 - angles).mean() + 0.25 * embedding + 0.75 * hidden + 1.5 * attention)
+    angles = torch.cosine_similarity(mine[-1], theirs[-1], dim=-1)
+    hidden = sum((student.hidden_map(mine[i]) - theirs[2 * i + 1]).square().mean() for i in (0, 1))
+    expected = 2.0 * cross_entropy + 3.0 * soft + 4 * (0.5 * (1 - angles).mean() + 0.75 * hidden)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(nll, cross_entropy.detach(), rtol=1e-5, atol=1e-5)
     loss.backward()
@@ -87,31 +155,19 @@ def test_the_loss_is_the_weighted_sum_by_hand():
     assert student.body.encoder.layers[0].linear1.weight.grad.abs().sum() > 0
 
 
-def test_validation_minimizes_what_training_does():
-    student, _ = pair(**{**NOTHING, "hidden_weight": 1.0})  # the head is untrained
+def test_validation_minimizes_what_training_does_and_the_teacher_is_neither_saved_nor_trained():
+    student, teacher = pair(**{**NOTHING, "hidden_weight": 1.0})  # the head is untrained
     loss, nll = student.batch_loss(batch())
     scores = student.batch_scores(batch())
     assert scores["loss"] == loss != nll == scores["nll"]
     assert "sentences" not in scores
-
-
-def test_the_teacher_is_neither_saved_nor_trained():
-    student, teacher = pair()
     assert sum(p.numel() for p in student.parameters()) < sum(p.numel() for p in teacher.parameters())
     assert not any("teacher" in name for name in student.state_dict())
     student.train()
     assert not teacher.training
 
 
-def test_a_student_that_is_its_teacher_loses_nothing():
-    student, teacher = pair(layers=4, **{**NOTHING, "soft_weight": 1.0, "cosine_weight": 1.0, "attention_weight": 1.0})
-    assert student.copy_layers()
-    loss, _ = student.batch_loss(batch())
-    assert loss.item() == pytest.approx(0, abs=1e-4)
-    assert teacher.masked.bias.equal(student.masked.bias)
-
-
-def test_it_begins_with_every_second_layer_of_its_teacher():
+def test_a_student_begins_with_every_second_layer_and_one_that_is_its_teacher_loses_nothing():
     student, teacher = pair()
     assert student.copy_layers()
     for number, source in enumerate((0, 2)):
@@ -122,6 +178,10 @@ def test_it_begins_with_every_second_layer_of_its_teacher():
     before = narrow.body.embeddings.word.weight.clone()
     assert not narrow.copy_layers()
     assert narrow.body.embeddings.word.weight.equal(before)
+    same, teacher = pair(layers=4, **{**NOTHING, "soft_weight": 1.0, "cosine_weight": 1.0, "attention_weight": 1.0})
+    assert same.copy_layers()
+    assert same.batch_loss(batch())[0].item() == pytest.approx(0, abs=1e-4)
+    assert teacher.masked.bias.equal(same.masked.bias)
 
 
 @pytest.mark.parametrize("fields", [NOTHING, {"temperature": 0.0}, {"soft_weight": -1.0}, {"pooler": True}])
@@ -162,8 +222,7 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
     capsys.readouterr()
     assert main(["mlm", "evaluate", str(tmp_path / "whole" / "student"), "--data", str(teacher / "data")]) == 0
     assert "masked tokens" in capsys.readouterr().out
-    records = [json.loads(line) for line in (tmp_path / "whole" / "train.log.jsonl").read_text().splitlines()]
-    assert records[-1]["kind"] == "valid"
+    assert records(tmp_path / "whole", "valid")
     shutil.rmtree(tmp_path / "whole" / "student")
     assert main([*command, "--heads", "2", "--out", str(tmp_path / "whole"), "--dump-config"]) == 0
     assert not (tmp_path / "whole" / "student").exists()  # it prints alone

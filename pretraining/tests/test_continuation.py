@@ -105,5 +105,8 @@ def test_a_prompt_begins_the_text():
     for wrong in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"seed": -1}):
         with pytest.raises(UserError, match="--"):
             Sampling(**wrong)
+    for changes in ({"top_k": 3}, {"top_p": 0.5}, {"seed": 2}):
+        with pytest.raises(UserError, match="does nothing while --temperature is 0"):
+            Sampling(temperature=0, **changes)
     with pytest.raises(UserError, match="--tokens 0"):
         generate(model, tokenizer, "", 0, 1, Sampling())

@@ -15,28 +15,26 @@ from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer, load_text_tok
 
 END = 3
 LINES = [f"line {number} of  a  text, with the words that it has" for number in range(60)]
+TEXT = "\n".join(LINES) + "\n"
 
 
-def write(folder, text, name="text.txt"):
-    path = folder / name
-    path.write_text(text)
-    return path
-
-
-def prepared(folder, text, **options):
-    options = {"vocabulary": "bytes", **options}
-    prepare_documents([write(folder, text)], folder / "D", DocumentOptions(**options), say=lambda line: None)
-    return PreparedDocuments.open(folder / "D")
+def prepared(folder, content, name="text.txt", **options):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    chosen = DocumentOptions(**{"vocabulary": "bytes", **options})
+    said: list[str] = []
+    prepare_documents([folder / name], folder / "D", chosen, say=said.append)
+    return PreparedDocuments.open(folder / "D"), said
 
 
 def text_of(data, documents):
     return [data.tokenizer.decode(documents.read(*bounds)) for bounds in itertools.pairwise(documents.offsets)]
 
 
-def test_a_file_is_a_document_and_its_end_is_held_out(tmp_path):
-    data = prepared(tmp_path, "\n".join(LINES) + "\n", valid_share=0.1)
+@pytest.mark.parametrize(("name", "pack"), [("text.txt", bytes), ("text.txt.gz", gzip.compress)])
+def test_a_file_is_a_document_and_its_end_is_held_out(tmp_path, name, pack):
+    data, _ = prepared(tmp_path, pack(TEXT.encode()), name, valid_share=0.1)
     (train,), (valid,) = text_of(data, data.train), text_of(data, data.valid)
-    assert train + valid == "\n".join(LINES) + "\n"
+    assert train + valid == TEXT
     assert 0 < len(valid) <= 0.1 * len(train + valid)
     assert data.valid.bytes == len(valid)
     assert int(data.train.read(0, data.train.tokens)[-1]) == data.tokenizer.end
@@ -44,25 +42,12 @@ def test_a_file_is_a_document_and_its_end_is_held_out(tmp_path):
 
 @pytest.mark.parametrize("separator", ["", "<|endoftext|>"])
 def test_a_separator_ends_a_document_and_is_no_text(tmp_path, separator):
-    text = f"\n{separator}\n".join(LINES) + "\n"
-    data = prepared(tmp_path, text, document_separator=separator)
-    documents = text_of(data, data.train) + text_of(data, data.valid)
-    assert documents == [f"{line}\n" for line in LINES]
-
-
-def test_packed_text_gives_the_same_data(tmp_path):
-    text = "\n".join(LINES) + "\n"
-    plain = prepared(tmp_path, text)
-    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(text.encode()))
-    prepare_documents(
-        [tmp_path / "text.txt.gz"], tmp_path / "Z", DocumentOptions(vocabulary="bytes"), say=lambda line: None
-    )
-    packed = PreparedDocuments.open(tmp_path / "Z")
-    assert text_of(packed, packed.train) == text_of(plain, plain.train)
+    data, _ = prepared(tmp_path, f"\n{separator}\n".join(LINES) + "\n", document_separator=separator)
+    assert text_of(data, data.train) + text_of(data, data.valid) == [f"{line}\n" for line in LINES]
 
 
 def test_subwords_give_back_every_space_and_line_break(tmp_path):
-    data = prepared(tmp_path, "\n".join(LINES) + "\n", vocabulary="pieces", vocab_size=320)
+    data, _ = prepared(tmp_path, TEXT, vocabulary="pieces", vocab_size=320)
     for text in ("  two  spaces \n\n and lines\n", "ünknown ▁ 漢字", ""):
         assert data.tokenizer.decode(data.tokenizer.encode(text)) == text
     assert data.train.tokens < 0.8 * data.train.bytes
@@ -72,14 +57,8 @@ def test_subwords_give_back_every_space_and_line_break(tmp_path):
 
 
 def test_preparing_again_does_nothing_and_another_text_is_prepared(tmp_path):
-    said = []
-    path = write(tmp_path, "\n".join(LINES))
-    for _ in range(2):
-        prepare_documents([path], tmp_path / "D", DocumentOptions(vocabulary="bytes"), say=said.append)
-    assert "nothing to do" in said[-1]
-    write(tmp_path, "\n".join(LINES[:50]))
-    prepare_documents([path], tmp_path / "D", DocumentOptions(vocabulary="bytes"), say=said.append)
-    assert "ready" in said[-1]
+    for text, last in ((TEXT, "ready"), (TEXT, "nothing to do"), (TEXT[:2000], "ready")):
+        assert last in prepared(tmp_path, text)[1][-1]
 
 
 @pytest.mark.parametrize("length", [3, 5, 8, 64])
@@ -103,13 +82,22 @@ def test_rows_hold_every_token_once_and_each_input_is_what_came_before_it(length
     assert position == documents.tokens
 
 
+def test_a_token_of_its_own_stands_before_documents():
+    documents = Documents.from_lists([[5, 6], [7], [8, 9, 10]], END, begin=4)
+    inputs, targets, lengths = documents.row(0, 4)
+    assert (inputs.tolist(), targets.tolist(), lengths.tolist()) == ([4, 5, 6, 4], [5, 6, END, 7], [3, 1])
+    inputs, targets, _ = documents.row(1, 4)
+    assert (inputs.tolist(), targets.tolist()) == ([7, 4, 8, 9], [END, 8, 9, 10])
+    assert documents.row(2, 4)[0].tolist() == [10]
+
+
 def test_an_epoch_is_a_permutation_that_its_number_decides():
     documents = Documents.from_lists([list(range(4, 104))] * 5, END)
-    batches = RowBatches(documents, 8, 24, seed=7)
+    batches, repeated = (RowBatches(documents, 8, 24, seed=7) for _ in range(2))
     first = np.concatenate(batches.epoch(0))
     assert sorted(first) == list(range(batches.rows))
     assert len(batches.epoch(0)) == len(batches)
-    assert (first == np.concatenate(RowBatches(documents, 8, 24, seed=7).epoch(0))).all()
+    assert (first == np.concatenate(repeated.epoch(0))).all()
     assert not (first == np.concatenate(batches.epoch(1))).all()
     batch = batches.batch(batches.epoch(0)[0])
     assert batch.tokens.shape == (1, batch.target_tokens)
@@ -126,7 +114,6 @@ def test_bytes_are_what_they_say():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is empty"),
         (b"\n\n  \n", "is empty"),
         (b"\x89PNG\r\n\x1a\n\0\0", "not valid UTF-8"),
         (b"text\nmore\nthen a \0 byte\n" * 9, "not text"),
@@ -135,9 +122,8 @@ def test_bytes_are_what_they_say():
     ],
 )
 def test_a_file_that_is_no_text_ends_in_one_line(tmp_path, content, said):
-    (tmp_path / "bad.txt").write_bytes(content)
     with pytest.raises(UserError, match=said) as error:
-        prepare_documents([tmp_path / "bad.txt"], tmp_path / "D", DocumentOptions(), say=print)
+        prepared(tmp_path, content, "bad.txt")
     assert "bad.txt" in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "D").exists()
@@ -145,7 +131,7 @@ def test_a_file_that_is_no_text_ends_in_one_line(tmp_path, content, said):
 
 @pytest.mark.parametrize("name", ["train.npy", "valid.offsets.npy", "bytes.json", "data.yaml"])
 def test_damaged_data_end_in_one_line(tmp_path, name):
-    data = prepared(tmp_path, "\n".join(LINES))
+    data, _ = prepared(tmp_path, TEXT)
     (data.path / name).write_bytes((data.path / name).read_bytes()[:-3])
     with pytest.raises(UserError, match=r"prepare the data again|is damaged"):
         PreparedDocuments.open(data.path)
@@ -155,23 +141,12 @@ def test_wrong_options_and_files_end_in_one_line(tmp_path):
     for options in ({"valid_share": 0.0}, {"valid_share": 0.7}, {"vocab_size": 2}):
         with pytest.raises(UserError, match="--"):
             DocumentOptions(**options)
-    with pytest.raises(UserError, match="no such file"):
-        prepare_documents([tmp_path / "none"], tmp_path / "D", DocumentOptions(), say=print)
-    with pytest.raises(UserError, match="no such file"):
-        prepare_documents(
-            [write(tmp_path, "a\n" * 99)], tmp_path / "D", DocumentOptions(), model=tmp_path / "x.model", say=print
-        )
+    (tmp_path / "text.txt").write_text(TEXT)
+    for file, model in (("none", None), ("text.txt", tmp_path / "x.model")):
+        with pytest.raises(UserError, match="no such file"):
+            prepare_documents([tmp_path / file], tmp_path / "D", DocumentOptions(), model=model, say=print)
     with pytest.raises(UserError, match="holds no prepared documents"):
         PreparedDocuments.open(tmp_path)
     (tmp_path / "bytes.json").write_text('{"first_byte": 9}')
     with pytest.raises(UserError, match="damaged"):
         load_text_tokenizer(tmp_path)
-
-
-def test_a_token_of_its_own_stands_before_documents():
-    documents = Documents.from_lists([[5, 6], [7], [8, 9, 10]], END, begin=4)
-    inputs, targets, lengths = documents.row(0, 4)
-    assert (inputs.tolist(), targets.tolist(), lengths.tolist()) == ([4, 5, 6, 4], [5, 6, END, 7], [3, 1])
-    inputs, targets, _ = documents.row(1, 4)
-    assert (inputs.tolist(), targets.tolist()) == ([7, 4, 8, 9], [END, 8, 9, 10])
-    assert documents.row(2, 4)[0].tolist() == [10]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from training.runs import assert_same_weights
+from training.runs import assert_same_weights, records
 
 from fasttfm.cli.main import main
 from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
-from fasttfm.store.checkpoint import read_weights, save_checkpoint
-from fasttfm.store.steps import resolve_checkpoint, step_folder
+from fasttfm.store.checkpoint import read_weights
+from fasttfm.store.steps import resolve_checkpoint
 from fasttfm.store.weights import model_weights
 from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm_pretraining.config.gpt import GPTConfig
@@ -24,6 +24,7 @@ from fasttfm_pretraining.data.text_tokenizer import train_text_tokenizer
 from fasttfm_pretraining.models.bert import BertPretraining
 from fasttfm_pretraining.models.electra import Electra
 from fasttfm_pretraining.models.gpt import GPT
+from fasttfm_pretraining.models.saved import write_run
 
 NAMES = ["Ada", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal"]
 PLACES = ["Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito"]
@@ -57,27 +58,24 @@ def texts() -> list[str]:
     return [*given, "Who was king?"] * 2
 
 
+BODIES = {
+    "bert": (BertConfig, BertPretraining, {}),
+    "albert": (AlbertConfig, BertPretraining, {"embedding_size": 16}),
+    "electra": (ElectraConfig, Electra, {"embedding_size": 16}),
+    "gpt": (GPTConfig, GPT, {}),
+}
+
+
 @pytest.fixture(scope="module")
 def bodies(tmp_path_factory) -> dict[str, Path]:
     """Directories of a model of every kind as pre-training leaves them."""
     folder, tokenizer = tmp_path_factory.mktemp("bodies"), train_text_tokenizer(texts(), 420)
-    made = {}
-    for kind, config_class, model_class in (
-        ("bert", BertConfig, BertPretraining),
-        ("albert", AlbertConfig, BertPretraining),
-        ("electra", ElectraConfig, Electra),
-        ("gpt", GPTConfig, GPT),
-    ):
+    for kind, (config_class, model_class, more) in BODIES.items():
         torch.manual_seed(4)
-        more = {"embedding_size": 16} if kind in ("albert", "electra") else {}
         config = config_class(vocab_size=len(tokenizer), **SIZE, **more)
-        made[kind] = folder / kind
-        made[kind].mkdir()
-        tokenizer.save(made[kind])
         run = RunConfig(kind=kind, model=config, data=sections_of(kind)["data"](), training=TrainingConfig())
-        (made[kind] / "config.yaml").write_text(run.to_yaml())
-        save_checkpoint(step_folder(made[kind], 1), model_weights(model_class(config)), {"step": 1, "best_step": 1})
-    return made
+        write_run(folder / kind, run, model_weights(model_class(config)), tokenizer)
+    return {kind: folder / kind for kind in BODIES}
 
 
 def write(path: Path, content: object) -> str:
@@ -85,69 +83,72 @@ def write(path: Path, content: object) -> str:
     return str(path)
 
 
+def evaluated(capsys, predictions: str, valid: str, *more: str) -> dict:
+    """The scores that `finetune evaluate` prints."""
+    capsys.readouterr()
+    assert main(["finetune", "evaluate", predictions, valid, *more, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def best_of(out: Path | str, measure: str) -> float:
+    return max(record[measure] for record in records(out, "valid"))
+
+
 def test_answers_are_learnt_predicted_and_scored(tmp_path, bodies, capsys):
     train, valid = write(tmp_path / "train.json", squad(300, 1)), write(tmp_path / "valid.json", squad(40, 2))
     command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train, "--valid", valid]
     assert main([*command, "--out", str(tmp_path / "model"), *FAST, "--max-update", "60"]) == 0
-    predictions = str(tmp_path / "predictions.json")
-    assert main(["finetune", "predict", str(tmp_path / "model"), valid, "--out", predictions]) == 0
+    predict, predictions = ["finetune", "predict", str(tmp_path / "model")], str(tmp_path / "predictions.json")
+    assert main([*predict, valid, "--out", predictions]) == 0
     other = write(tmp_path / "other.json", {**squad(40, 2), "version": "v2.0"})
-    assert main(["finetune", "predict", str(tmp_path / "model"), other, "--out", str(tmp_path / "other.out")]) == 0
-    for wrong in ("0", "-5"):
-        capsys.readouterr()
-        asked = ["finetune", "predict", str(tmp_path / "model"), valid, "--out", str(tmp_path / "none.json")]
-        assert main([*asked, "--max-tokens", wrong]) == 2
-        assert f"--max-tokens {wrong}: at least 1 is needed" in capsys.readouterr().err
+    assert main([*predict, other, "--out", str(tmp_path / "other.out")]) == 0
     answers = Path(predictions).read_bytes()
     assert Path(tmp_path / "other.out").read_bytes() == answers, "a model of answers alone always gives one"
-    capsys.readouterr()
-    assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)
+    scores = evaluated(capsys, predictions, valid)
     assert scores["total"] == 40
-    records = [json.loads(line) for line in (tmp_path / "model" / "train.log.jsonl").read_text().splitlines()]
-    best = max(record["f1"] for record in records if record["kind"] == "valid")
-    assert scores["f1"] == pytest.approx(best)
+    assert scores["f1"] == pytest.approx(best_of(tmp_path / "model", "f1"))
     assert scores["exact"] > 30  # one of the two places of a context
     assert (tmp_path / "model" / "curve.png").is_file()
+    assert main([*predict, valid, "--out", str(tmp_path / "none.json"), "--max-tokens", "0"]) == 2
+    assert "--max-tokens 0: at least 1 is needed" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, bodies):
     train, valid = write(tmp_path / "train.json", squad(40, 1)), write(tmp_path / "valid.json", squad(8, 2))
     command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train, "--valid", valid, *FAST]
     command += ["--schedule", "constant", "--warmup-updates", "2"]
-    assert main([*command, "--out", str(tmp_path / "whole"), "--max-update", "8"]) == 0
-    assert main([*command, "--out", str(tmp_path / "halves"), "--max-update", "3"]) == 0
-    assert main([*command, "--out", str(tmp_path / "halves"), "--max-update", "8"]) == 0
+    for name, updates in (("whole", "8"), ("halves", "3"), ("halves", "8")):
+        assert main([*command, "--out", str(tmp_path / name), "--max-update", updates]) == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "halves")
 
 
-def test_it_begins_with_the_body_and_a_fresh_head_or_all_fresh(tmp_path, bodies):
-    train, valid = write(tmp_path / "train.json", squad(20, 1)), write(tmp_path / "valid.json", squad(4, 2))
-    body = read_weights(resolve_checkpoint(bodies["bert"]))
-    for flag, same in (("--init-from", True), ("--like", False)):
-        out = tmp_path / flag.strip("-")
-        command = ["finetune", "squad", flag, str(bodies["bert"]), "--train", train, "--valid", valid, *FAST]
-        assert main([*command, "--rates", "body.*=0", "--max-update", "1", "--out", str(out)]) == 0
-        weights = read_weights(resolve_checkpoint(out, "last"))
-        assert "span.weight" in weights
-        assert not any(name.startswith("body.pooler") for name in weights)
-        for name in ("body.embeddings.word.weight", "body.encoder.layers.1.linear2.weight"):
-            assert torch.equal(weights[name], body[name]) is same
-
-
-@pytest.mark.parametrize(("kind", "prefix"), [("albert", "body."), ("electra", "discriminator.")])
-@pytest.mark.parametrize("task", ["squad", "classify"])
-def test_albert_and_electra_s_discriminator_are_bodies_too(tmp_path, bodies, kind, prefix, task):
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    ("flag", "kind", "task"),
+    [
+        ("--like", "bert", "squad"),
+        ("--init-from", "bert", "squad"),
+        ("--init-from", "albert", "squad"),
+        ("--init-from", "electra", "classify"),
+        ("--init-from", "albert", "classify"),
+        ("--init-from", "electra", "squad"),
+    ],
+)
+def test_it_begins_with_the_body_and_a_fresh_head_or_all_fresh(tmp_path, bodies, flag, kind, task):
+    """An ELECTRA's body is its discriminator."""
     train, valid = write(tmp_path / "train.json", squad(20, 1)), write(tmp_path / "valid.json", squad(4, 2))
     if task == "classify":
         train = valid = write(tmp_path / "a.tsv", "sentence\tlabel\n" + "Ada lives in Rome.\t1\nWho was king?\t0\n" * 4)
-    command = ["finetune", task, "--init-from", str(bodies[kind]), "--train", train, "--valid", valid, *FAST]
+    command = ["finetune", task, flag, str(bodies[kind]), "--train", train, "--valid", valid, *FAST]
     assert main([*command, "--rates", "body.*=0", "--max-update", "1", "--out", str(tmp_path / "model")]) == 0
     weights = read_weights(resolve_checkpoint(tmp_path / "model", "last"))
-    body = read_weights(resolve_checkpoint(bodies[kind]))
-    kept = [name for name in weights if name.startswith("body.") and not name.startswith("body.pooler.")]
-    assert any("embedding_projection" in name for name in kept)
-    assert all(torch.equal(weights[name], body[prefix + name.removeprefix("body.")]) for name in kept)
+    body, prefix = read_weights(resolve_checkpoint(bodies[kind])), "discriminator." if kind == "electra" else "body."
+    tables = [name for name in weights if name.startswith("body.") and not name.startswith("body.pooler.")]
+    tables = [name for name in tables if weights[name].dim() == 2]
+    assert any("embedding_projection" in name for name in tables) is (kind != "bert")
+    for name in tables:
+        assert torch.equal(weights[name], body[prefix + name.removeprefix("body.")]) is (flag == "--init-from"), name
+    assert ("span.weight" in weights) is (task == "squad")
     assert any(name.startswith("body.pooler.") for name in weights) is (task == "classify")
 
 
@@ -158,9 +159,7 @@ def test_impossible_questions_are_told_by_a_threshold(tmp_path, bodies, capsys):
     command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train, "--valid", valid]
     assert main([*command, "--out", out, *FAST, "--max-epoch", "4"]) == 0
     assert main(["finetune", "predict", out, valid, "--out", predictions, "--null-scores", null]) == 0
-    capsys.readouterr()
-    assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
-    by_training = json.loads(capsys.readouterr().out)
+    by_training = evaluated(capsys, predictions, valid)
     assert by_training["NoAns_exact"] > 90  # these questions have words that no other has
     for hide in (lambda asked: asked.update(answers=[]), lambda asked: asked.pop("answers")):
         content = json.loads(Path(valid).read_text())
@@ -170,11 +169,7 @@ def test_impossible_questions_are_told_by_a_threshold(tmp_path, bodies, capsys):
         assert main(["finetune", "predict", out, unseen, "--out", str(tmp_path / "unseen.out")]) == 0
         assert Path(tmp_path / "unseen.out").read_bytes() == Path(predictions).read_bytes()
     assert main(["finetune", "predict", out, valid, "--out", predictions, "--threshold", "1e8"]) == 0
-    capsys.readouterr()
-    assert (
-        main(["finetune", "evaluate", predictions, valid, "--null-scores", null, "--threshold", "1e8", "--json"]) == 0
-    )
-    searched = json.loads(capsys.readouterr().out)
+    searched = evaluated(capsys, predictions, valid, "--null-scores", null, "--threshold", "1e8")
     assert searched["NoAns_exact"] == 0  # with that threshold every question gets an answer
     assert searched["best_f1"] == pytest.approx(by_training["f1"])
 
@@ -191,36 +186,31 @@ def swag(count: int, seed: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["bert", "gpt"])
-def test_choices_are_learnt(tmp_path, bodies, kind, capsys):
-    train, valid = write(tmp_path / "train.csv", swag(64, 1)), write(tmp_path / "valid.csv", swag(32, 2))
-    out, predictions = str(tmp_path / "model"), str(tmp_path / "p.json")
-    command = ["finetune", "choices", "--init-from", str(bodies[kind]), "--train", train, "--valid", valid]
-    assert main([*command, "--out", out, *FAST, "--max-epoch", "2"]) == 0
-    assert main(["finetune", "predict", out, valid, "--out", predictions]) == 0
-    capsys.readouterr()
-    assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)
-    records = [json.loads(line) for line in Path(out, "train.log.jsonl").read_text().splitlines()]
-    assert scores["accuracy"] == pytest.approx(max(each["accuracy"] for each in records if each["kind"] == "valid"))
+def weather(count: int, seed: int) -> str:
+    draw = random.Random(seed)
+    rows = [(draw.choice(NAMES), draw.choice(PLACES)) for _ in range(count)]
+    lines = [f"{name} lives in {place}.\t{'warm' if place in PLACES[2:5] else 'cold'}\n" for name, place in rows]
+    return "sentence\tlabel\n" + "".join(lines)
 
 
+TASKS = {"choices": ("csv", swag, ["--max-epoch", "2"]), "classify": ("tsv", weather, ["--max-epoch", "10"])}
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bert", "gpt"])
-def test_classes_are_learnt(tmp_path, bodies, kind, capsys):
-    draw = random.Random(3)
-    rows = [(draw.choice(NAMES), draw.choice(PLACES)) for _ in range(150)]
-    lines = [f"{name} lives in {place}.\t{'warm' if place in PLACES[2:5] else 'cold'}" for name, place in rows]
-    train = write(tmp_path / "train.tsv", "sentence\tlabel\n" + "\n".join(lines[:120]) + "\n")
-    valid = write(tmp_path / "valid.tsv", "sentence\tlabel\n" + "\n".join(lines[120:]) + "\n")
+@pytest.mark.parametrize("task", TASKS)
+def test_choices_and_classes_are_learnt(tmp_path, bodies, kind, task, capsys):
+    ending, make, epochs = TASKS[task]
+    train, valid = (write(tmp_path / f"{seed}.{ending}", make(count, seed)) for count, seed in ((100, 1), (32, 2)))
     out, predictions = str(tmp_path / "model"), str(tmp_path / "p.json")
-    command = ["finetune", "classify", "--init-from", str(bodies[kind]), "--train", train, "--valid", valid]
-    assert main([*command, "--out", out, *FAST, "--max-tokens", "128", "--max-epoch", "10"]) == 0
+    command = ["finetune", task, "--init-from", str(bodies[kind]), "--train", train, "--valid", valid]
+    assert main([*command, "--out", out, *FAST, "--max-tokens", "256", *epochs]) == 0
     assert main(["finetune", "predict", out, valid, "--out", predictions]) == 0
-    capsys.readouterr()
-    assert main(["finetune", "evaluate", predictions, valid]) == 0
-    assert float(capsys.readouterr().out.split()[1]) > 90
-    assert set(json.loads(Path(predictions).read_text()).values()) == {"warm", "cold"}
+    accuracy = evaluated(capsys, predictions, valid)["accuracy"]
+    assert accuracy == pytest.approx(best_of(out, "accuracy"))
+    if task == "classify":
+        assert accuracy > 90
+        assert set(json.loads(Path(predictions).read_text()).values()) == {"warm", "cold"}
 
 
 @pytest.mark.sample(1)

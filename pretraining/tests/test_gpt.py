@@ -31,17 +31,13 @@ def packed_batch(row_length=20, documents=DOCUMENTS):
     return batches.batch(batches.largest())
 
 
-def test_gpt2_small_has_the_size_of_gpt2():
-    with torch.device("meta"):
-        model = GPT.from_preset("gpt2-small", vocab_size=50257)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
-    assert model.output.weight is model.embedding.weight
-
-
 @pytest.mark.parametrize("name", preset_names("gpt"))
 def test_a_preset_makes_a_model(name):
     with torch.device("meta"):
-        GPT.from_preset(name, vocab_size=100)
+        model = GPT.from_preset(name, vocab_size=50257)
+    assert model.output.weight is model.embedding.weight
+    if name == "gpt2-small":
+        assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
 def test_gpt2_scales_what_ends_a_sub_layer_by_depth_and_gpt1_does_not():
@@ -57,24 +53,8 @@ def test_gpt2_scales_what_ends_a_sub_layer_by_depth_and_gpt1_does_not():
         assert (model.decoder.norm is not None) == norm_first
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_it_computes_what_torch_nn_does(norm_first):
-    model = gpt(norm_first=norm_first, activation="gelu").double().eval()
-    tokens = torch.randint(0, 31, (3, 9))
-    x = model.embedding(tokens) + model.positions.weight[:9]
-    mask = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
-    for layer in model.decoder.layers:
-        twin = nn.TransformerEncoderLayer(
-            16, 2, 32, 0.0, nn.functional.gelu, batch_first=True, norm_first=norm_first, dtype=torch.float64
-        )
-        twin.load_state_dict(layer.state_dict())
-        x = twin(x, src_mask=mask, is_causal=True)
-    if norm_first:
-        x = model.decoder.norm(x)
-    torch.testing.assert_close(model(tokens), x @ model.embedding.weight.t())
-
-
-@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("route", ["triton", "torch"])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_a_cached_step_equals_the_full_pass(norm_first, route):
     """Kernels take it as calls that are prepared once."""
@@ -123,22 +103,6 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone():
         torch.testing.assert_close(packed[name], parameter.grad, msg=name)
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_no_logit_depends_on_another_document_or_on_what_follows(norm_first):
-    model = gpt(norm_first=norm_first).double().eval()
-    batch = packed_batch()
-    packing = Packing.from_lengths(batch.lengths, batch.longest, batch.target_tokens)
-    number = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
-    before = model(batch.tokens, packing)[0]
-    for position in range(batch.target_tokens):
-        changed = batch.tokens.clone()
-        changed[0, position] = (changed[0, position] + 1) % 31
-        difference = (model(changed, packing)[0] - before).abs().amax(dim=1)
-        later_in_document = (number == number[position]) & (torch.arange(len(number)) >= position)
-        assert (difference[~later_in_document] == 0).all()
-        assert (difference[later_in_document] > 0).all()
-
-
 def test_even_rows_and_packed_ones_give_the_same_loss():
     model = gpt().double()
     batch = packed_batch(5, [list(range(4, 23))])
@@ -146,18 +110,6 @@ def test_even_rows_and_packed_ones_give_the_same_loss():
     loss, _ = model.batch_loss(batch)
     packing = Packing.from_lengths(batch.lengths, batch.longest, batch.target_tokens)
     torch.testing.assert_close(loss, model(batch.tokens, packing, targets=batch.targets)[0])
-
-
-def test_log_probabilities_are_those_of_the_last_tokens():
-    model = gpt().eval()
-    sequences, scored = [[3, 5, 6, 7], [3, 9], [3, 4, 4, 8, 8, 2]], [2, 1, 3]
-    given = model.log_probabilities(sequences, scored)
-    for tokens, count, value in zip(sequences, scored, given.tolist(), strict=True):
-        rows = model(torch.tensor([tokens[:-1]]))[0].log_softmax(-1)
-        expected = sum(
-            rows[position, tokens[position + 1]].item() for position in range(len(tokens) - 1 - count, len(tokens) - 1)
-        )
-        assert value == pytest.approx(expected, abs=1e-4)
 
 
 def test_attention_weights_look_back_and_sum_to_one():
@@ -171,17 +123,6 @@ def test_attention_weights_look_back_and_sum_to_one():
     with pytest.raises(ValueError, match="positions"):
         model.attention_weights(torch.zeros(1, model.config.max_length + 1, dtype=torch.int64))
     assert model.training
-
-
-def test_checkpointed_activations_give_the_same_gradient():
-    gradients = []
-    for enabled in (False, True):
-        model = gpt()
-        model.checkpoint_activations(enabled)
-        model.batch_loss(packed_batch())[0].backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def test_wrong_values_and_too_long_rows_are_refused():

@@ -1,133 +1,58 @@
-"""Task heads: loss and gradients equal Hugging Face's from the same weights; padding and packing change nothing."""
+"""Task heads: padding and packing change nothing, smoothing is over what may be chosen, and GPT-1's loss is that of
+Hugging Face's models; those of BERTs are compared in test_task_heads.py."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
+from their_models import assert_same_gradients, saved
 
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
+from fasttfm_pretraining.config.gpt import GPTClassifierConfig
 from fasttfm_pretraining.data.task_batches import Examples
-from fasttfm_pretraining.data.task_inputs import Row
-from fasttfm_pretraining.interop.bert import read_body
+from fasttfm_pretraining.data.task_inputs import Markers, Row, join
+from fasttfm_pretraining.interop.gpt import read
+from fasttfm_pretraining.models.gpt_heads import GPTClassifier
 from fasttfm_pretraining.models.heads import Answerer, Classifier, choice_loss
 
-SIZES = {
-    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
-    "max_position_embeddings": 20, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.3,
-}  # fmt: skip
-OURS = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 2, "max_length": 20, "dropout": 0.0, "attention_dropout": 0.0}
+SIZE = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 2, "max_length": 20, "dropout": 0.0, "attention_dropout": 0.0}
 
 
-def examples(count: int, choices: int, labels: np.ndarray, longest: int = 9, even: bool = True) -> Examples:
-    random = np.random.default_rng(3)
-    lengths = [longest if even else int(random.integers(4, longest + 1)) for _ in range(count)]
-    rows = [[Row(random.integers(1, 50, length), 3) for _ in range(choices)] for length in lengths]
-    return Examples(rows, labels)
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def build(folder, cls, head, model_class, config_class, pooler, **fields):
-    """Their model and ours with its weights."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    theirs = getattr(transformers, cls)(transformers.BertConfig(**SIZES, num_labels=fields.get("labels", 2)))
-    for name, parameter in theirs.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.2)
-    theirs.save_pretrained(folder)
-    body = read_body(folder)
-    given = dataclasses.asdict(body.config) | {"pooler": pooler, "sentence_head": False, **fields}
-    ours = model_class(config_class(**given))
-    ours.body.load_state_dict(body.state_dict())
-    getattr(ours, head).load_state_dict((theirs.qa_outputs if head == "span" else theirs.classifier).state_dict())
-    return ours.train(), theirs.train()
-
-
-def same_gradients(ours, theirs, head):
-    theirs_head = theirs.qa_outputs if head == "span" else theirs.classifier
-    pairs = [
-        (getattr(ours, head).weight, theirs_head.weight),
-        (ours.body.embeddings.word.weight, theirs.bert.embeddings.word_embeddings.weight),
-        (ours.body.embeddings.segment.weight, theirs.bert.embeddings.token_type_embeddings.weight),
-        (ours.body.encoder.layers[0].linear1.weight, theirs.bert.encoder.layer[0].intermediate.dense.weight),
-        (ours.body.encoder.layers[1].norm2.bias, theirs.bert.encoder.layer[1].output.LayerNorm.bias),
-    ]
-    if len(theirs_head.bias) > 1:  # one that all choices share changes no probability: its gradient is rounding alone
-        pairs.append((getattr(ours, head).bias, theirs_head.bias))
-    for mine, other in pairs:
-        assert other.grad.abs().sum() > 0
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
-
-
-def assert_same(ours, theirs, batch, head, rows, **given):
-    """Loss, scores and gradients of rows; given: what theirs takes beside the batch's tokens, segments and mask."""
-    real = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
-    inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments, "attention_mask": real}
-    if batch.tokens.shape[0] > rows:  # choices
-        inputs = {name: x.view(rows, -1, x.shape[1]) for name, x in inputs.items()}
-    loss, nll = ours.batch_loss(batch)
-    assert nll.item() == pytest.approx(loss.item())
-    expected = theirs(**inputs, **given)
-    torch.testing.assert_close(loss / rows, expected.loss, rtol=1e-5, atol=1e-5)
-    scores = (expected.start_logits, expected.end_logits) if head == "span" else (expected.logits,)
-    found = ours(batch) if head == "span" else (ours(batch),)
-    torch.testing.assert_close(tuple(found), scores, rtol=1e-5, atol=1e-5)
-    (loss / rows).backward()
-    expected.loss.backward()
-    same_gradients(ours, theirs, head)
-
-
-def test_answers_equal_bert_for_question_answering(tmp_path):
-    ours, theirs = build(tmp_path, "BertForQuestionAnswering", "span", Answerer, BertConfig, False)
-    batch = examples(4, 1, np.array([[3, 5], [0, 0], [8, 8], [4, 7]])).batch(range(4))
-    places = {"start_positions": batch.labels[:, 0], "end_positions": batch.labels[:, 1]}
-    assert_same(ours, theirs, batch, "span", 4, **places)
-
-
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "labels", "choices", "wanted"),
+    ("model_class", "config_class", "fields", "choices", "labels"),
     [
-        ("SequenceClassification", 2, 1, [0, 1, 1, 1]),
-        ("SequenceClassification", 3, 1, [0, 1, 1, 2]),
-        ("MultipleChoice", 1, 4, [0, 3, 1]),
+        (Answerer, BertConfig, {"pooler": False, "sentence_head": False}, 1, [[3, 3]] * 4),
+        (Classifier, BertClassifierConfig, {"labels": 1}, 3, [0, 1, 2, 0]),
+        (GPTClassifier, GPTClassifierConfig, {"labels": 2}, 1, [0, 1, 1, 0]),
     ],
+    ids=["answers", "choices", "GPT"],
 )
-def test_classes_and_choices_equal_bert_s(tmp_path, kind, labels, choices, wanted):
-    name = f"BertFor{kind}"
-    ours, theirs = build(tmp_path, name, "classifier", Classifier, BertClassifierConfig, True, labels=labels)
-    batch = examples(len(wanted), choices, np.array(wanted), even=False).batch(range(len(wanted)))
-    assert_same(ours, theirs, batch, "classifier", len(wanted), labels=batch.labels)
-
-
-def drawn(model_class, config_class, **fields):
+def test_padding_adds_nothing(model_class, config_class, fields, choices, labels, packed):
     torch.manual_seed(1)
-    model = model_class(config_class(vocab_size=50, **OURS, **fields))
+    model = model_class(config_class(vocab_size=50, **SIZE, **fields))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_padding_adds_nothing_to_answers(packed):
-    model = drawn(Answerer, BertConfig, pooler=False, sentence_head=False)
-    given = examples(5, 1, np.array([[3, 3]] * 5), even=False)
-    loss, _ = model.batch_loss(given.batch(range(5), 13), packed=packed, label_smoothing=0.1)
-    alone = sum(model.batch_loss(given.batch([i]), label_smoothing=0.1)[0] for i in range(5))
-    torch.testing.assert_close(loss, alone, rtol=1e-5, atol=1e-5)
-    (mine,) = torch.autograd.grad(loss, model.body.embeddings.word.weight)
-    (other,) = torch.autograd.grad(alone, model.body.embeddings.word.weight)
+    random = np.random.default_rng(3)
+    rows = [[Row(random.integers(1, 50, length), 3) for _ in range(choices)] for length in (9, 4, 7, 8)]
+    given = Examples(rows, np.array(labels))
+    loss, nll = model.batch_loss(given.batch(range(4), 15), packed=packed, label_smoothing=0.1)
+    alone = [model.batch_loss(given.batch([i]), label_smoothing=0.1) for i in range(4)]
+    close(nll, sum(each[1] for each in alone))
+    if model_class is GPTClassifier:  # the loss of the text is a mean over all tokens
+        alone = [model.batch_loss(given.batch(range(4)), label_smoothing=0.1)]
+    close(loss, sum(each[0] for each in alone))
+    table = (model.body.embedding if model_class is GPTClassifier else model.body.embeddings.word).weight
+    (mine,) = torch.autograd.grad(loss, table)
+    (other,) = torch.autograd.grad(sum(each[0] for each in alone), table)
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-    assert mine[0].abs().sum() == 0  # of the padding's embedding
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_padding_adds_nothing_to_choices(packed):
-    model = drawn(Classifier, BertClassifierConfig, labels=1)
-    given = examples(4, 3, np.array([0, 1, 2, 0]), even=False)
-    loss, _ = model.batch_loss(given.batch(range(4), 15), packed=packed)
-    alone = sum(model.batch_loss(given.batch([i]))[0] for i in range(4))
-    torch.testing.assert_close(loss, alone, rtol=1e-5, atol=1e-5)
+    if model_class is not GPTClassifier:
+        assert mine[0].abs().sum() == 0  # of the padding's embedding
 
 
 def test_smoothing_is_over_what_may_be_chosen():
@@ -145,6 +70,82 @@ def test_smoothing_is_over_what_may_be_chosen():
 
 def test_a_body_without_what_the_head_reads_is_refused():
     with pytest.raises(ValueError, match="pooler"):
-        Answerer(BertConfig(vocab_size=50, **OURS))
+        Answerer(BertConfig(vocab_size=50, **SIZE))
     with pytest.raises(ValueError, match="pooler"):
-        Classifier(BertClassifierConfig(vocab_size=50, **OURS, pooler=False, sentence_head=False))
+        Classifier(BertClassifierConfig(vocab_size=50, **SIZE, pooler=False, sentence_head=False))
+
+
+# GPT-1
+
+
+@pytest.mark.parametrize("lm_weight", [0.5, 0.0])
+def test_the_loss_is_computed_by_calling_the_model(lm_weight):
+    """As FSDP requires, which gathers the weights before a call."""
+    made, calls = GPTClassifier(GPTClassifierConfig(vocab_size=40, **SIZE, lm_weight=lm_weight)), []
+    made.register_forward_pre_hook(lambda *_: calls.append(1))
+    made.batch_loss(marked(choices=1).batch(range(3)))
+    assert calls == [1]
+
+
+def theirs_and_ours(cls, folder, head, **fields):
+    """A GPT-1 of Hugging Face with random weights and no dropout, and ours with its weights; head: name of theirs."""
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "n_positions": 20, "n_layer": 2, "pad_token_id": 0}
+    theirs = saved(cls, folder, **sizes, summary_first_dropout=0.0, num_labels=fields["labels"]).train()
+    body = read(folder)
+    ours = GPTClassifier(GPTClassifierConfig(**dataclasses.asdict(body.config), **fields)).train()
+    ours.body.load_state_dict(body.state_dict())
+    torch.nn.init.zeros_(ours.classifier.bias)
+    ours.classifier.load_state_dict(theirs.get_submodule(head).state_dict(), strict=False)
+    return theirs, ours
+
+
+def marked(choices: int) -> Examples:
+    """Start, first, delimiter, second, extract, of several lengths; the markers are the last three of 40 tokens."""
+    random = np.random.default_rng(4)
+    markers = Markers(37, 38, 39)
+    rows = [
+        [
+            join(markers, random.integers(1, 37, 3 + i).tolist(), random.integers(1, 37, 2 + choice).tolist(), 20)
+            for choice in range(choices)
+        ]
+        for i in range(3)
+    ]
+    return Examples(rows, np.array([1, 0, 1]))
+
+
+def test_choices_and_text_are_those_of_the_double_heads_model(tmp_path):
+    head = "multiple_choice_head.summary"
+    theirs, ours = theirs_and_ours("OpenAIGPTDoubleHeadsModel", tmp_path / "theirs", head, labels=1)
+    batch = marked(choices=2).batch(range(3))
+    seen = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+    expected = theirs(
+        input_ids=batch.tokens.view(3, 2, -1),
+        mc_token_ids=(batch.lengths - 1).view(3, 2),
+        labels=batch.tokens.masked_fill(~seen, -100).view(3, 2, -1),
+        mc_labels=batch.labels,
+    )
+    close(ours(batch), expected.mc_logits)
+    loss, nll = ours.batch_loss(batch)
+    close(nll / 3, expected.mc_loss.detach())
+    both = expected.mc_loss + 0.5 * expected.loss
+    close(loss / 3, both)
+    (loss / 3).backward()
+    both.backward()
+    close(ours.classifier.weight.grad, theirs.get_submodule(head).weight.grad)
+    assert_same_gradients(ours.body, theirs, read, tmp_path / "gradients")
+
+
+def test_classes_are_those_of_the_sequence_classifier(tmp_path):
+    theirs, ours = theirs_and_ours(
+        "OpenAIGPTForSequenceClassification", tmp_path / "theirs", "score", labels=3, lm_weight=0.0
+    )
+    batch = marked(choices=1).batch(range(3))
+    expected = theirs(input_ids=batch.tokens, labels=batch.labels)
+    close(ours(batch), expected.logits)
+    loss, _ = ours.batch_loss(batch)
+    close(loss / 3, expected.loss)
+    (loss / 3).backward()
+    expected.loss.backward()
+    close(ours.classifier.weight.grad, theirs.score.weight.grad)
+    assert_same_gradients(ours.body, theirs, read, tmp_path / "gradients")

@@ -51,7 +51,7 @@ def values(kind, **changes):
     return gather(overrides={**RUN, **changes}, kind=kind)
 
 
-def theirs_of(folder, objective):
+def theirs(name, folder, **changes):
     """A Hugging Face model without dropout, saved."""
     transformers = pytest.importorskip("transformers")
     sizes = {
@@ -59,22 +59,66 @@ def theirs_of(folder, objective):
         "num_hidden_layers": 2, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1,
     }  # fmt: skip
+    cls = getattr(transformers, name)
     torch.manual_seed(0)
-    if objective == "mlm+nsp":
-        model = transformers.BertForPreTraining(transformers.BertConfig(**sizes))
-    else:
-        config = transformers.AlbertConfig(**sizes, embedding_size=8, classifier_dropout_prob=0.0)
-        model = transformers.AlbertForPreTraining(config)
+    model = cls(cls.config_class(**{**sizes, **changes}))
     model.save_pretrained(folder)
     return model.train()
 
 
-def assert_fifty_updates_are(ours, data, objective, parameters, loss_of):
-    """Fifty losses of ours are those of a plain loop over these parameters with loss_of(batch, mask, labels)."""
+def bert_and_theirs(folder, objective):
+    """Ours, their parameters and their loss of a batch."""
+    if objective == "mlm+nsp":
+        model, sentence = theirs("BertForPreTraining", folder), "next_sentence_label"
+    else:
+        changes = {"embedding_size": 8, "classifier_dropout_prob": 0.0}
+        model, sentence = theirs("AlbertForPreTraining", folder, **changes), "sentence_order_label"
+
+    def loss_of(batch, mask, labels):
+        return model(batch.tokens, mask, batch.segments, labels=labels, **{sentence: batch.sentence_labels}).loss
+
+    return interop.read_pretraining(folder), model.parameters(), loss_of
+
+
+def electra_and_theirs(folder, monkeypatch):
+    """The words that the generator draws are handed over: chance decides between two of like probability."""
+    drawn, sample = [], electra.sample
+
+    def kept_sample(masked):
+        drawn.append(sample(masked))
+        return drawn[-1]
+
+    monkeypatch.setattr(electra, "sample", kept_sample)
+    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 12}
+    discriminator = theirs("ElectraForPreTraining", folder / "d", embedding_size=8)
+    generator = theirs("ElectraForMaskedLM", folder / "g", embedding_size=8, **small)
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
+    generator.save_pretrained(folder / "g")
+
+    def loss_of(batch, mask, labels):
+        seen, is_replaced = batch.tokens.clone(), torch.zeros_like(mask)
+        seen.view(-1)[batch.positions] = drawn[-1]
+        is_replaced.view(-1)[batch.positions] = (drawn[-1] != batch.labels).long()
+        filled = generator(batch.tokens, mask, batch.segments, labels=labels).loss
+        return filled + 50 * discriminator(seen, mask, batch.segments, labels=is_replaced).loss
+
+    parameters = dict.fromkeys([*discriminator.parameters(), *generator.parameters()])
+    return interop.read_electra(folder / "d", folder / "g"), parameters, loss_of
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("objective", ["mlm+nsp", "mlm+sop", "electra"])
+def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data, tmp_path, monkeypatch):
+    """Fifty losses of ours are those of a plain loop over their parameters."""
+    is_electra = objective == "electra"
+    ours, parameters, loss_of = (
+        electra_and_theirs(tmp_path, monkeypatch) if is_electra else bert_and_theirs(tmp_path, objective)
+    )
     documents = PreparedDocuments.open(data)
     config = MaskingConfig(objective=objective, row_length=32, max_tokens=256)
     batches = masked_batches(config, documents.train, documents.tokenizer, 1)
-    updates = Updates(ours, batches, FIFTY, CPU)
+    updates = Updates(ours.train(), batches, FIFTY, CPU)
     optimizer = torch.optim.AdamW(parameters, 2e-3, (0.9, 0.999), 1e-8, 0.01)
     order = [(epoch, indices) for epoch in range(9) for indices in batches.epoch(epoch)]
     losses = []
@@ -94,61 +138,6 @@ def assert_fifty_updates_are(ours, data, objective, parameters, loss_of):
         assert mine == pytest.approx(float(loss.detach()), rel=2e-5)
         losses.append(mine)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("objective", ["mlm+nsp", "mlm+sop"])
-def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data, tmp_path):
-    theirs = theirs_of(tmp_path, objective)
-    sentence = "next_sentence_label" if objective == "mlm+nsp" else "sentence_order_label"
-
-    def loss_of(batch, mask, labels):
-        return theirs(batch.tokens, mask, batch.segments, labels=labels, **{sentence: batch.sentence_labels}).loss
-
-    ours = interop.read_pretraining(tmp_path).train()
-    assert_fifty_updates_are(ours, data, objective, theirs.parameters(), loss_of)
-
-
-def their_electra(folder):
-    """Hugging Face's discriminator and generator without dropout and with one table of embeddings, saved."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {
-        "vocab_size": 261, "embedding_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1,
-    }  # fmt: skip
-    large = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 12}
-    torch.manual_seed(0)
-    discriminator = transformers.ElectraForPreTraining(transformers.ElectraConfig(**sizes, **large))
-    generator = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sizes, **small))
-    generator.electra.embeddings = discriminator.electra.embeddings
-    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
-    discriminator.save_pretrained(folder / "d")
-    generator.save_pretrained(folder / "g")
-    return discriminator.train(), generator.train()
-
-
-def test_fifty_updates_of_electra_are_those_of_hugging_face_and_plain_torch(data, tmp_path, monkeypatch):
-    """The words that the generator draws are handed over: chance decides between two of like probability."""
-    drawn, sample = [], electra.sample
-
-    def kept_sample(masked):
-        drawn.append(sample(masked))
-        return drawn[-1]
-
-    monkeypatch.setattr(electra, "sample", kept_sample)
-    discriminator, generator = their_electra(tmp_path)
-    ours = interop.read_electra(tmp_path / "d", tmp_path / "g").train()
-
-    def loss_of(batch, mask, labels):
-        seen, is_replaced = batch.tokens.clone(), torch.zeros_like(mask)
-        seen.view(-1)[batch.positions] = drawn[-1]
-        is_replaced.view(-1)[batch.positions] = (drawn[-1] != batch.labels).long()
-        filled = generator(batch.tokens, mask, batch.segments, labels=labels).loss
-        return filled + 50 * discriminator(seen, mask, batch.segments, labels=is_replaced).loss
-
-    parameters = dict.fromkeys([*discriminator.parameters(), *generator.parameters()])
-    assert_fifty_updates_are(ours, data, "electra", parameters, loss_of)
 
 
 @pytest.mark.sample(1)

@@ -1,10 +1,20 @@
-"""What is hidden: the right share of the right tokens, words and phrases whole, the same in every run."""
+"""Rows of documents, and what is hidden in them: the right share of the right tokens, nothing lost, pairs half true,
+the same in every run whatever the division among ranks."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
+from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
+from fasttfm.training.updates import Updates
+from fasttfm_pretraining.config.bert import BertConfig
+from fasttfm_pretraining.data.documents import Documents
+from fasttfm_pretraining.data.masked_rows import MaskedBatches
 from fasttfm_pretraining.data.masking import ELECTRA_SHARES, Masker, MaskingVocabulary, Phrases, read_phrases
+from fasttfm_pretraining.models.bert import BertPretraining
 
 SIZE = 60
 VOCABULARY = MaskingVocabulary(
@@ -119,3 +129,168 @@ def test_a_wrong_list_of_phrases_ends_in_one_line(content, message, tmp_path):
         path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_phrases(path, lambda text: [ord(character) for character in text])
+
+
+# Rows of documents
+
+LINE = 5
+WIDE = 1000
+WORDS = MaskingVocabulary(
+    size=WIDE, begin=2, end=3, mask=4, is_special=np.arange(WIDE) < 5, begins_word=np.arange(WIDE) % 2 == 0
+)
+
+
+def in_memory(documents):
+    """Documents in memory."""
+    return Documents.from_lists(documents, 3)
+
+
+def row_of(made, number, epoch):
+    return made.row(number, np.random.default_rng([made.seed, epoch, number]))
+
+
+def corpus(documents=40, length=90):
+    random = np.random.default_rng(0)
+    return in_memory([random.integers(6 + 20 * n, 26 + 20 * n, length + n % 3) for n in range(documents)])
+
+
+def batches(given=None, **changes):
+    options = {"row_length": 32, "max_tokens": 256, "seed": 7, "line": LINE, **changes}
+    return MaskedBatches(given or corpus(), Masker(WORDS), **options)
+
+
+def test_every_token_of_the_documents_is_in_one_row():
+    made = batches()
+    seen = []
+    for indices in made.epoch(3):
+        for number in indices:
+            row, second, label = row_of(made, int(number), 3)
+            assert (row[0], row[-1], second, label) == (2, 3, len(row), 0)
+            assert len(row) <= 32
+            seen += row[1:-1].tolist()
+    wanted = np.delete(made.corpus.read(0, made.corpus.tokens), made.corpus.offsets[1:] - 1)
+    left_out = Counter(wanted.tolist()) - Counter(seen)
+    assert not Counter(seen) - Counter(wanted.tolist())
+    assert made.skipped <= left_out.total() <= 3 * made.skipped  # ends of documents that are too short for a row
+    assert 0 < made.skipped < 40
+
+
+def test_wrong_and_true_second_segments_begin_with_words_alike():
+    made, begins = batches(pairs="nsp"), ([], [])
+    for number in np.flatnonzero(made.spans.ends - made.spans.begins == 29):
+        row, second, label = row_of(made, int(number), 0)
+        begins[label].append(WORDS.begins_word[row[second]])
+    assert min(map(len, begins)) > 20
+    assert all(np.mean(each) > 0.9 for each in begins)  # a span of few tokens may have no word to begin with
+
+
+def test_a_batch_holds_what_its_rows_say():
+    for pairs in (None, "nsp", "sop"):
+        made = batches(pairs=pairs)
+        for indices in made.epoch(0):
+            batch = made.batch(indices, 0)
+            assert batch.cells <= 256
+            assert batch.source_tokens + batch.target_tokens == batch.lengths.sum()
+            original = batch.tokens.flatten().clone()
+            original[batch.positions] = batch.labels
+            for position, number in enumerate(indices):
+                row, second, label = row_of(made, int(number), 0)
+                assert original.view(batch.shape)[position].tolist() == [*row, *[0] * (batch.shape[1] - len(row))]
+                if pairs is not None:
+                    kinds = [0] * second + [1] * (len(row) - second) + [0] * (batch.shape[1] - len(row))
+                    assert batch.segments[position].tolist() == kinds
+                    assert batch.sentence_labels[position] == label
+                    assert row[second - 1] == 3
+
+
+def test_chance_follows_from_seed_epoch_and_row_alone():
+    made, repeated = batches(pairs="nsp"), batches(pairs="nsp")
+    assert all(np.array_equal(one, other) for one, other in zip(made.epoch(2), repeated.epoch(2), strict=True))
+    indices = made.epoch(2)[0]
+    whole = repeated.batch(indices, 2)
+    parts = [made.batch(indices[:3], 2), made.batch(indices[3:], 2)]
+    assert torch.equal(whole.tokens, torch.cat([part.tokens for part in parts]))
+    assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
+    assert not torch.equal(whole.tokens, made.batch(indices, 3).tokens)
+    assert not torch.equal(whole.tokens, batches(pairs="nsp", seed=8).batch(indices, 2).tokens)
+
+
+def test_half_of_the_next_sentences_are_of_another_document():
+    made, labels = batches(pairs="nsp"), []
+    for epoch in range(12):
+        for number in range(len(made.spans.begins)):
+            row, second, label = row_of(made, number, epoch)
+            documents = {int(token - 6) // 20 for token in row[second:-1]} | {int(row[1] - 6) // 20}
+            assert (len(documents) == 1) == (label == 0)
+            labels.append(label)
+    share = np.mean(labels)
+    assert abs(share - 0.5) < 3.3 * 0.5 / len(labels) ** 0.5  # p = 0.001
+
+
+def test_half_of_the_pairs_are_exchanged_and_make_the_text_put_back():
+    made, labels = batches(pairs="sop"), []
+    for number in range(len(made.spans.begins)):
+        row, second, label = row_of(made, number, 0)
+        first, last = row[1 : second - 1].tolist(), row[second:-1].tolist()
+        text = made.corpus.read(int(made.spans.begins[number]), int(made.spans.ends[number])).tolist()
+        assert (last + first if label else first + last) == text
+        labels.append(label)
+    assert 0.3 < np.mean(labels) < 0.7
+
+
+def test_a_pair_is_cut_at_a_line_or_else_at_a_word():
+    text = [11] * 8 + [LINE] + [11] * 8
+    made = batches(in_memory([text] * 4), pairs="sop")
+    for number in range(4):
+        row, second, label = row_of(made, number, 0)
+        first = row[1 : second - 1] if label == 0 else row[second:-1]
+        assert first.tolist() == text[:9]
+    made = batches(in_memory([[11] * 9 + [12] * 8]), pairs="sop")  # even numbers begin words
+    cuts = set()
+    for epoch in range(30):
+        row, second, label = row_of(made, 0, epoch)
+        cuts.add(len(row[1 : second - 1]) if label == 0 else len(row[second:-1]))
+    assert cuts <= set(range(9, 17))
+    assert len(cuts) > 2
+
+
+def test_one_document_lends_its_other_spans():
+    made = batches(in_memory([np.arange(6, 300)]), pairs="nsp")
+    for epoch in range(5):
+        for number in range(len(made.spans.begins)):
+            row, second, label = row_of(made, number, epoch)
+            begin = made.corpus.read(0, made.corpus.tokens)[made.spans.begins[number]]
+            inside = begin <= row[second] < begin + 29
+            assert inside == (label == 0)
+    alone = batches(in_memory([np.arange(6, 20)]), pairs="nsp")  # nothing else to lend
+    assert {row_of(alone, 0, epoch)[2] for epoch in range(10)} == {0, 1}
+
+
+def test_rows_of_like_length_are_together():
+    random = np.random.default_rng(0)
+    made = batches(in_memory([random.integers(6, WIDE, n) for n in random.integers(1, 60, 200)]))
+    assert made.skipped > 0
+    assert made.padding_ratio < 0.25
+    cells = tokens = 0
+    for indices in made.epoch(0):
+        batch = made.batch(indices)
+        cells, tokens = cells + batch.cells, tokens + batch.source_tokens + batch.target_tokens
+    assert made.padding_ratio == pytest.approx(1 - tokens / cells)
+    assert made.target_tokens == sum(made.batch(indices).target_tokens for indices in made.in_order())
+
+
+@pytest.mark.parametrize("update_freq", [1, 2])
+def test_an_update_of_rows_of_unknown_tokens_alone_changes_nothing(update_freq):
+    made = batches(in_memory([np.ones(20, np.int64)] * 4))
+    assert made.batch(made.epoch(0)[0]).target_tokens == 0
+    sizes = {"d_model": 16, "heads": 2, "d_ff": 16, "layers": 1, "max_length": 32, "pooler": False}
+    model = BertPretraining(BertConfig(vocab_size=WIDE, sentence_head=False, **sizes))
+    before = [each.detach().clone() for each in model.parameters()]
+    config = TrainingConfig(precision="fp32", update_freq=update_freq)
+    assert Updates(model, made, config, torch.device("cpu")).perform()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_documents_without_a_row_are_refused():
+    with pytest.raises(ValueError, match="no document has a span of 4 tokens"):
+        batches(in_memory([[7, 8, 9]]))

@@ -8,6 +8,7 @@ import torch
 from fasttfm.errors import UserError
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer
+from fasttfm_pretraining.decoding import prompting
 from fasttfm_pretraining.decoding.prompting import Example, Prompting, option_scores, read_examples
 from fasttfm_pretraining.models.gpt import GPT
 
@@ -43,20 +44,13 @@ def test_scores_are_the_sums_of_each_options_tokens():
         assert score == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_model_that_has_learned_the_answers_gives_them():
-    model, tokenizer = gpt(), ByteTokenizer()
-    examples = [Example({"text": word}, ["cat", "dog"], "dog" if word < "m" else "cat") for word in "abcxyz"]
-    lines = [[tokenizer.end, *tokenizer.encode(f"{each.fields['text']}: {each.answer}")] for each in examples]
-    tokens = torch.tensor(lines)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(60):
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    for normalize in (False, True):
-        prompting = Prompting(template="{text}: {answer}", normalize=normalize)
-        assert prompting.answers(model, tokenizer, examples) == [each.answer for each in examples]
+@pytest.mark.parametrize(("normalize", "answer"), [(False, "cat"), (True, "another dog")])
+def test_the_likeliest_option_is_the_answer_or_the_likeliest_by_byte(monkeypatch, tmp_path, normalize, answer):
+    (tmp_path / "e.json").write_text(json.dumps([{"text": "a", "answer": "cat"}]))
+    examples = read_examples(tmp_path / "e.json", ["cat", "another dog"])  # of the command line
+    monkeypatch.setattr(prompting, "option_scores", lambda *given: [-3.0, -4.0])
+    asked = Prompting(template="{text}: {answer}", normalize=normalize)
+    assert asked.answers(None, None, examples) == [answer]
 
 
 def test_the_beginning_of_a_long_prompt_is_left_out():
@@ -84,11 +78,6 @@ def test_wrong_examples_end_in_one_line(tmp_path, content, said):
     (tmp_path / "examples.json").write_text(content)
     with pytest.raises(UserError, match=said):
         read_examples(tmp_path / "examples.json")
-
-
-def test_options_of_the_command_line_serve_examples_without_their_own(tmp_path):
-    (tmp_path / "e.json").write_text(json.dumps([{"text": "a", "answer": "no"}]))
-    assert read_examples(tmp_path / "e.json", ["yes", "no"])[0].options == ["yes", "no"]
 
 
 def test_wrong_templates_end_in_one_line():

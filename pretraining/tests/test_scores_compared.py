@@ -34,7 +34,8 @@ def test_both_ways_end_in_a_comparison(kind, tmp_path, capsys):
     assert TOLD not in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kind", sorted(COMMANDS, reverse=True))  # ELECTRA is among the four
 def test_a_folder_that_is_scored_otherwise_is_refused(kind, tmp_path, capsys, monkeypatch):
     """Their class is given a folder with one weight changed."""
     model, there = tmp_path / "model", tmp_path / "there"

@@ -16,31 +16,14 @@ from fasttfm_pretraining.data.squad import Answer, read_squad
 from fasttfm_pretraining.data.task_inputs import Markers, answer_tokens, join, question_windows
 
 CONTEXT = "The Normans gave their name to Normandy, a region in France."
-FILE = {
-    "version": "1.1",
-    "data": [
-        {"title": "Empty", "paragraphs": []},
-        {
-            "title": "Normans",
-            "paragraphs": [
-                {
-                    "context": CONTEXT,
-                    "qas": [
-                        {
-                            "id": "q1",
-                            "question": "Where is Normandy?",
-                            "answers": [
-                                {"text": "France", "answer_start": 53},
-                                {"text": "in France", "answer_start": 50},
-                            ],
-                        },
-                        {"id": "q2", "question": "Who?", "answers": [{"text": "The Normans", "answer_start": 0}]},
-                    ],
-                }
-            ],
-        },
-    ],
-}
+WHERE = [{"text": "France", "answer_start": 53}, {"text": "in France", "answer_start": 50}]
+ASKED = [
+    {"id": "q1", "question": "Where is Normandy?", "answers": WHERE},
+    {"id": "q2", "question": "Who?", "answers": [{"text": "The Normans", "answer_start": 0}]},
+]
+NORMANS = {"title": "Normans", "paragraphs": [{"context": CONTEXT, "qas": ASKED}]}
+FILE = {"version": "1.1", "data": [{"title": "Empty", "paragraphs": []}, NORMANS]}
+CUT = json.dumps(FILE, indent=1)[:200]
 QA = Path(__file__).resolve().parents[3] / "shared" / "data" / "qa"
 
 
@@ -48,29 +31,6 @@ def write(folder: Path, content: object, name: str = "squad.json") -> Path:
     path = folder / name
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
-
-
-def test_questions_come_with_all_their_answers(tmp_path):
-    data = read_squad(write(tmp_path, FILE))
-    assert [question.id for question in data.questions] == ["q1", "q2"]
-    assert data.questions[0].answers == (Answer("France", 53), Answer("in France", 50))
-    assert data.questions[0].context == CONTEXT
-    assert not data.may_be_impossible
-
-
-def test_a_packed_file_reads_as_the_plain_one_does(tmp_path):
-    packed = tmp_path / "squad.json.gz"
-    packed.write_bytes(gzip.compress(json.dumps(FILE).encode()))
-    assert read_squad(packed) == read_squad(write(tmp_path, FILE))
-
-
-def test_version_2_has_impossible_questions(tmp_path):
-    content = copy.deepcopy(FILE)
-    content["version"] = "v2.0"
-    assert read_squad(write(tmp_path, content)).may_be_impossible
-    asked = content["data"][1]["paragraphs"][0]["qas"][1]
-    asked |= {"is_impossible": True, "answers": [], "plausible_answers": [{"text": "The Normans", "answer_start": 0}]}
-    assert read_squad(write(tmp_path, content)).questions[1].answers == ()
 
 
 def changed(*path, value):
@@ -88,6 +48,21 @@ def changed(*path, value):
 
 PARAGRAPH = ("data", 1, "paragraphs", 0)
 SPOT = "article 2, paragraph 1"
+FIRST = (*PARAGRAPH, "qas", 0)
+SECOND = (*PARAGRAPH, "qas", 1)
+
+
+def test_questions_come_with_all_their_answers_and_those_of_version_2_may_have_none(tmp_path):
+    data = read_squad(write(tmp_path, FILE))
+    assert [question.id for question in data.questions] == ["q1", "q2"]
+    assert data.questions[0].answers == (Answer("France", 53), Answer("in France", 50))
+    assert data.questions[0].context == CONTEXT
+    assert not data.may_be_impossible
+    (tmp_path / "packed.json.gz").write_bytes(gzip.compress(json.dumps(FILE).encode()))
+    assert read_squad(tmp_path / "packed.json.gz") == data
+    assert read_squad(write(tmp_path, changed("version", value="v2.0"))).may_be_impossible
+    impossible = {**ASKED[1], "is_impossible": True, "answers": [], "plausible_answers": ASKED[1]["answers"]}
+    assert read_squad(write(tmp_path, changed(*SECOND, value=impossible))).questions[1].answers == ()
 
 
 @pytest.mark.parametrize(
@@ -100,42 +75,30 @@ SPOT = "article 2, paragraph 1"
         (changed("data", 1, "paragraphs", value=None), "article 2: has no paragraphs"),
         (changed(*PARAGRAPH, "context", value=None), f"{SPOT}: has no context"),
         (changed(*PARAGRAPH, "qas", value="q"), f"{SPOT}: qas is a string, must be a list"),
-        (changed(*PARAGRAPH, "qas", 1, "id", value=3), f"{SPOT}, question 2: id is an integer, must be a string"),
-        (changed(*PARAGRAPH, "qas", 1, "id", value="q1"), "two questions have the id 'q1'"),
-        (changed(*PARAGRAPH, "qas", 0, "is_impossible", value="no"), f"{SPOT}, question 1 (q1): is_impossible is 'no'"),
-        (changed(*PARAGRAPH, "qas", 0, "is_impossible", value=True), "is impossible and yet has 2 answers"),
+        (changed(*SECOND, "id", value=3), f"{SPOT}, question 2: id is an integer, must be a string"),
+        (changed(*SECOND, "id", value="q1"), "two questions have the id 'q1'"),
+        (changed(*FIRST, "is_impossible", value="no"), f"{SPOT}, question 1 (q1): is_impossible is 'no'"),
+        (changed(*FIRST, "is_impossible", value=True), "is impossible and yet has 2 answers"),
         (
-            changed(*PARAGRAPH, "qas", 0, "answers", 1, "answer_start", value=51),
+            changed(*FIRST, "answers", 1, "answer_start", value=51),
             f"{SPOT}, question 1 (q1), answer 2: the context has 'n France.' at answer_start 51, not 'in France'",
         ),
-        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=-9), "at answer_start -9"),
-        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=True), "answer_start is true or false"),
-        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "text", value=" "), "answer 1: is empty"),
+        (changed(*FIRST, "answers", 0, "answer_start", value=-9), "at answer_start -9"),
+        (changed(*FIRST, "answers", 0, "answer_start", value=True), "answer_start is true or false"),
+        (changed(*FIRST, "answers", 0, "text", value=" "), "answer 1: is empty"),
+        (CUT, f"is truncated at line {len(CUT.splitlines())}, column "),
+        ('{"data":\n  x}', "is not JSON at line 2, column 3"),
+        (b'{"data":\n "\xff"}', "line 2 is not valid UTF-8"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path, content, message):
-    path = write(tmp_path, content)
+    path = tmp_path / "squad.json"
+    path.write_bytes(content) if isinstance(content, bytes) else write(tmp_path, content)
     with pytest.raises(UserError) as error:
         read_squad(path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_cut_off_json_says_line_and_column(tmp_path):
-    text = json.dumps(FILE, indent=1)
-    lines = text[:200].count("\n") + 1
-    with pytest.raises(UserError, match=rf"is truncated at line {lines}, column \d+"):
-        read_squad(write(tmp_path, text[:200]))
-    with pytest.raises(UserError, match=r"is not JSON at line 2, column 3"):
-        read_squad(write(tmp_path, '{"data":\n  x}'))
-
-
-def test_bytes_that_are_no_text_are_told(tmp_path):
-    path = tmp_path / "squad.json"
-    path.write_bytes(b'{"data":\n "\xff"}')
-    with pytest.raises(UserError, match="line 2 is not valid UTF-8"):
-        read_squad(path)
     with pytest.raises(UserError, match="no such file"):
         read_squad(tmp_path / "none.json")
 
@@ -149,9 +112,9 @@ def tokenizer_of(*lines: str, vocab_size: int = 300):
     return train_tokenizer([*lines] * 3, vocab_size=vocab_size)
 
 
-def test_an_answer_s_tokens_decode_to_its_text(tmp_path):
-    data = read_squad(write(tmp_path, FILE))
+def test_an_answer_s_tokens_decode_to_its_text_and_none_points_to_the_first_marker(tmp_path):
     tokenizer = tokenizer_of(CONTEXT, "Where is Normandy? Who?")
+    data = read_squad(write(tmp_path, FILE))
     windows = question_windows(data.questions, tokenizer, MARKERS, max_length=200, doc_stride=50)
     assert len(windows) == 2
     for window in windows:
@@ -161,6 +124,9 @@ def test_an_answer_s_tokens_decode_to_its_text(tmp_path):
         text = CONTEXT[window.spans[first - window.first, 0] : window.spans[last - window.first, 1]]
         assert answer.text in text
         assert tokenizer.decode(window.row.tokens[first : last + 1]) == text.strip()
+    data = read_squad(write(tmp_path, changed(*SECOND, "answers", value=[])))
+    windows = question_windows(data.questions, tokenizer, MARKERS, max_length=200, doc_stride=50)
+    assert windows[1].answer == (0, 0)
 
 
 def test_a_character_that_is_spelt_in_bytes_is_in_its_answer():
@@ -191,13 +157,6 @@ def test_windows_cover_the_context_and_each_token_is_best_in_one(tmp_path):
     assert sorted(owned) == list(range(len(whole)))
     # the answer, at the context's beginning, is in the first window alone
     assert [window.answer != (0, 0) for window in windows] == [True] + [False] * (len(windows) - 1)
-
-
-def test_an_impossible_question_points_to_the_first_marker(tmp_path):
-    content = changed(*PARAGRAPH, "qas", 1, "answers", value=[])
-    data = read_squad(write(tmp_path, content))
-    windows = question_windows(data.questions, tokenizer_of(CONTEXT), MARKERS, max_length=200, doc_stride=50)
-    assert windows[1].answer == (0, 0)
 
 
 def test_join_cuts_the_longer_text():

@@ -28,26 +28,6 @@ def test_swag_s_choices_begin_with_the_second_sentence(tmp_path):
     assert read_swag(path, answered=False)[0].label is None  # a test file, whose labels hold a place
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (HEADER, "has no rows"),
-        (HEADER + LINE + "1,v1,7\n", "line 3: has 3 fields, the header has 12"),
-        (HEADER + LINE.replace(",1\n", ",4\n"), "line 2: label is '4', it must be 0, 1, 2 or 3"),
-        (HEADER.replace("sent2", "sent3") + LINE, "line 2: has no column sent2"),
-        (HEADER.replace("sent2", "sent1") + LINE, "line 1: two columns are named 'sent1'"),
-        (HEADER + LINE + '1,v1,"cut', "line 3: unexpected end of data"),
-    ],
-)
-def test_a_wrong_swag_file_says_its_line(tmp_path, text, message):
-    path = tmp_path / "train.csv"
-    path.write_text(text)
-    with pytest.raises(UserError) as error:
-        read_swag(path)
-    assert message in str(error.value)
-    assert str(error.value).startswith(str(path))
-
-
 def test_pairs_in_three_forms_are_the_same(tmp_path):
     rows = [('A "quoted" one.', "Second.", "yes"), ("Other.", "Last, one.", "no")]
     (tmp_path / "a.tsv").write_text("left\tright\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows))
@@ -58,17 +38,20 @@ def test_pairs_in_three_forms_are_the_same(tmp_path):
     expected = [LabelledText(*row) for row in rows]
     for name in ("a.tsv", "a.csv", "a.jsonl.gz"):
         assert read_pairs(tmp_path / name) == expected
+    (tmp_path / "b.tsv").write_text("sentence\tlabel\nfine\t1\n")
+    assert read_pairs(tmp_path / "b.tsv") == [LabelledText("fine", None, "1")]
+    (tmp_path / "c.tsv").write_text("id\tx\ty\tlabel\n7\tone\ttwo\t0\n")
+    assert read_pairs(tmp_path / "c.tsv", ["y"]) == [LabelledText("two", None, "0")]
 
 
-def test_single_texts_and_chosen_columns(tmp_path):
-    (tmp_path / "a.tsv").write_text("sentence\tlabel\nfine\t1\n")
-    assert read_pairs(tmp_path / "a.tsv") == [LabelledText("fine", None, "1")]
-    (tmp_path / "b.tsv").write_text("id\tx\ty\tlabel\n7\tone\ttwo\t0\n")
-    assert read_pairs(tmp_path / "b.tsv", ["y"]) == [LabelledText("two", None, "0")]
-    with pytest.raises(UserError, match="name the one or two texts with --columns"):
-        read_pairs(tmp_path / "b.tsv")
-    with pytest.raises(UserError, match="line 2: has no column z"):
-        read_pairs(tmp_path / "b.tsv", ["z"])
+def cut(lines):
+    """The first half of a packed file."""
+    packed = gzip.compress("".join(lines).encode())
+    return packed[: len(packed) // 2]
+
+
+DAMAGED = r"truncated or damaged after .*[\d,]+"
+NUMBERS = [n * 7919 for n in range(3000)]
 
 
 def test_every_file_gives_its_texts_in_the_order_of_the_training_file(tmp_path, monkeypatch):
@@ -82,39 +65,52 @@ def test_every_file_gives_its_texts_in_the_order_of_the_training_file(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "name", "content", "message"),
     [
-        ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is truncated at column 13"),
-        ("[1]\n", "line 1: is a list, must be an object"),
-        ('{"text": ["a"], "label": 1}\n', "line 1: text is a list"),
-        ("", "has no rows"),
+        (read_swag, "a.csv", HEADER, "has no rows"),
+        (read_swag, "a.csv", HEADER + LINE + "1,v1,7\n", "line 3: has 3 fields, the header has 12"),
+        (read_swag, "a.csv", HEADER + LINE.replace(",1\n", ",4\n"), "line 2: label is '4', it must be 0, 1, 2 or 3"),
+        (read_swag, "a.csv", HEADER.replace("sent2", "sent3") + LINE, "line 2: has no column sent2"),
+        (read_swag, "a.csv", HEADER.replace("sent2", "sent1") + LINE, "line 1: two columns are named 'sent1'"),
+        (read_swag, "a.csv", HEADER + LINE + '1,v1,"cut', "line 3: unexpected end of data"),
+        (read_swag, "a.csv", (HEADER + LINE).encode() + b'1,v1,7,"A\xff",b,c,d,e,f,g,h,1\n', "line 3"),
+        (read_pairs, "a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is truncated at column 13"),
+        (read_pairs, "a.jsonl", "[1]\n", "line 1: is a list, must be an object"),
+        (read_pairs, "a.jsonl", '{"text": ["a"], "label": 1}\n', "line 1: text is a list"),
+        (read_pairs, "a.jsonl", "", "has no rows"),
+        (read_pairs, "a.tsv", "id\tx\ty\tlabel\n7\tone\ttwo\t0\n", "name the one or two texts with --columns"),
+        (lambda path: read_pairs(path, ["z"]), "a.tsv", "x\ty\tlabel\none\ttwo\t0\n", "line 2: has no column z"),
+        (read_pairs, "a.parquet", "", r"must end in \.csv, \.tsv or \.jsonl"),
+        (read_swag, "a.csv.gz", cut([HEADER, LINE * 3000]), DAMAGED),
+        (read_pairs, "a.tsv.gz", cut(["text\tlabel\n", *(f"some text {n}\t{n % 2}\n" for n in NUMBERS)]), DAMAGED),
+        (read_pairs, "a.jsonl.gz", cut(f'{{"text": "text {n}", "label": {n % 2}}}\n' for n in NUMBERS), DAMAGED),
+        (read_squad, "a.json.gz", cut([json.dumps({"data": [f"article {n}" for n in NUMBERS]})]), DAMAGED),
     ],
 )
-def test_wrong_json_lines_say_their_line(tmp_path, text, message):
-    (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(UserError, match="a.jsonl: .*" + message.replace("(", r"\(")):
-        read_pairs(tmp_path / "a.jsonl")
+def test_a_wrong_file_says_its_line(tmp_path, read, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message) as error:
+        read(tmp_path / name)
+    assert str(error.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(error.value)
 
 
-def test_the_name_tells_the_form(tmp_path):
-    with pytest.raises(UserError, match=r"must end in \.csv, \.tsv or \.jsonl"):
-        read_pairs(tmp_path / "a.parquet")
+def labelled(*labels):
+    return [LabelledText("t", None, label) for label in labels]
 
 
 def test_labels_come_from_the_data():
-    examples = [LabelledText("t", None, label) for label in ("10", "9", "10", "2")]
-    names = label_names(examples, "f.tsv")
+    names = label_names(labelled("10", "9", "10", "2"), "f.tsv")
     assert names == ["2", "9", "10"]
-    assert label_numbers(examples, names, "f.tsv") == [2, 1, 2, 0]
-    assert label_names([LabelledText("t", None, each) for each in "ba"], "f.tsv") == ["a", "b"]
+    assert label_numbers(labelled("10", "9", "10", "2"), names, "f.tsv") == [2, 1, 2, 0]
+    assert label_names(labelled("b", "a"), "f.tsv") == ["a", "b"]
     alike = [f"{'0' * left}1.{'0' * right}" for left in range(4) for right in range(4)]  # one number in 16 spellings
-    assert label_names([LabelledText("t", None, each) for each in alike], "f.tsv") == sorted(alike)
+    assert label_names(labelled(*alike), "f.tsv") == sorted(alike)
     with pytest.raises(UserError, match="row 2 has the label '3', the model knows 1, 2"):
-        label_numbers([LabelledText("t", None, "1"), LabelledText("t", None, "3")], ["1", "2"], "f.tsv")
-    with pytest.raises(UserError, match="every row has the label '1'"):
-        label_names([LabelledText("t", None, "1")] * 2, "f.tsv")
-    with pytest.raises(UserError, match="row 1 has no label"):
-        label_names([LabelledText("t", None, None)], "f.tsv")
+        label_numbers(labelled("1", "3"), ["1", "2"], "f.tsv")
+    for labels, message in ((["1", "1"], "every row has the label '1'"), ([None], "row 1 has no label")):
+        with pytest.raises(UserError, match=message):
+            label_names(labelled(*labels), "f.tsv")
 
 
 # Batches
@@ -172,28 +168,3 @@ def test_evaluation_sees_every_example_once():
     lengths = np.random.default_rng(1).integers(3, 40, 50)
     seen = [index for group, batch in evaluation_batches(examples_of(lengths), 100) for index in group]
     assert sorted(seen) == list(range(50))
-
-
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [("a.csv.gz", read_swag), ("a.tsv.gz", read_pairs), ("a.jsonl.gz", read_pairs), ("a.json.gz", read_squad)],
-)
-def test_a_packed_file_that_is_cut_off_says_where(tmp_path, name, read):
-    rows = {
-        "a.csv.gz": HEADER + LINE * 3000,
-        "a.tsv.gz": "text\tlabel\n" + "".join(f"some text {n * 7919}\t{n % 2}\n" for n in range(3000)),
-        "a.json.gz": json.dumps({"data": [f"article {n * 7919}" for n in range(3000)]}),
-        "a.jsonl.gz": "".join(json.dumps({"text": f"text {n * 7919}", "label": n % 2}) + "\n" for n in range(3000)),
-    }
-    packed = gzip.compress(rows[name].encode())
-    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(UserError, match=r"truncated or damaged after .*[\d,]+") as error:
-        read(tmp_path / name)
-    assert str(error.value).startswith(str(tmp_path / name))
-    assert "\n" not in str(error.value)
-
-
-def test_bytes_that_are_no_text_say_their_line(tmp_path):
-    (tmp_path / "a.csv").write_bytes((HEADER + LINE).encode() + b'1,v1,7,"A\xff",b,c,d,e,f,g,h,1\n')
-    with pytest.raises(UserError, match=r"a\.csv: .*line 3"):
-        read_swag(tmp_path / "a.csv")

@@ -1,0 +1,214 @@
+"""`fasttfm lm` and `fasttfm mlm`: from a text file to a model that is scored, generates, and goes to Hugging Face."""
+
+import json
+import shlex
+
+import pytest
+import torch
+from training.runs import records
+
+from fasttfm.cli.main import main
+from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
+from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
+from fasttfm_pretraining.models.kinds import read_model
+
+SMALL = ["--d-model", "16", "--heads", "2", "--d-ff", "32", "--layers", "1", "--max-length", "32", "--row-length", "32"]
+QUICK = ["--max-tokens", "128", "--warmup-updates", "2", "--log-interval", "5", "--threads", "1", "--no-tensorboard"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lm")
+    (folder / "text.txt").write_text(
+        "".join(f"Line {number} of a text, and {number} again.\n" for number in range(200))
+    )
+    text, data, model = (str(folder / name) for name in ("text.txt", "D", "M"))
+    assert main(["lm", "prepare", "--text", text, "--out", data, "--vocab-size", "320"]) == 0
+    steps = ["--max-update", "10", "--valid-interval-updates", "5", "--device", "cpu"]
+    assert main(["lm", "train", "--preset", "gpt-tiny", "--data", data, "--out", model, *SMALL, *QUICK, *steps]) == 0
+    return folder
+
+
+def test_the_directory_says_what_it_holds_and_the_configuration_can_be_given_back(made, capsys):
+    assert (made / "M" / "curve.png").stat().st_size > 1000
+    assert (made / "M" / "config.yaml").read_text().startswith("kind: gpt\n")
+    assert main(["lm", "train", "--preset", "gpt-tiny", "--dump-config"]) == 0
+    (made / "c.yaml").write_text(capsys.readouterr().out)
+    assert main(["lm", "train", "--config", str(made / "c.yaml"), "--dump-config"]) == 0
+    assert capsys.readouterr().out == (made / "c.yaml").read_text()
+    assert main(["train", "--config", str(made / "c.yaml"), "--dump-config"]) == 2
+    assert "kind gpt" in capsys.readouterr().err
+
+
+def test_evaluate_prints_loss_perplexity_and_bits_per_byte(made, capsys):
+    command = ["lm", "evaluate", str(made / "M")]
+    assert main([*command, "--text", str(made / "text.txt")]) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("loss", "perplexity", "bits per byte"))
+    assert main([*command, "--data", str(made / "D"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["command"] == "lm evaluate"
+    assert set(told) == {"command", "loss", "nll", "perplexity", "bits_per_byte"}
+    assert main(command) == 2
+    assert "--data DATA or --text FILE" in capsys.readouterr().err
+
+
+def test_generate_prints_texts_that_begin_with_the_prompt(made, capsys):
+    words = ["lm", "generate", str(made / "M"), "--prompt", "Line", "--tokens", "8", "--samples", "2", "--seed", "3"]
+    said = []
+    for more in ([], [], ["--json"]):
+        assert main([*words, *more]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0].startswith("Line")
+    assert "\n---\nLine" in said[0]
+    assert said[1] == said[0] == "\n---\n".join(json.loads(said[2])["texts"]) + "\n"
+    assert main([*words, "--tokens", "200"]) == 0
+    assert "outgrow the model's 32 positions" in capsys.readouterr().err
+
+
+def test_prompt_and_few_shot_tell_by_model_and_number_of_solved_examples_how_many_are_right(made, capsys):
+    examples = [{"text": f"Line {number} of a", "answer": " text"} for number in range(6)]
+    (made / "f.json").write_text(json.dumps(examples))
+    options = ["--examples", str(made / "f.json"), "--template", "{text}{answer}", "--options", " text", "Wxyz"]
+    few_shot = ["lm", "few-shot", str(made / "M"), str(made / "M"), *options, "--shots"]
+    assert main([*few_shot, "0", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["shots"], told["examples"]) == ([0, 2], 6)
+    for row in told["models"]:
+        for shots, right in zip(told["shots"], row["right"], strict=True):
+            assert main(["lm", "prompt", str(made / "M"), "--shots", str(shots), *options]) == 0
+            *lines, summary = capsys.readouterr().out.splitlines()
+            assert sum(line.startswith("right\t") for line in lines) == right
+            assert summary == f"{right} of 6 right ({right / 6:.1%}), {shots} shots"
+    assert main([*few_shot, "0", "2"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "model\tparameters\t0 shots\t2 shots"
+    assert lines[0].split("\t")[2:] == [f"{right / 6:.1%}" for right in told["models"][0]["right"]]
+    assert main([*few_shot, "9"]) == 2
+    assert capsys.readouterr().err.startswith("fasttfm lm few-shot: --shots 9: there are 5 other examples")
+
+
+def test_export_and_import_end_where_they_began(made, capsys):
+    pytest.importorskip("transformers")
+    assert main(["lm", "export", str(made / "M"), "--out", str(made / "HF")]) == 0
+    assert (made / "HF" / "tokenizer.json").is_file()
+    assert main(["lm", "import", str(made / "HF"), "--out", str(made / "N")]) == 0
+    capsys.readouterr()
+    texts = []
+    for name in ("M", "N"):
+        words = ["--prompt", "Line 3", "--temperature", "0", "--tokens", "9"]
+        assert main(["lm", "generate", str(made / name), *words]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_a_llama_goes_the_same_way(made, capsys):
+    pytest.importorskip("transformers")
+    sizes = shlex.split("--d-model 16 --heads 4 --kv-heads 2 --d-ff 24 --layers 2 --max-length 32")
+    steps = ["--row-length", "32", "--max-update", "10", "--valid-interval-updates", "5", "--device", "cpu"]
+    model, data = str(made / "L"), str(made / "D")
+    assert main(["lm", "train", "--preset", "llama-tiny", "--data", data, "--out", model, *sizes, *QUICK, *steps]) == 0
+    losses = [record["nll"] for record in records(model, "valid")]
+    assert losses[-1] < losses[0]
+    assert main(["lm", "evaluate", model, "--data", data]) == 0
+    assert main(["lm", "generate", model, "--prompt", "Line", "--tokens", "60", "--temperature", "0"]) == 0
+    assert "\nLine" in capsys.readouterr().out
+    assert main(["lm", "export", model, "--out", str(made / "LH")]) == 0
+    assert json.loads((made / "LH" / "config.json").read_text())["model_type"] == "llama"
+    wrong = ["lm", "train", "--preset", "gpt-tiny", "--data", data, "--out", str(made / "W"), "--kv-heads", "2"]
+    assert main(wrong) == 2
+    assert "--kv-heads belongs to a model of kind llama, and this one is of kind gpt" in capsys.readouterr().err
+    assert main(["finetune", "classify", "--init-from", model, "--train", data, "--valid", data, "--out", "C"]) == 2
+
+
+# fasttfm mlm
+
+WORDS = "the dog runs over a green field and two men sit in small boats under blue skies".split()  # noqa: SIM905
+TINY = shlex.split(
+    "--d-model 16 --heads 2 --d-ff 24 --layers 2 --max-length 32 --row-length 32 --max-tokens 256 --max-update 2 "
+    "--log-interval 1 --no-tensorboard --precision fp32 --warmup-updates 0 --workers 1 --device cpu"
+)
+
+
+@pytest.fixture
+def data(tmp_path):
+    text = "\n".join(" ".join(WORDS[(n + k) % len(WORDS)] for k in range(9)) for n in range(150))
+    (tmp_path / "text.txt").write_text(text + "\n")
+    prepare = ["mlm", "prepare", "--text", str(tmp_path / "text.txt"), "--bytes", "--out", str(tmp_path / "D")]
+    assert main([*prepare, "--valid-share", "0.2"]) == 0
+    return tmp_path / "D"
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("preset", ["bert-tiny", "albert-tiny", "electra-tiny"])
+def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
+    model, folder, repeated = (str(tmp_path / name) for name in ("M", "H", "A"))
+    assert main(["mlm", "train", "--preset", preset, "--data", str(data), "--out", model, *TINY]) == 0
+    assert (tmp_path / "M" / "curve.png").exists()
+    assert main(["mlm", "evaluate", model, "--data", str(data), "--device", "cpu"]) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    picture = str(tmp_path / "attention.png")
+    assert main(["mlm", "attention", model, "the dog runs", "--layers", "2", "--out", picture]) == 0
+    assert (tmp_path / "attention.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["mlm", "attention", model, "a" * 31, "--out", picture]) == 2
+    assert "has 31 tokens, at most 30 can be shown" in capsys.readouterr().err
+    assert main(["mlm", "export", model, "--out", folder]) == 0
+    source = [folder]
+    if preset == "electra-tiny":
+        source = [f"{folder}/discriminator", "--generator", f"{folder}/generator"]
+    assert main(["mlm", "import", *source, "--out", repeated]) == 0
+    one, other = (read_model("mlm", tmp_path / name) for name in ("M", "A"))
+    for (name, tensor), parameter in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(tensor, parameter), name
+    assert main(["mlm", "evaluate", repeated, "--data", str(data), "--device", "cpu"]) == 0
+
+
+def test_a_wordpiece_vocabulary_comes_along(tmp_path, capsys):
+    transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 2}
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "the", "do", "##g", "##s"]
+    folder = tmp_path / "H"
+    transformers.BertForPreTraining(transformers.BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    assert main(["mlm", "import", str(folder), "--out", str(tmp_path / "M")]) == 0
+    (tmp_path / "text.txt").write_text("The dogs\n" * 200)
+    files = ["--text", str(tmp_path / "text.txt"), "--spm", str(tmp_path / "M" / "tokenizer.json")]
+    assert main(["mlm", "prepare", *files, "--out", str(tmp_path / "D")]) == 0
+    assert main(["mlm", "evaluate", str(tmp_path / "M"), "--data", str(tmp_path / "D"), "--device", "cpu"]) == 0
+    assert "pairs" in capsys.readouterr().out
+
+    vocabulary = masking_vocabulary(load_text_tokenizer(tmp_path / "M"))
+    assert (vocabulary.begin, vocabulary.end, vocabulary.mask) == (2, 3, 4)
+    assert vocabulary.begins_word.tolist() == [True] * (len(pieces) - 2) + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("lm", "verb"),
+        ("lm train --preset gpt-tiny --out M", "--data is missing"),
+        ("lm train --preset demo", "preset 'demo' is unknown"),
+        ("lm prepare --text none.txt --out D", "no such file"),
+        ("lm prepare --text none.txt --out D --bytes --spm x", "--bytes and --spm do not go"),
+        ("lm prepare --text none.txt --out D --threads -5", "it must be from 1 to 1,024"),
+        ("lm generate none", "is not a model directory"),
+        ("lm import none --out M", "config.json"),
+        ("mlm train", "--preset is missing: there are albert-base"),
+        ("mlm train --preset bert-tiny --generator-size 0.5", "--generator-size belongs to a model of kind"),
+        ("mlm train --preset bert-tiny --objective mmm", "--objective: 'mmm' must be one of mlm,"),
+        ("mlm train --preset bert-tiny --out M", "--data is missing: fasttfm mlm train"),
+        ("mlm import H --out M", "H/config.json: is missing"),
+        ("mlm import . --generator G --out M", "--generator belongs to an ELECTRA"),
+    ],
+)
+def test_wrong_commands_end_in_one_line(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    try:
+        status = main(words.split())
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
