@@ -62,6 +62,7 @@ def test_our_command_is_one_that_lm_train_takes(tmp_path, monkeypatch):
     assert main([*words[1:], "--dump-config"]) == 0
 
 
+@pytest.mark.whole
 def test_their_model_is_ours_and_reads_the_same_tokens(text, tmp_path):
     pytest.importorskip("transformers")
     from fasttfm_pretraining.interop.gpt import read
@@ -82,6 +83,7 @@ def test_their_model_is_ours_and_reads_the_same_tokens(text, tmp_path):
     assert benchmark.bits_per_byte(tmp_path / "D", tmp_path / "theirs", True) == pytest.approx(guessing, rel=0.05)
 
 
+@pytest.mark.whole
 def test_a_bert_s_command_its_tokens_and_what_hidden_tokens_cost(text, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     from pretraining.huggingface_trainer import Blocks, bert_model, masked_collator
