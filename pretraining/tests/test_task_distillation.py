@@ -278,7 +278,8 @@ def test_the_maps_of_a_student_are_gone_on_with(world, tmp_path):
 
 def test_what_does_not_fit_ends_in_one_line(world, tmp_path, refusal_of):
     save(tmp_path / "other", "bert", train_text_tokenizer([*texts(), "other words entirely"], 430))
-    save(tmp_path / "heads", "bert", FineTuned.load(world / "classify").tokenizer, heads=4)
+    for name, shape in (("three", {"layers": 3}), ("heads", {"heads": 4})):
+        save(tmp_path / name, "bert", FineTuned.load(world / "classify").tokenizer, **shape)
     labels = write(tmp_path / "labels.tsv", "text\tlabel\nAda\tgood\nBob\tbad\n")
     columns = write(tmp_path / "columns.tsv", "a\tb\tc\tlabel\nAda\tx\ty\tTrue\n")
     impossible = write(tmp_path / "impossible.json", squad(20, 3, impossible=True))
@@ -291,6 +292,7 @@ def test_what_does_not_fit_ends_in_one_line(world, tmp_path, refusal_of):
         ("classify", small, "task", files(world, "squad"), "squad.train.json"),
         ("squad", small, "task", files(world, "classify"), "classify.train.tsv"),
         ("squad", small, "task", [f"--train={impossible}"], "is of SQuAD 2.0, where a question may have none"),
+        ("classify", tmp_path / "three", "layers", (), "the teacher's 2 layers are not a multiple of the student's 3"),
         ("classify", tmp_path / "heads", "layers", (), "has 4 attention heads"),
         ("classify", small, "layers", ["--row-length", "80"], "--row-length 80"),
         ("classify", small, "layers", ["--checkpoint-activations"], "a student needs what its layers say"),
