@@ -193,7 +193,10 @@ def weather(count: int, seed: int) -> str:
     return "sentence\tlabel\n" + "".join(lines)
 
 
-TASKS = {"choices": ("csv", swag, ["--max-epoch", "2"]), "classify": ("tsv", weather, ["--max-epoch", "10"])}
+TASKS = {
+    "choices": ("csv", swag, ["--max-epoch", "2"]),
+    "classify": ("tsv", weather, ["--max-epoch", "10", "--max-tokens", "128"]),
+}
 
 
 @pytest.mark.sample(2)
@@ -201,10 +204,10 @@ TASKS = {"choices": ("csv", swag, ["--max-epoch", "2"]), "classify": ("tsv", wea
 @pytest.mark.parametrize("task", TASKS)
 def test_choices_and_classes_are_learnt(tmp_path, bodies, kind, task, capsys):
     ending, make, epochs = TASKS[task]
-    train, valid = (write(tmp_path / f"{seed}.{ending}", make(count, seed)) for count, seed in ((100, 1), (32, 2)))
+    train, valid = (write(tmp_path / f"{seed}.{ending}", make(count, seed)) for count, seed in ((120, 1), (32, 2)))
     out, predictions = str(tmp_path / "model"), str(tmp_path / "p.json")
     command = ["finetune", task, "--init-from", str(bodies[kind]), "--train", train, "--valid", valid]
-    assert main([*command, "--out", out, *FAST, "--max-tokens", "256", *epochs]) == 0
+    assert main([*command, "--out", out, *FAST, *epochs]) == 0
     assert main(["finetune", "predict", out, valid, "--out", predictions]) == 0
     accuracy = evaluated(capsys, predictions, valid)["accuracy"]
     assert accuracy == pytest.approx(best_of(out, "accuracy"))
