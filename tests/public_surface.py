@@ -1,6 +1,6 @@
 """An example call of every public function and module, for tests of the whole public API.
 
-tests/functional/test_public_surface.py fails if a name in __all__ is missing.
+tests/functional/test_in_place.py fails if a name in __all__ is missing.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The reference's norms, residual connection and feed-forward network against torch.nn, in float64."""
+"""The reference's norms, residual connection, feed-forward network and dropout against torch.nn; gradcheck."""
 
 import pytest
 import torch
@@ -7,21 +7,18 @@ from torch import nn
 from fasttfm import reference
 
 SEED = torch.tensor([42])
+DROPPED = {"dropout_p": 0.3, "seed": SEED, "site": 2}
 
 
 def double(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def gradients(output, inputs):
-    weights = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).view(output.shape)
-    return torch.autograd.grad((output * weights).sum(), inputs, retain_graph=True)
-
-
 def assert_same(ours, theirs, inputs):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for mine, other in zip(gradients(ours, inputs), gradients(theirs, inputs), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-12)
+    weights = torch.cos(torch.arange(ours.numel(), dtype=torch.float64)).view(ours.shape)
+    mine, others = (torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True) for y in (ours, theirs))
+    torch.testing.assert_close(mine, others, rtol=1e-11, atol=1e-12)
 
 
 NORMS = {
@@ -67,11 +64,7 @@ def test_residual_norms_are_dropout_sum_and_norm(kind, p):
     assert_same(s, expected, [x, residual])
     assert_same(y, theirs(expected, (10,), *parameters, eps=1e-6), [x, residual, *parameters])
     assert_same(reference.residual_add(x, residual, dropout_p=p, seed=SEED, site=3), expected, [x, residual])
-
-
-def test_without_a_seed_nothing_is_dropped():
-    x, residual = torch.randn(3, 8), torch.randn(3, 8)
-    assert torch.equal(reference.residual_add(x, residual, dropout_p=0.5), residual + x)
+    assert torch.equal(reference.residual_add(x, residual, dropout_p=p), residual + x)  # no seed, no dropout
 
 
 @pytest.mark.parametrize(
@@ -96,26 +89,33 @@ def test_an_activation_that_the_specification_lacks_is_refused():
         reference.feed_forward(double(2, 7), double(19, 7), None, double(5, 19), None, activation="silu")
 
 
-def test_dropout_of_feed_forward_is_on_the_hidden_activation():
+def test_dropout_is_on_the_hidden_activation_and_keeps_the_expectation():
     x, weight1, weight2 = double(6, 7), double(19, 7), double(5, 19)
     keep = reference.keep_mask((1, 6, 19), 0.4, SEED)[0]
     hidden = torch.relu(x @ weight1.T) * keep * reference.dropout_scale(0.4)
     ours = reference.feed_forward(x, weight1, None, weight2, None, dropout_p=0.4, seed=SEED)
     assert_same(ours, hidden @ weight2.T, [x, weight1, weight2])
-
-
-def test_dropout_keeps_the_expectation():
     mean = reference.dropout(torch.ones(512, 512, dtype=torch.float64), 0.1, SEED).mean()
     assert abs(mean - 1) < 5 * (0.1 / 0.9) ** 0.5 / 512
 
 
-def test_gradients_equal_finite_differences():
-    x, residual, weight, bias = double(3, 6), double(3, 6), double(6), double(6)
-    options = {"dropout_p": 0.3, "seed": SEED}
-    assert torch.autograd.gradcheck(lambda *a: reference.layer_norm(*a), (x, weight, bias))
-    assert torch.autograd.gradcheck(
-        lambda *a: reference.residual_layer_norm(*a, **options), (x, residual, weight, bias)
-    )
-    assert torch.autograd.gradcheck(lambda *a: reference.residual_add(*a, **options), (x, residual))
-    inputs = (x, double(9, 6), double(9), double(4, 9), double(4))
-    assert torch.autograd.gradcheck(lambda *a: reference.feed_forward(*a, **options), inputs)
+TOKENS, LENGTHS, TARGET = torch.tensor([[1, 2, 0], [8, 0, 0]]), torch.tensor([4, 2]), torch.tensor([1, 0, 4])
+SMOOTHED = {"label_smoothing": 0.1, "ignore_index": 0}
+DIFFERENTIABLE = {
+    "attention": (
+        lambda q, k, v, m: reference.attention(q, k, v, mask=m, causal=True, key_lengths=LENGTHS, **DROPPED)[0],
+        [(2, 2, 3, 4), (2, 2, 4, 4), (2, 2, 4, 3), (1, 3, 4)],
+    ),
+    "residual_layer_norm": (lambda *x: reference.residual_layer_norm(*x, **DROPPED), [(3, 6), (3, 6), (6,), (6,)]),
+    "residual_add": (lambda *x: reference.residual_add(*x, **DROPPED), [(3, 6), (3, 6)]),
+    "feed_forward": (lambda *x: reference.feed_forward(*x, **DROPPED), [(3, 6), (9, 6), (9,), (4, 9), (4,)]),
+    "cross_entropy": (lambda x: reference.cross_entropy(x, TARGET, **SMOOTHED), [(3, 5)]),
+    "linear_cross_entropy": (lambda h, w: reference.linear_cross_entropy(h, w, TARGET, **SMOOTHED), [(3, 4), (5, 4)]),
+    "embed": (lambda w, p: reference.embed(TOKENS, w, p, scale=2.0, pad_id=0, **DROPPED), [(9, 6), (5, 6)]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_equal_finite_differences(name):
+    function, shapes = DIFFERENTIABLE[name]
+    assert torch.autograd.gradcheck(function, [double(*shape) for shape in shapes], fast_mode=True)

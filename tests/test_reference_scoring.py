@@ -1,8 +1,8 @@
 """reference.attention() in float64 against transformers: Gemma 2's soft caps, gpt-oss' sinks, Mistral's windows, ALiBi
-of MPT and BLOOM."""
+of MPT.
+"""
 
 import importlib
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,7 @@ def modeling(name):
 
 masking = importlib.import_module("transformers.masking_utils")
 gemma2, gpt_oss, mistral = (modeling(name).eager_attention_forward for name in ("gemma2", "gpt_oss", "mistral"))
-modeling_mpt, modeling_bloom = modeling("mpt"), modeling("bloom")
+modeling_mpt = modeling("mpt")
 
 B, H, HK, L, D = 2, 6, 2, 11, 8
 NEAR = {"atol": 1e-6, "rtol": 1e-6}
@@ -90,16 +90,3 @@ def test_mpt():
     output, ours = reference.attention(q, k, v, causal=True, alibi_slopes=slopes)
     torch.testing.assert_close(ours, weights, **NEAR)
     torch.testing.assert_close(attention.out_proj(output.transpose(1, 2).flatten(2)), expected, **NEAR)
-
-
-def test_bloom():
-    config = transformers.BloomConfig(hidden_size=H * D, n_head=H, attention_dropout=0.0, hidden_dropout=0.0)
-    attention = modeling_bloom.BloomAttention(config, layer_idx=0).double().eval()
-    x = torch.randn(B, L, H * D, dtype=torch.float64)
-    alibi = modeling_bloom.build_alibi_tensor(torch.ones(B, L, dtype=torch.long), H, torch.float64)  # (B * H, 1, L)
-    hidden = torch.zeros(L, L, dtype=torch.float64).masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), -math.inf)
-    expected = attention(x, torch.zeros_like(x), alibi, hidden)[0]
-    q, k, v = (part.transpose(1, 2) for part in attention.query_key_value(x).unflatten(2, (H, 3, D)).unbind(3))
-    slopes = (alibi[:, 0, -1] - alibi[:, 0, -2]).view(B, H)
-    output, _ = reference.attention(q, k, v, causal=True, alibi_slopes=slopes)
-    torch.testing.assert_close(attention.dense(output.transpose(1, 2).flatten(2)), expected, **NEAR)

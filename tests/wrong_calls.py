@@ -257,7 +257,9 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
     elif int in kinds:
         for wrong in (1.5, "1", torch.ones(2)):
             yield f"{wrong!r}"[:12], True, wrong
-        yield "negative", argument.startswith("num_"), -1
+        yield "negative", argument.startswith(("num_", "site")), -1
+        if argument == "site":
+            yield "beyond 32 bits", True, 1 << 31
     elif float in kinds:
         yield "a string", True, "1"
         yield "a tensor", True, torch.ones(2)

@@ -7,11 +7,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from fasttfm import functional as F
 
 B, H, L, S, D = 2, 4, 5, 9, 8
-GENERATOR = torch.Generator().manual_seed(0)
-OFFSET, LENGTHS, SLOPES = torch.tensor([4, 1]), torch.tensor([9, 3]), torch.rand(H, generator=GENERATOR)
-BIAS, ALLOWED = torch.randn(H, L, S, generator=GENERATOR), torch.rand(B, H, L, S, generator=GENERATOR) > 0.3
+OFFSET, LENGTHS, SLOPES = torch.tensor([4, 1]), torch.tensor([9, 3]), torch.rand(H)
+BIAS, ALLOWED = torch.randn(H, L, S), torch.rand(B, H, L, S) > 0.3
 
-MASKS = {
+MODS = {
     "causal": (lambda b, h, q, kv: q >= kv, {"causal": True}),
     "bottom right": (lambda b, h, q, kv: q + S - L >= kv, {"causal": "bottom_right"}),
     "offset": (lambda b, h, q, kv: q + OFFSET[b] >= kv, {"causal": True, "causal_offset": OFFSET}),
@@ -19,35 +18,27 @@ MASKS = {
     "window": (lambda b, h, q, kv: (q - kv).abs() <= 2, {"window": (2, 2)}),
     "lengths": (lambda b, h, q, kv: kv < LENGTHS[b], {"key_lengths": LENGTHS}),
     "mask": (lambda b, h, q, kv: ALLOWED[b, h, q, kv], {"mask": ALLOWED}),
-}
-SCORES = {
     "bias": (lambda score, b, h, q, kv: score + BIAS[h, q, kv], {"mask": BIAS}),
     "soft cap": (lambda score, b, h, q, kv: 0.5 * torch.tanh(score / 0.5), {"softcap": 0.5}),
     "slopes": (lambda score, b, h, q, kv: score - SLOPES[h] * (q - kv).abs(), {"alibi_slopes": SLOPES}),
 }
+"""A mask_mod, or a score_mod."""
 
 
 def operands(heads=H):
-    torch.manual_seed(1)
     return [torch.randn(B, h, n, D) for h, n in ((H, L), (heads, S), (heads, S))]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", MASKS)
-def test_mask_mods(name):
-    function, options = MASKS[name]
-    mask = create_block_mask(function, B, H, L, S, device="cpu")
-    tensors = operands()
-    torch.testing.assert_close(F.attention(*tensors, **options), flex_attention(*tensors, block_mask=mask))
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", SCORES)
-def test_score_mods(name):
-    function, options = SCORES[name]
+@pytest.mark.parametrize("name", MODS)
+def test_mods(name):
+    mod, options = MODS[name]
     tensors = operands(heads=2)
-    expected = flex_attention(*tensors, score_mod=function, enable_gqa=True)
-    torch.testing.assert_close(F.attention(*tensors, **options), expected)
+    if mod.__code__.co_argcount == 5:
+        given = {"score_mod": mod}
+    else:
+        given = {"block_mask": create_block_mask(mod, B, H, L, S, device="cpu")}
+    torch.testing.assert_close(F.attention(*tensors, **options), flex_attention(*tensors, enable_gqa=True, **given))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,6 +1,7 @@
 """Paged and partly used keys in flash_attn's and torch's signatures; the log-sum-exps and weights that they return."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -72,52 +73,46 @@ def test_varlen_attn_takes_pages_and_partly_used_keys(case):
 
 def test_no_sequences_and_no_keys():
     q, k = torch.zeros(0, H, D), torch.zeros(8, PAGE, H, D)
-    none = torch.zeros(1, dtype=torch.int32)
-    table = torch.zeros(0, 3, dtype=torch.int32)
+    none, table = torch.zeros(1, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
     assert flash_attn.flash_attn_varlen_func(q, k, k, none, none, 0, 0, block_table=table).shape == q.shape
-    q, starts = torch.randn(3, H, D), torch.tensor([0, 3])
-    nothing = torch.zeros(1, 2, dtype=torch.int32)
-    given = (q, k, k, starts, torch.zeros(2, dtype=torch.int32), 3, 0)
-    output, lse, _ = flash_attn.flash_attn_varlen_func(*given, block_table=nothing, return_attn_probs=True)
-    assert not output.any()
-    assert (lse == -math.inf).all()
+    q, table = torch.randn(3, H, D), torch.zeros(1, 2, dtype=torch.int32)
+    starts = torch.tensor([0, 3]), torch.zeros(2, dtype=torch.int32)
+    paged = flash_attn.flash_attn_varlen_func(q, k, k, *starts, 3, 0, block_table=table, return_attn_probs=True)
     q, k = q[None], torch.zeros(1, 0, H, D)
-    output, lse, weights = flash_attn.flash_attn_func(q, k, k, 0.5, return_attn_probs=True)
-    assert not output.any()
-    assert (lse == -math.inf).all()
-    assert weights.shape == (1, H, 3, 0)
+    padded = flash_attn.flash_attn_func(q, k, k, 0.5, return_attn_probs=True)
+    for output, lse, _ in (paged, padded):
+        assert not output.any()
+        assert (lse == -math.inf).all()
+    assert padded[2].shape == (1, H, 3, 0)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"block_table": TABLE + 3}, "block_table has page 8: there are 0 to 7"),
-        ({"block_table": TABLE.float()}, r"block_table is torch.float32 \(3, 3\) on cpu: int32 or int64 \(3, 3\)"),
-        ({"block_table": TABLE[:2]}, r"block_table is torch.int64 \(2, 3\) on cpu: int32 or int64 \(3, 3\)"),
-        ({"block_table": TABLE[:, :2]}, "reach from 0 to 9: there is room for 2 pages of 4 in block_table"),
-        ({"max_seqlen_k": 8}, "keys of a sequence reach from 0 to 9, and max_seqlen_k is 8"),
-    ],
-)
-def test_wrong_pages_are_refused(case, change, message):
-    q, pages, _ = case
-    given = {"cu_seqlens_q": starts_of(QUERIES), "cu_seqlens_k": starts_of(KEYS), "max_seqlen_q": 5, "max_seqlen_k": 9}
-    with pytest.raises(ValueError, match=message):
-        flash_attn.flash_attn_varlen_func(q, *pages, **({"block_table": TABLE} | given | change))
+WRONG_PAGES = {
+    "block_table has page 8: there are 0 to 7": {"block_table": TABLE + 3},
+    "block_table is torch.float32 (3, 3) on cpu: int32 or int64 (3, 3)": {"block_table": TABLE.float()},
+    "block_table is torch.int64 (2, 3) on cpu: int32 or int64 (3, 3)": {"block_table": TABLE[:2]},
+    "reach from 0 to 9: there is room for 2 pages of 4 in block_table": {"block_table": TABLE[:, :2]},
+    "keys of a sequence reach from 0 to 9, and max_seqlen_k is 8": {"max_seqlen_k": 8},
+}
+WRONG_LENGTHS = {
+    "varlen_attn: block_table needs seqused_k": {"block_table": TABLE},
+    "keys of a sequence reach from 1 to 9, more than cu_seq_k": {"seqused_k": KEYS + torch.tensor([0, 1, 0])},
+    "seqused_k is torch.int64 (2,) on cpu: int32 or int64 (3,)": {"seqused_k": KEYS[:2]},
+}
 
 
-def test_wrong_lengths_are_refused(case):
+@pytest.mark.parametrize("words", [*WRONG_PAGES, *WRONG_LENGTHS])
+def test_wrong_pages_and_lengths_are_refused(case, words):
     q, pages, packed = case
-    starts, cu_seqlens_k = starts_of(QUERIES), starts_of(KEYS)
-    with pytest.raises(ValueError, match="varlen_attn: block_table needs seqused_k"):
-        varlen.varlen_attn(q, *pages, starts, None, 5, 9, enable_gqa=True, block_table=TABLE)
-    with pytest.raises(
-        ValueError, match="keys of a sequence reach from 1 to 9, more than cu_seq_k leaves room for in key"
-    ):
-        varlen.varlen_attn(
-            q, *packed, starts, cu_seqlens_k, 5, 9, enable_gqa=True, seqused_k=KEYS + torch.tensor([0, 1, 0])
-        )
-    with pytest.raises(ValueError, match=r"seqused_k is torch.int64 \(2,\) on cpu: int32 or int64 \(3,\)"):
-        varlen.varlen_attn(q, *packed, starts, cu_seqlens_k, 5, 9, enable_gqa=True, seqused_k=KEYS[:2])
+    starts = starts_of(QUERIES), starts_of(KEYS)
+    if words in WRONG_PAGES:
+        function = flash_attn.flash_attn_varlen_func
+        given = {"block_table": TABLE, "max_seqlen_k": 9} | WRONG_PAGES[words]
+        arguments = (q, *pages, *starts, 5)
+    else:
+        function, given = varlen.varlen_attn, {"enable_gqa": True} | WRONG_LENGTHS[words]
+        arguments = (q, *(pages if "block_table" in given else packed), *starts, 5, 9)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        function(*arguments, **given)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

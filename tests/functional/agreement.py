@@ -1,8 +1,10 @@
 """Comparison of an operator with what it must equal, forward and backward."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttfm import functional as F
+from fasttfm import reference
 
 
 def agree(ours, expected, inputs, backend="auto", gradients=None, **close):
@@ -36,3 +38,52 @@ def assert_same(actual, expected, tolerance):
         assert mine.dtype == other.dtype
         largest = other.abs().max().item() if other.numel() else 0.0
         torch.testing.assert_close(mine, other, rtol=0, atol=close * max(1.0, largest))
+
+
+def attended(function, tensors, options, dtype=None):
+    """The output, and the gradients of the tensors, of sinks and of an additive mask, all in this dtype, if given."""
+
+    def leaf(x):
+        return x.detach().to(dtype or x.dtype).requires_grad_()
+
+    taking = [name for name in ("sinks", "mask") if name in options and options[name].is_floating_point()]
+    options = options | {name: leaf(options[name]) for name in taking}
+    tensors = [leaf(x) for x in tensors]
+    output = function(*tensors, **options)
+    grad = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape).to(output.dtype)
+    leaves = [*tensors, *(options[name] for name in taking)]
+    return output.detach(), *torch.autograd.grad(output, leaves, grad, allow_unused=True, materialize_grads=True)
+
+
+def attention_of_the_reference(*tensors, **options):
+    return reference.attention(*tensors, **options)[0]
+
+
+class Seen(TorchDispatchMode):
+    """Sends calls through the dispatcher, and records those of our operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "fasttfm":
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Inside(TorchDispatchMode):
+    """Records PyTorch's operators that ours are made of: name, and elements of the largest output; no views."""
+
+    sees_through_operators = True
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        tensors = [x for x in (output if isinstance(output, tuple | list) else [output]) if torch.is_tensor(x)]
+        if not func.is_view:
+            self.made.append((func.overloadpacket.__name__, max((x.numel() for x in tensors), default=0)))
+        return output

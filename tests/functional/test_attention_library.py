@@ -29,7 +29,10 @@ def rows(*shape, dtype=torch.bfloat16, **options):
     return torch.randn(batch, length, heads, width, dtype=torch.float32).to(dtype, **options).transpose(1, 2)
 
 
-def call_of(query, key=None, value=None, backend="auto", only_weights=False, starts=None, **options):
+X = rows(1, 2, LENGTH, 64)
+
+
+def call_of(query=X, key=None, value=None, backend="auto", only_weights=False, starts=None, **options):
     key, value = query if key is None else key, query if value is None else value
     options = options_of(query, (*query.shape[:3], key.shape[2]), **{"causal": True, "scale": 0.1} | options)
     fields = options._asdict()
@@ -50,88 +53,77 @@ def on_sm_90(monkeypatch):
     choices.keep(CHIPS["sm_90"], {})
 
 
-TAKEN = {
-    "1,024 rows": call_of(rows(1, 2, 1024, 64)),
-    "4,096 rows": call_of(rows(1, 2, 4096, 64)),
-    "heads of 128": call_of(rows(1, 2, LENGTH, 128)),
-    "float16": call_of(rows(1, 2, LENGTH, 64, dtype=torch.float16)),
-    "strides of one projection": call_of(
-        *torch.randn(1, LENGTH, 3, 2, 64, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4).unbind(0)
+TAKEN = [
+    call_of(rows(1, 2, 1024, 64)), call_of(rows(1, 2, 4096, 64)), call_of(rows(1, 2, LENGTH, 128)),
+    call_of(rows(1, 2, LENGTH, 64, dtype=torch.float16)),
+    call_of(*torch.randn(1, LENGTH, 3, 2, 64, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4).unbind(0)),
+]  # fmt: skip
+LEFT = [
+    call_of(backend="triton"), call_of(only_weights=True), call_of(causal=False), call_of(causal_offset=1),
+    call_of(dropout_p=0.1, seed=torch.tensor([1])), call_of(key_lengths=torch.tensor([LENGTH])),
+    call_of(mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool)), call_of(window=(99, 0)), call_of(softcap=2.0),
+    call_of(alibi_slopes=torch.ones(2)), call_of(sinks=torch.zeros(2)), call_of(scale=-0.1), call_of(X.float()),
+    call_of(X, *2 * [X[:, :1]]),  # shared keys
+    call_of(X, X, X[..., :32]),
+    call_of(X[:, :, :512], X, X),
+    call_of(X.contiguous()),  # heads one after the other
+    call_of(rows(1, 2, LENGTH + 1, 64)),  # a length of a ragged batch
+    call_of(rows(1, 2, 384, 64)),  # was not faster
+    call_of(X[:0]),
+    call_of(torch.randn(1, LENGTH, 3, 2, 64).bfloat16())._replace(key=None, value=None),
+    call_of()._replace(
+        **dict.fromkeys(("query", "key", "value"), X[0].transpose(0, 1)),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, LENGTH])),
     ),
-}
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TAKEN)
-def test_long_causal_rows_in_half_precision_go_to_cudnn_on_sm_90(case, on_sm_90):
-    assert operator._decide(TAKEN[case]) == "cudnn"
-    assert operator._decide(TAKEN[case]._replace(backend="cudnn")) == "cudnn"  # idempotent
+def test_only_long_causal_rows_in_half_precision_go_to_cudnn_on_sm_90(on_sm_90):
+    for call in TAKEN:
+        assert operator._decide(call) == "cudnn", call
+        assert operator._decide(call._replace(backend="cudnn")) == "cudnn"  # idempotent
+    for call in LEFT:
+        assert operator._decide(call) in ("short", "flash", "softmax"), call
 
 
-X = rows(1, 2, LENGTH, 64)
-LEFT = {
-    "the kernels are asked for": call_of(X, backend="triton"),
-    "the weights are asked for": call_of(X, only_weights=True),
-    "no triangle": call_of(X, causal=False),
-    "a shifted triangle": call_of(X, causal_offset=1),
-    "dropout": call_of(X, dropout_p=0.1, seed=torch.tensor([1])),
-    "lengths": call_of(X, key_lengths=torch.tensor([LENGTH])),
-    "a mask": call_of(X, mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool)),
-    "a window": call_of(X, window=(99, 0)),
-    "a soft cap": call_of(X, softcap=2.0),
-    "slopes": call_of(X, alibi_slopes=torch.ones(2)),
-    "sinks": call_of(X, sinks=torch.zeros(2)),
-    "a negative scale": call_of(X, scale=-0.1),
-    "float32": call_of(X.float()),
-    "shared keys": call_of(X, *2 * [X[:, :1]]),
-    "values of another width": call_of(X, X, X[..., :32]),
-    "more keys than queries": call_of(X[:, :, :512], X, X),
-    "heads one after the other": call_of(X.contiguous()),
-    "a length of a ragged batch": call_of(rows(1, 2, LENGTH + 1, 64)),
-    "rows that were not faster": call_of(rows(1, 2, 384, 64)),
-    "no batch": call_of(X[:0]),
-    "packed projections": call_of(torch.randn(1, LENGTH, 3, 2, 64).bfloat16())._replace(key=None, value=None),
-    "packed sequences": call_of(X)._replace(
-        query=X[0].transpose(0, 1), key=X[0].transpose(0, 1), value=X[0].transpose(0, 1),
-        cu_seqlens_q=torch.tensor([0, LENGTH]), cu_seqlens_k=torch.tensor([0, LENGTH]),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", LEFT)
-def test_other_calls_stay_with_our_kernels(case, on_sm_90):
-    assert operator._decide(LEFT[case]) in ("short", "flash", "softmax")
-
-
-def test_other_chips_keep_their_kernels(on_sm_90, monkeypatch):
+def test_other_chips_keep_their_kernels_and_so_do_calls_that_this_cudnn_does_not_support(on_sm_90, monkeypatch):
     for name in CHIPS.keys() - {"sm_90"}:
         monkeypatch.setattr(launch, "chip", lambda device, name=name: CHIPS[name])
-        assert operator._decide(call_of(X)) != "cudnn", name
+        assert operator._decide(call_of()) != "cudnn", name
+    monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_90"])
+    assert operator._decide(call_of()) == "cudnn"
+    monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch's own answer: no cuDNN here
+    assert operator._decide(call_of()) == "flash"
 
 
 def test_tuned_choices_override_the_table(on_sm_90):
     size = "bf16", 64, "causal"
     tuned = {1024: "kernels", 512: "cudnn"}
     choices.keep(on_sm_90, {("attention.library", (*size, keys)): answer for keys, answer in tuned.items()})
-    assert operator._decide(call_of(X)) == "flash"
+    assert operator._decide(call_of()) == "flash"
     assert operator._decide(call_of(rows(1, 2, 512, 64))) == "cudnn"
     assert set(LIBRARY.answers(on_sm_90, *size, 1024)) == {"cudnn", "kernels"}
 
 
-def test_an_unsupporting_cudnn_is_not_used(on_sm_90, monkeypatch):
-    monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch's own answer: no cuDNN here
-    assert operator._decide(call_of(X)) == "flash"
-
-
-def test_the_next_call_notices_that_cudnn_is_switched_off_or_on(on_sm_90, cudnn, monkeypatch):
+def test_the_public_function_uses_cudnn_in_both_passes_while_it_is_switched_on(on_sm_90, cudnn, monkeypatch):
     monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # no CPU backends
     monkeypatch.setattr(library, "_usable", lambda *given, **options: torch.backends.cuda.cudnn_sdp_enabled())
+    monkeypatch.setattr(operator.kernel_plans, "forward", lambda call, memory: lambda call: (*memory(call), None, None))
+    exact, x = X.double().requires_grad_(), X.detach().requires_grad_()
+    expected = reference.attention(exact, exact, exact, causal=True)[0]
+    (wanted,) = torch.autograd.grad(expected.square().sum(), exact)
     try:
         for on in (True, False, True, False):
             torch.backends.cuda.enable_cudnn_sdp(on)
-            cudnn.calls.clear()
             for _ in range(2):
-                F.attention(X, X, X, causal=True)
-            assert cudnn.calls == ["forward"] * 2 * on
+                cudnn.calls.clear()
+                output = F.attention(x, x, x, causal=True)
+                assert cudnn.calls == ["forward"] * on
+            if on:
+                (gradient,) = torch.autograd.grad(output.float().square().sum(), x)
+                assert cudnn.calls == ["forward", "backward"]
+                torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
+                torch.testing.assert_close(gradient.double(), wanted, rtol=0.05, atol=0.05)
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
 
@@ -154,11 +146,6 @@ def test_a_deterministic_call_requests_the_kernels_for_itself_alone(call, determ
                     call(x, x, x, causal=True, deterministic=deterministic)
     usual = [("auto", "auto"), ("torch", "torch")]
     assert asked == [("triton", "auto") if deterministic else usual[0], usual[1], *usual]
-
-
-def test_deterministic_must_be_a_bool():
-    with pytest.raises(TypeError, match="deterministic is 1: True or False is needed"):
-        F.attention(X, X, X, deterministic=1)
 
 
 class CuDNN:
@@ -240,16 +227,3 @@ def test_pytorchs_operators_have_the_outputs_of_the_fake(layout, width):
         assert (found is None) == (wanted is None)
         if found is not None:
             assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
-
-
-def test_the_public_function_uses_cudnn_in_both_passes(on_sm_90, cudnn, monkeypatch):
-    monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # no CPU backends
-    x = rows(1, 2, LENGTH, 64).requires_grad_()
-    output = F.attention(x, x, x, causal=True)
-    (gradient,) = torch.autograd.grad(output.float().square().sum(), x)
-    exact = x.detach().double().requires_grad_()
-    expected = reference.attention(exact, exact, exact, causal=True)[0]
-    (wanted,) = torch.autograd.grad(expected.square().sum(), exact)
-    assert cudnn.calls == ["forward", "backward"]
-    torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
-    torch.testing.assert_close(gradient.double(), wanted, rtol=0.05, atol=0.05)

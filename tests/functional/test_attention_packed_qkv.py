@@ -13,14 +13,14 @@ from .agreement import agree
 on_each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
 self_and_cross = pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 CLOSE = {"atol": 2e-5, "rtol": 1e-4, "gradients": {"atol": 5e-5, "rtol": 1e-4}}
+DROPPED = {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
 B, H, L, S, D = 2, 3, 9, 14, 16
 
 
 def leaf_tensors(cross, dtype=torch.float32, keys=S, shared=1):
     """shared: query heads per key head."""
-    if cross:
-        return [torch.randn(B, keys, 2, H, D, dtype=dtype), torch.randn(B, L, shared * H, D, dtype=dtype)]
-    return [torch.randn(B, keys, 3, H, D, dtype=dtype)]
+    shapes = [(B, keys, 2, H, D), (B, L, shared * H, D)] if cross else [(B, keys, 3, H, D)]
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
 def specification(packed_qkv, query=None, **options):
@@ -35,32 +35,27 @@ def specification(packed_qkv, query=None, **options):
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_it_equals_the_reference_forward_and_backward(backend, cross, shared, keys, p):
-    inputs = [x.requires_grad_() for x in leaf_tensors(cross, keys=keys, shared=shared)]
-    options = {"key_lengths": torch.tensor([keys - 3, 0]), "causal": not cross}
-    if p:
-        options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2}
+    inputs = leaf_tensors(cross, keys=keys, shared=shared)
+    options = {"key_lengths": torch.tensor([keys - 3, 0]), "causal": not cross} | (DROPPED if p else {})
     expected = specification(*inputs, **options)
     agree(lambda *x: F.packed_qkv_attention(*x, **options), expected, inputs, backend, **CLOSE)
 
 
 @on_each_backend
 def test_half_precision_has_the_bits_of_separate_tensors(backend):
-    packed_qkv = leaf_tensors(False, torch.bfloat16)[0].requires_grad_()
+    (packed_qkv,) = leaf_tensors(False, torch.bfloat16)
     with F.backend(backend):
-        actual = F.packed_qkv_attention(packed_qkv, causal=True)
-        separate = (
-            F.attention(*(x.transpose(1, 2) for x in packed_qkv.unbind(2)), causal=True).transpose(1, 2).flatten(2)
-        )
-        probe = torch.randn_like(actual)
-        assert torch.equal(actual, separate)
-        assert torch.equal(*(torch.autograd.grad(out, packed_qkv, probe)[0] for out in (actual, separate)))
+        separate = F.attention(*(x.transpose(1, 2) for x in packed_qkv.unbind(2)), causal=True)
+        outputs = F.packed_qkv_attention(packed_qkv, causal=True), separate.transpose(1, 2).flatten(2)
+        probe = torch.randn_like(outputs[0])
+        assert torch.equal(*outputs)
+        assert torch.equal(*(torch.autograd.grad(out, packed_qkv, probe)[0] for out in outputs))
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @self_and_cross
 def test_a_kernel_sums_the_bias_gradients(cross, packed):
-    given = leaf_tensors(cross)[::-1]
-    given = [x.flatten(0, 1) if packed else x for x in given]
+    given = [x.detach().flatten(0, 1) if packed else x.detach() for x in leaf_tensors(cross)[::-1]]
     given = [x.requires_grad_() for x in given]
     biases = [torch.zeros(x.shape[2 - packed :].numel(), requires_grad=True) for x in given]
     options = {"starts": torch.tensor([0, L, 2 * L]), "longest": S} if packed else {"lengths": torch.tensor([S - 3, 4])}
@@ -73,7 +68,7 @@ def test_a_kernel_sums_the_bias_gradients(cross, packed):
 
 @self_and_cross
 def test_the_kernel_writes_contiguous_gradients_in_one_launch(cross):
-    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
+    inputs = leaf_tensors(cross)
     with F.backend("triton"):
         out = F.packed_qkv_attention(*inputs)
         with LaunchLog() as log:
@@ -88,7 +83,7 @@ def test_the_kernel_writes_contiguous_gradients_in_one_launch(cross):
 @pytest.mark.parametrize("kind", ["bool", "floats"])
 def test_sequence_first_memory_with_a_mask(backend, cross, kind):
     """torch.nn's layout: neither output nor gradients are copied."""
-    inputs = [x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in leaf_tensors(cross)]
+    inputs = [x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in leaf_tensors(cross)]
     mask = torch.rand(B, 1, 1, S) < 0.6
     mask[0] = False  # a row with no key
     mask = mask if kind == "bool" else torch.randn(B, H, 1, S).masked_fill(~mask, -torch.inf)
@@ -98,44 +93,29 @@ def test_sequence_first_memory_with_a_mask(backend, cross, kind):
     assert actual.transpose(0, 1).is_contiguous() == (backend == "triton")
 
 
-def test_autocast_computes_in_its_precision():
-    inputs = [x.requires_grad_() for x in leaf_tensors(True)]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = F.packed_qkv_attention(*inputs)
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    assert all(x.grad.dtype == torch.float32 for x in inputs)
-
-
 # ------------------------------------------------------------------------------------------------ packed sequences
 
 SELF = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
 """Three sequences of 5, 0 and 7 tokens; two rows of padding follow."""
 OTHER = torch.tensor([0, 3, 9, 20], dtype=torch.int32)
+STARTS = {True: (SELF, OTHER, 7, 11), False: (SELF, SELF, 7, 7)}
 
 
 def packed_leaves(cross):
-    if cross:
-        return [torch.randn(21, 2, H, D), torch.randn(14, H, D)]
-    return [torch.randn(14, 3, H, D)]
-
-
-def starts(cross):
-    return (SELF, OTHER, 7, 11) if cross else (SELF, SELF, 7, 7)
+    shapes = [(21, 2, H, D), (14, H, D)] if cross else [(14, 3, H, D)]
+    return [torch.randn(shape).requires_grad_() for shape in shapes]
 
 
 @on_each_backend
 @self_and_cross
-@pytest.mark.parametrize("p", [0.0, 0.3])
-def test_packed_sequences_equal_varlen_attention_on_views(backend, cross, p):
-    inputs = [x.requires_grad_() for x in packed_leaves(cross)]
-    packed_qkv, query = (*inputs, None)[:2]
-    parts = packed_qkv.unbind(1)
-    options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {})
-    expected = F.varlen_attention(*(parts if query is None else (query, *parts)), *starts(cross), **options).flatten(1)
+@pytest.mark.parametrize("options", [{}, {**DROPPED, "causal": True, "causal_offset": -2}], ids=["all keys", "causal"])
+def test_packed_sequences_equal_varlen_attention_on_views(backend, cross, options):
+    inputs = packed_leaves(cross)
+    parts = inputs[0].unbind(1)
+    expected = F.varlen_attention(*(*inputs[1:], *parts), *STARTS[cross], **options).flatten(1)
 
     def ours(packed_qkv, query=None):
-        return F.varlen_packed_qkv_attention(packed_qkv, query, *starts(cross), **options)
+        return F.varlen_packed_qkv_attention(packed_qkv, query, *STARTS[cross], **options)
 
     actual, _ = agree(ours, expected, inputs, backend, **CLOSE)
     assert not actual[12:].any()
@@ -144,18 +124,15 @@ def test_packed_sequences_equal_varlen_attention_on_views(backend, cross, p):
 @on_each_backend
 @self_and_cross
 def test_sequences_that_cover_all_rows_need_no_zeroing(backend, cross):
-    cu_seqlens_q, cu_seqlens_k, *longest = starts(cross)
-    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(packed_leaves(cross), (cu_seqlens_k, cu_seqlens_q))]
-    given = (*(*inputs, None)[:2], cu_seqlens_q, cu_seqlens_k, *longest)
-    with F.backend(backend):
-        expected = F.varlen_packed_qkv_attention(*given)
-        probe = torch.randn_like(expected)
-        wanted = torch.autograd.grad(expected, inputs, probe)
-        torch.use_deterministic_algorithms(True)  # fills empty memory with NaN
+    cu_seqlens_k = STARTS[cross][1]
+    inputs = [x.detach()[: int(s[-1])].requires_grad_() for x, s in zip(packed_leaves(cross), (cu_seqlens_k, SELF))]
+    results = []
+    for covered in (False, True):
+        torch.use_deterministic_algorithms(covered)  # fills empty memory with NaN
         try:
-            actual = F.varlen_packed_qkv_attention(*given, covered=True)
-            gradients = torch.autograd.grad(actual, inputs, probe)
+            with F.backend(backend):
+                output = F.varlen_packed_qkv_attention(*(*inputs, None)[:2], *STARTS[cross], covered=covered)
+                results.append([output, *torch.autograd.grad(output.square().sum(), inputs)])
         finally:
             torch.use_deterministic_algorithms(False)
-    assert torch.equal(actual, expected)
-    assert all(map(torch.equal, gradients, wanted))
+    assert all(map(torch.equal, *results))

@@ -1,7 +1,5 @@
 """torch.utils.flop_counter counts operators, forward and backward, like torch's own for the same work."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -64,7 +62,7 @@ def counted(function: Callable[..., Tensor], tensors: list[Tensor], backward: bo
     return counter.get_total_flops()
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CASES)
 def test_operators_are_counted_as_torchs_own_work(name, route):
@@ -96,14 +94,8 @@ def test_only_used_keys_of_a_cache_are_counted():
     assert counter.get_total_flops() == 2 * 4 * 3 * (7 + 4) * (8 + 8)
 
 
-@pytest.mark.parametrize("layers", [("TransformerEncoderLayer", 1), ("TransformerDecoderLayer", 2)])
-def test_layers_are_counted_as_torchs(layers):
-    name, inputs = layers
+@pytest.mark.parametrize(("name", "inputs"), [("TransformerEncoderLayer", 1), ("TransformerDecoderLayer", 2)])
+def test_layers_are_counted_as_torchs(name, inputs):
     tensors = [torch.randn(3, 5, 16, requires_grad=True) for _ in range(inputs)]
     expected, got = (counted(getattr(nn, name)(16, 2, 32), tensors, True) for nn in (torch.nn, fasttfm.nn))
     assert got == expected
-
-
-def test_importing_the_operators_imports_neither_the_counter_nor_triton():
-    code = "import sys, fasttfm.nn; assert not {'triton', 'torch.utils.flop_counter'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

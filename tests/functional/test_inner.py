@@ -17,35 +17,26 @@ from fasttfm.kernels.launch import interpreted
 
 ROUTES = ["auto", "triton"] if interpreted() else ["auto"]
 SEED = torch.tensor([11])
-NOTHING = (None,) * 6
-VECTOR, ROWS = torch.randn(16), torch.randn(2, 5, 16)
+VECTOR, ROWS, HEADS = torch.randn(16), torch.randn(2, 5, 16), torch.randn(2, 5, 2, 8)
+NETWORK = torch.randn(32, 16), torch.randn(32), torch.randn(16, 32), VECTOR
+CALLS = {
+    "residual_norm": (RESIDUAL_NORM, (ROWS, VECTOR, ROWS + 1, VECTOR, VECTOR, SEED, 1e-5, 0.5, 1, False)),
+    "layer_norm": (RESIDUAL_NORM, (ROWS, None, None, VECTOR, VECTOR, None, 1e-5, 0.0, 0, False)),
+    "residual_add": (RESIDUAL_ADD, (ROWS, ROWS + 1, 0.5, SEED, 3)),
+    "feed_forward": (FEED_FORWARD, (ROWS, *NETWORK, 0.5, SEED, 2, "relu")),
+    "attention": (
+        ATTENTION,
+        (HEADS, torch.randn(2, 5, 2, 2, 8), *[None] * 8, SEED, 0, 0, False, 0, -1, 0.0, 0, 0.5, 0.3, 1, False, False),
+    ),
+}
+"""Operators, each with the fields of a call."""
 
 
-def leaf(x):
-    return x.clone().requires_grad_()
-
-
-def calls():
-    """Operators, each with the fields of a call."""
-    heads, packed_kv, last = torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 2, 8), (0, 0, False, 0, -1, 0.0, 0)
-    network = torch.randn(32, 16), torch.randn(32), torch.randn(16, 32), VECTOR
-    return {
-        "residual_norm": (RESIDUAL_NORM, (ROWS, VECTOR, ROWS + 1, VECTOR, VECTOR, SEED, 1e-5, 0.5, 1, False)),
-        "layer_norm": (RESIDUAL_NORM, (ROWS, None, None, VECTOR, VECTOR, None, 1e-5, 0.0, 0, False)),
-        "residual_add": (RESIDUAL_ADD, (ROWS, ROWS + 1, 0.5, SEED, 3)),
-        "feed_forward": (FEED_FORWARD, (ROWS, *network, 0.5, SEED, 2, "relu")),
-        "attention": (
-            ATTENTION,
-            (heads, packed_kv, None, *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False, False),
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", calls())
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_outputs_and_gradients_are_those_of_the_operator(name, route):
-    of, fields = calls()[name]
-    leaves = [leaf(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in fields]
+    of, fields = CALLS[name]
+    leaves = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in fields]
     wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
     no_mask = SimpleNamespace(mask=False, sinks=False)
     with backend(route):
@@ -67,10 +58,9 @@ def test_outputs_and_gradients_are_those_of_the_operator(name, route):
 
 
 def test_wrong_arguments_are_refused_at_the_first_call():
-    with pytest.raises(ValueError, match=r"weight \(3,\) must be \(16,\)"):
-        Inner(RESIDUAL_NORM)(ROWS, None, None, torch.ones(3), None, None, 1e-5, 0.0, 0, False, "auto")
-    with pytest.raises(TypeError, match="eps is 'a': a float is needed"):
-        Inner(RESIDUAL_NORM)(ROWS, None, None, VECTOR, None, None, "a", 0.0, 0, False, "auto")
+    for weight, eps, words in ((torch.ones(3), 1e-5, r"weight \(3,\) must be \(16,\)"), (VECTOR, "a", "eps is 'a'")):
+        with pytest.raises((ValueError, TypeError), match=words):
+            Inner(RESIDUAL_NORM)(ROWS, None, None, weight, None, None, eps, 0.0, 0, False, "auto")
 
 
 def test_forget_plans_clears_registered_caches(monkeypatch):

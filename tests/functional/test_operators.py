@@ -1,160 +1,83 @@
-"""Registration of operators: direct calls and calls through the dispatcher agree, autocast, schemas, private names."""
+"""Registration of operators: direct calls and calls through the dispatcher agree; autocast; cache keys."""
 
 import re
 import zlib
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._inductor.codecache import FxGraphHashDetails
 
-from fasttfm import functional
+from fasttfm import functional as F
+from fasttfm.functional.feed_forward import OPERATOR
 from fasttfm.functional.onlookers import formulas
-from fasttfm.functional.operator import Operator, _every, lowered, without_views
+from fasttfm.functional.operator import _every
 from fasttfm.functional.record import WHOLE
 
-states = []
-"""(autocast enabled, autograd recording) inside each computation."""
+from .agreement import Seen
 
-
-class Scaled(NamedTuple):
-    x: Tensor
-    factor: Tensor
-    offset: Tensor | None
-    power: int
-
-
-class Saved(NamedTuple):
-    x: Tensor
-    factor: Tensor
-    has_offset: bool
-    power: int
-
-
-class Derived(NamedTuple):
-    grad: Tensor
-    saved: Saved
-
-
-def compute(call):
-    x, factor, offset, power = call
-    states.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled() and x.requires_grad))
-    return x * factor**power + (0 if offset is None else offset)
-
-
-def derive(call):
-    grad, (x, factor, _, power) = call
-    return grad * factor**power, (grad * x).sum() * power * factor ** (power - 1)
-
-
-def backward(_, saved, needs_grad, grad):
-    dx, dfactor = _derive.call(grad, saved)
-    return dx, dfactor, grad if needs_grad.offset else None
-
-
-_derive = Operator(
-    "test_scaled_backward",
-    Derived,
-    "(Tensor, Tensor)",
-    lambda call: without_views(derive),
-    lambda call: (torch.empty_like(call.grad), torch.empty_like(call.saved.factor)),
-)
-_scaled = Operator(
-    "test_scaled",
-    Scaled,
-    "Tensor",
-    lambda call: without_views(compute),
-    lambda call: torch.empty_like(call.x),
-    save=lambda call, output: (call.x, call.factor, call.offset is not None, call.power),
-    saved=Saved,
-    backward=backward,
-    autocast=lowered("x", "factor", "offset"),
-)
-
-
-def scaled(*args):
-    return _scaled.call(*args)
-
-
-@pytest.fixture(autouse=True)
-def _forget():
-    states.clear()
+SEED = torch.tensor([11])
 
 
 @pytest.fixture
 def through_dispatcher(monkeypatch):
     """Calls that went through the dispatcher."""
     calls = []
-    operator = _scaled.dispatched
-    monkeypatch.setattr(_scaled, "dispatched", lambda *args: calls.append(args) or operator(*args))
+    operator = OPERATOR.dispatched
+    monkeypatch.setattr(OPERATOR, "dispatched", lambda *args: calls.append(args) or operator(*args))
     return calls
 
 
-def inputs(offset=True):
-    x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
-    factor = torch.nn.Parameter(torch.tensor(1.5))
-    return x, factor, torch.tensor([0.1, 0.2, 0.3], requires_grad=True) if offset else None
+def network(biased=True):
+    leaves = [torch.randn(s, requires_grad=True) for s in ((3, 16), (40, 16), (40,), (24, 40), (24,))]
+    return [x if biased or x.dim() > 1 else None for x in leaves]
 
 
-def solve(call, x, factor, offset, power=2):
-    y = call(x, factor, offset, power)
-    leaf_tensors = [t for t in (x, factor, offset) if t is not None]
-    return y, *torch.autograd.grad(y, leaf_tensors, torch.tensor([1.0, 2.0, 3.0], dtype=y.dtype))
+def solve(leaves, call=lambda *x: F.feed_forward(*x, dropout_p=0.5, seed=SEED)):
+    y = call(*leaves)
+    return y, *torch.autograd.grad(y, [x for x in leaves if x is not None], torch.ones_like(y))
 
 
-@pytest.mark.parametrize("offset", [False, True])
-def test_plain_tensors_bypass_the_dispatcher_with_the_same_result(through_dispatcher, offset):
-    arguments = inputs(offset)
-    actual = solve(scaled, *arguments)
+def by_dispatcher(*x):
+    return torch.ops.fasttfm.feed_forward(*x, 0.5, SEED, 0, "relu", "auto")[0]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_plain_tensors_bypass_the_dispatcher_with_the_same_result(through_dispatcher, biased):
+    leaves = network(biased)
+    actual = solve(leaves)
     assert not through_dispatcher
-    for a, b in zip(actual, solve(torch.ops.fasttfm.test_scaled, *arguments), strict=True):
-        assert torch.equal(a, b)
-    assert "test_scaled" in actual[0].grad_fn.name()
-    assert states == [(False, False)] * 2
+    assert all(map(torch.equal, actual, solve(leaves, by_dispatcher)))
+    assert "feed_forward" in actual[0].grad_fn.name()
 
 
 def test_without_gradients_nothing_is_recorded(through_dispatcher):
-    x, factor, _ = inputs()
+    """Even after a call with them."""
+    leaves = network()
+    assert F.feed_forward(*leaves).requires_grad
     with torch.no_grad():
-        assert not scaled(x, factor, None, 2).requires_grad
+        assert not F.feed_forward(*leaves).requires_grad
     with torch.inference_mode():
-        assert scaled(x, factor, None, 2).is_inference()
-    assert not scaled(x.detach(), factor.detach(), None, 2).requires_grad
+        assert F.feed_forward(*leaves).is_inference()
+    assert not F.feed_forward(*(x.detach() for x in leaves)).requires_grad
     assert not through_dispatcher
 
 
-class Seen(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-def test_autocast_casts_both_ways_and_is_off_inside(through_dispatcher):
-    arguments = inputs()
+def test_autocast_casts_both_ways_and_is_on_again_afterwards(through_dispatcher):
+    """Even after a call without autocast."""
+    leaves = network()
+    assert solve(leaves)[0].dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        actual = solve(scaled, *arguments)
+        actual = solve(leaves)
         assert not through_dispatcher
         with Seen():
-            expected = solve(scaled, *arguments)
+            expected = solve(leaves)
+        assert torch.is_autocast_enabled("cpu")
+        with pytest.raises(ValueError, match="weight1"):
+            F.feed_forward(torch.ones(3, 15), *leaves[1:])
         assert torch.is_autocast_enabled("cpu")
     assert through_dispatcher
-    assert actual[0].dtype == torch.bfloat16
-    assert [g.dtype for g in actual[1:]] == [torch.float32] * 3
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-    assert {autocast for autocast, _ in states} == {False}
-
-
-def test_autocast_is_on_again_after_an_error():
-    with torch.autocast("cpu", torch.bfloat16):
-        with pytest.raises(RuntimeError, match="size of tensor"):
-            scaled(torch.ones(3), torch.ones(2), None, 1)
-        assert torch.is_autocast_enabled("cpu")
+    assert [x.dtype for x in actual] == [torch.bfloat16] + [torch.float32] * 5
+    assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.parametrize("operator", [each for each in _every if each.cast], ids=lambda each: each.name)
@@ -172,91 +95,62 @@ def test_the_tf32_setting_is_part_of_the_key(operator):
 
 
 def test_the_schemas_are_part_of_torch_compiles_cache_key():
-    from torch._inductor.codecache import FxGraphHashDetails
-
     ours = [packet for packet in formulas if not re.search("test_|overhead", str(packet))]
     schemas = "".join(str(packet.default._schema) for packet in ours)
     assert "fasttfm::attention(Tensor query" in schemas
-    tag = torch.compiler.config.cache_key_tag
+    tag = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.Identity()), [], {}, []).cache_key_tag
     assert tag.endswith(f"fasttfm {zlib.crc32(schemas.encode())}")
-    assert FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.Identity()), [], {}, []).cache_key_tag == tag
 
 
-def test_the_schema_flattens_nested_records():
-    assert str(_derive.dispatched._schema) == (
-        "fasttfm::test_scaled_backward(Tensor grad, Tensor x, Tensor factor, bool has_offset, int power) "
-        "-> (Tensor, Tensor)"
-    )
+# ----------------------------------------------------------------------------------------------------------- autocast
+
+STARTS, TARGET = torch.tensor([0, 2, 5]), torch.arange(5)
+HEADS, PACKED, NETWORK = (2, 2, 5, 8), (5, 2, 8), [(7, 16), (40, 16), (40,), (24, 40), (24,)]
+
+CALLS = {
+    "attention, mask": (lambda *t: F.attention(*t[:3], mask=t[3]), [HEADS, HEADS, HEADS, (5, 5)], 3),
+    "attention, lengths": (lambda *t: F.attention(*t, key_lengths=torch.tensor([5, 2])), [HEADS] * 3, 3),
+    "attention_weights": (lambda q, k, m: F.attention_weights(q, k, mask=m), [HEADS, HEADS, (5, 5)], 2),
+    "scaled_dot_product_attention": (F.scaled_dot_product_attention, [HEADS] * 3, 3),
+    "varlen_attention": (lambda *t: F.varlen_attention(*t, STARTS, STARTS, 3, 3), [PACKED] * 3, 3),
+    "packed_qkv_attention": (F.packed_qkv_attention, [(2, 5, 2, 2, 8), (2, 5, 2, 8)], 2),
+    "feed_forward": (F.feed_forward, NETWORK, 5),
+    "feed_forward, gelu": (lambda *t: F.feed_forward(*t, activation="gelu"), NETWORK, 5),
+    "linear_cross_entropy": (lambda h, w: F.linear_cross_entropy(h, w, TARGET)[0], [(5, 16), (9, 16)], 2),
+    "cross_entropy": (lambda x: F.cross_entropy(x, TARGET)[0], [(5, 9)], 0),
+    "layer_norm": (F.layer_norm, [(3, 16), (16,), (16,)], 0),
+    "residual_rms_norm": (lambda *t: sum(F.residual_rms_norm(*t)), [(3, 16), (3, 16), (16,)], 0),
+    "embed": (lambda *t: F.embed(torch.tensor([[1, 4, 0]]), *t), [(9, 16), (4, 16)], 0),
+}
+"""A call, the shapes of its leaves, and how many of them are cast."""
 
 
-@pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
-def test_the_route_is_decided_once_for_both_passes(call, routed):
-    """A setting that changes between forward and backward does not change the route."""
-    operator, setting, seen = routed
-    call = operator.call if call is scaled else operator.dispatched
-    x = torch.ones(3, requires_grad=True)
-    y = call(x, "auto")
-    setting[0] = "slow"
-    y.sum().backward()
-    assert seen == [("forward", "fast"), ("backward", "fast")]
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_has_the_result_of_lowered_leaves_and_float32_gradients(name, route):
+    call, shapes, cast = CALLS[name]
+    leaves = [(torch.randn(shape) * 0.5).requires_grad_() for shape in shapes]
+    lowered = [x.detach().bfloat16() if n < cast else x.detach() for n, x in enumerate(leaves)]
+    lowered = [x.requires_grad_() for x in lowered]
+    results = []
+    with F.backend(route):
+        for inputs, enabled in ((leaves, True), (lowered, False)):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                output = call(*inputs)
+            results.append((output, torch.autograd.grad(output.float().sum(), inputs)))
+    (output, gradients), (expected, wanted) = results
+    assert output.dtype == (torch.bfloat16 if cast and "entropy" not in name else torch.float32)
+    torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient, want.float(), rtol=2e-2, atol=2e-2)
 
 
-class Routed(NamedTuple):
-    x: Tensor
-    route: str
-
-
-class RoutedSaved(NamedTuple):
-    route: str
-
-
-@pytest.fixture(scope="module")
-def routed_operator():
-    setting, seen = ["fast"], []
-
-    def compute(call):
-        seen.append(("forward", call.route))
-        return call.x * 2
-
-    def backward(_, saved, needs_grad, grad):
-        seen.append(("backward", saved.route))
-        return (grad * 2,)
-
-    operator = Operator(
-        "test_routed",
-        Routed,
-        "Tensor",
-        lambda call: without_views(compute),
-        lambda call: torch.empty_like(call.x),
-        decide=lambda call: setting[0] if call.route == "auto" else call.route,
-        save=lambda call, output: (call.route,),
-        saved=RoutedSaved,
-        backward=backward,
-    )
-    return operator, setting, seen
-
-
-@pytest.fixture
-def routed(routed_operator):
-    routed_operator[1][0] = "fast"
-    routed_operator[2].clear()
-    return routed_operator
-
-
-PRIVATE = {
-    "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
-    "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks", "torch._C._dynamo",
-    "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
-    "torch._foreach_copy_", "torch.ops.aten._softmax_backward_data",
-    *(f"torch.ops.aten._scaled_dot_product_{kernel}{direction}" for direction in ("", "_backward")
-      for kernel in ("cudnn_attention", "flash_attention_for_cpu")),
-}  # fmt: skip
-"""Private names of torch that operators use; the reason for each stands where it is used."""
-
-
-def test_only_these_private_names_of_torch_are_used():
-    """Tests of plans, flops and subclasses notice if one of them stops working."""
-    text = "".join(path.read_text() for path in Path(functional.__file__).parent.rglob("*.py"))
-    taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
-    assert re.findall(r"_torchdynamo\w+", text) == ["_torchdynamo_inline"]
-    assert taken - {"torch._subclasses", "torch._dynamo", "torch.utils._python_dispatch"} == PRIVATE
+def test_operands_of_several_dtypes_and_a_wide_residual_stream():
+    q, k, v = (torch.randn(HEADS) for _ in range(3))
+    x, stream, weight = torch.randn(3, 16), torch.randn(3, 16), torch.ones(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.attention(q, k, v.half()).dtype == torch.bfloat16
+        y, s = F.residual_layer_norm(x.bfloat16(), stream, weight, weight)
+        assert (y.dtype, s.dtype) == (torch.bfloat16, torch.float32)
+        assert F.cross_entropy(x.bfloat16(), torch.arange(3))[0].dtype == torch.float32

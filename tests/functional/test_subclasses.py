@@ -1,6 +1,5 @@
 """Tensor subclasses: accepted, computed by their own rules, or refused in one line that names the argument."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,37 +42,27 @@ class Quantised(Tensor):
         return NotImplemented
 
 
-def masked(x: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.masked.MaskedTensor(x, x > 0)
-
-
-def jagged(x: Tensor) -> Tensor:
-    return torch.nested.nested_tensor([*x], layout=torch.jagged)
-
-
-@pytest.fixture
-def mesh(tmp_path) -> Iterator[Any]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory) -> Iterator[Any]:
+    store = tmp_path_factory.mktemp("mesh") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
 
 
-NAMES = [name for name in functions() if name in F.__all__ and name not in LEFT_TO_TORCH]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("route", ["torch", "triton"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_subclass_that_overrides_torch_is_refused_and_a_plain_one_accepted(name, route):
+@pytest.mark.parametrize("name", [name for name in functions() if name in F.__all__ and name not in LEFT_TO_TORCH])
+def test_a_subclass_that_overrides_torch_is_refused_and_a_plain_one_accepted(name, route, mesh):
     function, inputs = functions()[name]
     first, *others = (x.detach() for x in inputs)
+    distributed = torch.distributed.tensor.distribute_tensor(first, mesh, [torch.distributed.tensor.Replicate()])
     with F.backend(route):
         for x, message in (
             (first.as_subclass(Meaning), "is a Meaning, which fasttfm does not know: give"),
             (Quantised(first), "is a Quantised, which fasttfm does not know: give"),
-            (masked(first), r"is a MaskedTensor: give get_data\(\)"),
+            (torch.masked.MaskedTensor(first, first > 0), r"is a MaskedTensor: give get_data\(\)"),
+            (distributed, r"is a DTensor: give to_local\(\)"),
         ):
             with pytest.raises(TypeError, match=rf"{name}: \w+ {message}") as error:
                 function(x, *others)
@@ -81,14 +70,6 @@ def test_a_subclass_that_overrides_torch_is_refused_and_a_plain_one_accepted(nam
         got, expected = function(first.as_subclass(Tagged), *others), function(first, *others)
     for a, b in zip(*((x,) if isinstance(x, Tensor) else x for x in (got, expected)), strict=True):
         assert torch.equal(a.as_subclass(Tensor), b)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_distributed_tensor_is_refused_by_name(name, mesh):
-    function, (first, *others) = functions()[name]
-    x = torch.distributed.tensor.distribute_tensor(first.detach(), mesh, [torch.distributed.tensor.Replicate()])
-    with pytest.raises(TypeError, match=rf"{name}: \w+ is a DTensor: give to_local\(\)"):
-        function(x, *others)
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
@@ -100,27 +81,27 @@ def test_a_causal_bias_equals_its_mask(make, keys, route):
     bias = make(N, keys)
     allowed = bias._materialize()
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, allowed).nan_to_num()
+    packed_kv = torch.stack([key, value]).permute(1, 3, 0, 2, 4)
     with F.backend(route):
+        joined = F.packed_qkv_attention(packed_kv, query.transpose(1, 2), mask=bias)
         for got in (
             F.scaled_dot_product_attention(query, key, value, bias),
             F.attention(query, key, value, mask=bias),
             F.attention_weights(query, key, mask=bias) @ value,
-            F.packed_qkv_attention(torch.stack([key, value]).permute(1, 3, 0, 2, 4), query.transpose(1, 2), mask=bias)
-            .unflatten(2, (2, 8)).transpose(1, 2),
-        ):  # fmt: skip
+            joined.unflatten(2, (2, 8)).transpose(1, 2),
+        ):
             torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"key": 5}])
-def test_a_causal_bias_of_another_shape_or_beside_causal_is_refused(options):
-    query = torch.randn(HEADS)
-    key = torch.randn(2, 2, options.pop("key", N), 8)
-    with pytest.raises(TypeError, match=r"mask is a CausalBias: it must be of \(L, S\) and without causal"):
-        F.attention(query, key, key, mask=causal_upper_left(N, N), **options)
+def test_a_causal_bias_of_another_shape_or_beside_causal_is_refused():
+    bias, query = causal_upper_left(N, N), torch.randn(HEADS)
+    for key, causal in ((query, True), (query[:, :, :5], False)):
+        with pytest.raises(TypeError, match=r"mask is a CausalBias: it must be of \(L, S\) and without causal"):
+            F.attention(query, key, key, mask=bias, causal=causal)
 
 
 def test_scaled_dot_product_attention_leaves_nested_tensors_to_torch():
-    rows = jagged(torch.randn(2, N, 2, 8)).transpose(1, 2).requires_grad_()
+    rows = torch.nested.nested_tensor([*torch.randn(2, N, 2, 8)], layout=torch.jagged).transpose(1, 2)
     expected = torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
     got = F.scaled_dot_product_attention(rows, rows, rows)
     torch.testing.assert_close(got.values(), expected.values())
@@ -146,10 +127,12 @@ def test_modules_refuse_masks_that_they_cannot_read():
     layer = fasttfm.nn.TransformerEncoderLayer(E, 2, batch_first=True)
     block = create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, device="cpu")
     for mask, message in ((causal_upper_left(N, N), "is_causal=True in its place"), (block, r"create_mask\(\)")):
-        with pytest.raises(TypeError, match=f"mask is a (CausalBias|BlockMask): .*{message}"):
-            layer(x, src_mask=mask)
-        with pytest.raises(TypeError, match=f"mask is a (CausalBias|BlockMask): .*{message}"):
-            fasttfm.nn.TransformerEncoder(layer, 1)(x, mask=mask)
+        for call in (
+            lambda mask=mask: layer(x, src_mask=mask),
+            lambda mask=mask: fasttfm.nn.TransformerEncoder(layer, 1)(x, mask=mask),
+        ):
+            with pytest.raises(TypeError, match=f"mask is a (CausalBias|BlockMask): .*{message}"):
+                call()
     with pytest.raises(TypeError, match=r"attention: mask is a BlockMask: give what its mask_mod says"):
         F.attention(*torch.randn(3, *HEADS), mask=block)
 

@@ -3,10 +3,12 @@
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from public_surface import NO_FUNCTIONS, NO_MODULES, compat_names
-from wrong_calls import Target, Wrong, fault, functions, modules, parameters_of, signatures, wrong_calls
+from shared_fixtures import examples
+from wrong_calls import fault, functions, modules, parameters_of, signatures, wrong_calls
 
 import fasttfm.nn
 from fasttfm import functional as F
@@ -26,10 +28,8 @@ def _uninitialised_memory_is_nan() -> Iterator[None]:
 
 def test_every_function_module_and_argument_is_covered() -> None:
     targets = functions() | signatures() | modules()
-    public = (
-        (set(F.__all__) - NO_FUNCTIONS) | {"rotary_tables"} | compat_names() | {f"nn.{n}" for n in fasttfm.nn.__all__}
-    )
-    assert set(targets) == public - {f"nn.{name}" for name in NO_MODULES}
+    public = (set(F.__all__) - NO_FUNCTIONS) | {"rotary_tables"} | compat_names()
+    assert set(targets) == public | {f"nn.{name}" for name in set(fasttfm.nn.__all__) - NO_MODULES}
     for name, target in targets.items():
         left = parameters_of(target) - set(target.arguments) - LEFT_OUT
         assert not {argument for argument in left if not argument.endswith("_is_causal")}, name
@@ -41,20 +41,12 @@ def test_a_wrong_argument_is_named_in_one_line(name: str) -> None:
     assert not {what: found for what, found in faults.items() if found}
 
 
-def two_wrong(seed: int, count: int) -> Iterator[tuple[Target, Wrong, Wrong]]:
-    """Calls with two wrong arguments, drawn."""
-    draw = random.Random(seed)
-    by_name: dict[str, list[tuple[Target, Wrong]]] = {}
-    for target, wrong in CALLS:
-        by_name.setdefault(wrong.name, []).append((target, wrong))
-    for _ in range(count):
-        (target, one), (_, two) = draw.sample(by_name[draw.choice(sorted(by_name))], 2)
-        yield target, one, two
-
-
 def test_two_wrong_arguments_at_once() -> None:
-    faults = {}
-    for target, one, two in two_wrong(seed=0, count=700):
+    """Drawn."""
+    draw, faults = random.Random(0), {}
+    by_name = {name: [call for call in CALLS if call[1].name == name] for name in {wrong.name for _, wrong in CALLS}}
+    for _ in range(examples(900)):
+        (target, one), (_, two) = draw.sample(by_name[draw.choice(sorted(by_name))], 2)
         if one.argument != two.argument:
             both = target._replace(arguments={**target.arguments, one.argument: one.value})
             names = one._replace(argument=two.argument, value=two.value, always=one.always or two.always)
@@ -73,14 +65,13 @@ def test_missing_and_unknown_arguments_raise_pythons_errors() -> None:
 
 
 def test_numpy_scalars_are_accepted() -> None:
-    import numpy as np
-
-    x = torch.randn(2, 8)
-    assert torch.equal(F.rms_norm(x, None, np.float32(1e-6)), F.rms_norm(x, None, float(np.float32(1e-6))))
-    assert torch.equal(F.layer_norm(x, None, None, np.float64(1e-5)), F.layer_norm(x, None, None))
-    target = torch.tensor([0, 1])
-    ignored = F.cross_entropy(x, target, ignore_index=np.int64(1))[0]
-    assert torch.equal(ignored, F.cross_entropy(x, target, ignore_index=1)[0])
+    x, target = torch.randn(2, 8), torch.tensor([0, 1])
+    for call, number in (
+        (lambda eps: F.rms_norm(x, None, eps), np.float32(1e-6)),
+        (lambda eps: F.layer_norm(x, None, None, eps), np.float64(1e-5)),
+        (lambda index: F.cross_entropy(x, target, ignore_index=index)[0], np.int64(1)),
+    ):
+        assert torch.equal(call(number), call(number.item()))
 
 
 @pytest.mark.parametrize("parameter", ["linear1.weight", "linear2.weight", "self_attn.out_proj.weight"])
