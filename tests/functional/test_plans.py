@@ -179,11 +179,11 @@ WAYS = {
     "torch.func": transform,
     "checkpoint": lambda call, *x: solve(lambda *leaves: checkpoint(call, *leaves, use_reentrant=False), *x),
     "torch.compile": compiled,
-    "compiled autograd": inside(lambda: torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager"))),
+    "a profiler": inside(torch.profiler.profile),
     "saved on the CPU": inside(save_on_cpu),
     "saved with other strides": inside(lambda: saved_tensors_hooks(lambda x: x, transposed)),
     "a dispatch mode": inside(Seen),
-    "a profiler": inside(torch.profiler.profile),
+    "compiled autograd": inside(lambda: torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager"))),
     "frozen weights": inside(lambda: frozen_weights(torch.nn.Linear(2, 2))),
     "autocast of another device": inside(lambda: torch.autocast("cuda", torch.bfloat16)),
 }

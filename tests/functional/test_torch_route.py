@@ -45,11 +45,12 @@ def network(dtype=torch.float32):
 
 
 def both(name, inputs, tolerance, *given, **options):
-    """Assert that our function and the reference's agree, in outputs and gradients."""
-    ours, theirs = (
-        solve(lambda *x, m=module: getattr(m, name)(*x, *given, **options), inputs) for module in (F, reference)
+    """Assert that our function agrees with the reference, in outputs and gradients, and gives the same bits twice."""
+    ours, again, theirs = (
+        solve(lambda *x, m=module: getattr(m, name)(*x, *given, **options), inputs) for module in (F, F, reference)
     )
     assert_same(ours, theirs, tolerance)
+    assert all(map(torch.equal, ours, again))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -84,10 +85,11 @@ def test_the_embedding_equals_the_reference(positions, pad_id, dropout_p):
     tokens[1, 3:] = 0
     inputs = [torch.randn(n, 12, dtype=torch.float64).requires_grad_() for n in (30, 9)[: 1 + positions]]
     options = {"scale": 3.5, "pad_id": pad_id, "first_position": 2, "dropout_p": dropout_p, "seed": SEED, "site": 4}
-    ours, theirs = (
-        solve(lambda *x, m=module: m.embed(tokens, *(*x, None)[:2], **options), inputs) for module in (F, reference)
+    ours, again, theirs = (
+        solve(lambda *x, m=module: m.embed(tokens, *(*x, None)[:2], **options), inputs) for module in (F, F, reference)
     )
     torch.testing.assert_close(ours, theirs)
+    assert all(map(torch.equal, ours, again))
 
 
 # ----------------------------------------------------------------------------------------------------- half precision
