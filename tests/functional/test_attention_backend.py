@@ -12,6 +12,7 @@ import torch
 import fasttfm
 from fasttfm import functional as F
 from fasttfm.functional import backends
+from fasttfm.functional.attention import products
 from fasttfm.functional.attention.backend import backend_of
 from fasttfm.functional.attention.scoring import options_of
 from fasttfm.kernels import launch
@@ -84,6 +85,15 @@ def test_the_backward_pass_takes_the_backend_of_its_forward_pass(
         switch(monkeypatch, second)
         (output,) = torch.autograd.grad(total, x)
     torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seen", [nullcontext, Seen], ids=["direct", "dispatcher"])
+def test_a_computation_is_told_the_backend_that_was_decided(seen, monkeypatch):
+    told, forward = [], products.forward
+    monkeypatch.setattr(products, "forward", lambda backend, *a, **o: told.append(backend) or forward(backend, *a, **o))
+    with F.backend("torch"), seen():
+        F.attention(*3 * [heads(1, 2, 3, 8)])
+    assert told == ["explicit"]
 
 
 def test_a_planned_query_passes_at_most_six_files_to_its_launch():
