@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from public_surface import Use, functions, leaf_tensors
+from public_surface import SEED, Use, functions, leaf_tensors
 from search.small_models import model_of, sources_of
 
 from fasttfm import functional as F
@@ -58,7 +58,7 @@ def test_every_new_tensor_names_its_device_and_dtype(room):
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("settings", [
-    {"beam": 1}, {"beam": 4}, {"beam": 1, "sampling": True}, {"beam": 4, "diverse_beam_groups": 2}, {"required": True},
+    {"beam": 4}, {"beam": 1}, {"beam": 4, "diverse_beam_groups": 2}, {"beam": 1, "sampling": True}, {"required": True},
 ])  # fmt: skip
 @pytest.mark.sample(3)
 def test_a_search_on_a_cpu_finds_the_same(kind, settings, request):
@@ -82,10 +82,13 @@ def test_a_search_on_a_cpu_finds_the_same(kind, settings, request):
 def test_passes_and_their_gradients_are_the_same(request):
     """Of every public function, at sizes of the compiled CPU loops."""
     target, allowed = torch.arange(256), torch.rand(40, 40) > 0.5
+    dropped = {"dropout_p": 0.1, "seed": SEED}
     uses = [
         *functions(40, 512, dropout_p=0.1).values(),
         Use(lambda x: F.cross_entropy(x, target)[0], leaf_tensors((256, 512))),
+        Use(lambda w: F.embed(target.view(4, 64), w, **dropped), leaf_tensors((300, 512))),
         Use(lambda q: F.attention(q, q, q, mask=allowed), leaf_tensors((2, 4, 40, 32))),
+        Use(lambda q: F.attention(q, q, q, causal=True, **dropped), leaf_tensors((2, 4, 40, 32))),
     ]
 
     def results():

@@ -19,7 +19,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize(("queries", "keys", "width"), [(3, 6, 8), (48, 70, 32)])
 def test_the_error_is_at_most_twice_that_of_torch(queries, keys, width, masked, backend, dtype):
     """For numbers between -9 and 9, as torch's own tests have them."""
-    shapes = [(2, 2, queries, width), *2 * [(2, 2, keys, width)], *[(queries, keys)] * masked]
+    shapes = [(4, 4, queries, width), *2 * [(4, 4, keys, width)], *[(queries, keys)] * masked]
     tensors = [torch.empty(shape).uniform_(-9, 9).to(dtype) for shape in shapes]
 
     def solve(function, dtype):
