@@ -1,9 +1,7 @@
 """Registration of operators: direct calls and calls through the dispatcher agree; autocast; cache keys."""
 
 import re
-import sys
 import zlib
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from torch._inductor.codecache import FxGraphHashDetails
 from fasttfm import functional as F
 from fasttfm.functional.feed_forward import OPERATOR
 from fasttfm.functional.onlookers import formulas
-from fasttfm.functional.operator import Operator, _every, without_views
+from fasttfm.functional.operator import _every
 from fasttfm.functional.record import WHOLE
 
 from .agreement import Seen
@@ -102,25 +100,6 @@ def test_the_schemas_are_part_of_torch_compiles_cache_key():
     assert "fasttfm::attention(Tensor query" in schemas
     tag = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.Identity()), [], {}, []).cache_key_tag
     assert tag.endswith(f"fasttfm {zlib.crc32(schemas.encode())}")
-
-
-class Late(NamedTuple):
-    x: torch.Tensor
-
-
-def test_an_operator_registered_after_dynamo_was_imported_is_captured_under_torch_func():
-    assert "torch._dynamo" in sys.modules
-    operator = Operator(
-        "test_late",
-        Late,
-        "Tensor",
-        lambda call: without_views(lambda call: call.x * 2),
-        lambda call: torch.empty_like(call.x),
-        backward=lambda _, saved, needs_grad, grad: (grad * 2,),
-    )
-    gradient = torch.func.grad(lambda x: operator.call(x).sum())
-    compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
 
 
 # ----------------------------------------------------------------------------------------------------------- autocast
