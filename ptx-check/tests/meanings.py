@@ -6,6 +6,8 @@ anything passes; of approximate instructions what is near enough does; a NaN may
 one alone.
 """
 
+import bisect
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -65,15 +67,24 @@ def eight(bits: int, word: str) -> float:
     return sign * (rest + ((1 << digits) if exponent else 0)) * 2.0 ** (max(exponent, 1) - bias - digits)
 
 
+@functools.cache
+def finite(word: str) -> list[Fraction]:
+    """The finite numbers of eight bits that are not negative, ascending: a number's place is its bits."""
+    numbers = (eight(bits, word) for bits in range(128))
+    return [Fraction(number) for number in numbers if math.isfinite(number)]
+
+
 def into_eight(x: float, word: str) -> int:
     """The nearest of all the finite numbers; of two as near the even one."""
     if math.isnan(x):
         return 0x7F
-    sign = 0x80 if math.copysign(1.0, x) < 0 else 0
-    finite = [bits for bits in range(128) if math.isfinite(eight(bits, word))]
+    sign, numbers = 0x80 if math.copysign(1.0, x) < 0 else 0, finite(word)
     if math.isinf(x):
-        return sign | finite[-1]
-    return sign | min(finite, key=lambda bits: (abs(Fraction(eight(bits, word)) - abs(Fraction(x))), bits & 1))
+        return sign | len(numbers) - 1
+    size = abs(Fraction(x))
+    above = bisect.bisect_left(numbers, size)
+    near = range(max(above - 1, 0), min(above + 1, len(numbers)))
+    return sign | min(near, key=lambda bits: (abs(numbers[bits] - size), bits & 1))
 
 
 def encoded(x: float, word: str) -> int:

@@ -57,7 +57,7 @@ def run(
         if name in fresh:
             written = tensor.clone()
             mark(tensor)
-            bytes_of(tensor.untyped_storage())[:] = written.numpy()
+            bytes_of(tensor.untyped_storage())[:] = written.numpy().reshape(-1)
     code = Code(text)
     launch = Launch(
         code,

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import triton
 from meanings import FORMATS, TYPES, encoded, expected, rounded, width
-from ptx_text import HEAD, REGISTERS, Ran, execute, run
+from ptx_text import HEAD, REGISTERS, Ran, execute
 
-from ptx_check import Unsupported
-from ptx_check.allocations import POISON
+from ptx_check import Unsupported, rounding
 from ptx_check.arithmetic import known
 from ptx_check.forms import accepted
 
@@ -196,16 +195,6 @@ def test_every_form_keeps_the_marks_of_what_nobody_wrote(base):
             assert executed_together([opcode], words, result, fresh=(position,)).kinds == {"unwritten"}, opcode
 
 
-def test_a_bit_is_marked_where_its_operand_is():
-    """Half of a word is unwritten: its complement's other half may be stored."""
-    half = "mov.u32 %r1, %tid.x;\nmad.wide.u32 %rd10, %r1, 4, %rd1;\nld.global.b32 %r2, [%rd10];\nnot.b32 %r3, %r2;\n"
-    words = np.full(32, POISON[4], "u4")
-    words.view("u2")[::2] = 7
-    for shift, kinds in ((0, set()), (16, {"unwritten"})):
-        stored = f"shr.u32 %r4, %r3, {shift};\ncvt.u16.u32 %rs1, %r4;\nst.global.b16 [%rd10], %rs1;"
-        assert run(half + stored, x=words, fresh=["x"]).kinds == kinds
-
-
 MODES = ["rn", "rz", "rna", "ftz", "sat", "satfinite", "relu", "NaN", "approx", "full", "hi", "wide", "x", "noftz",
          "cc"]  # fmt: skip
 
@@ -232,10 +221,20 @@ def test_every_form_is_one_that_the_assembler_takes(tmp_path):
         target = "%p40|%p41" if opcode.startswith("setp") and opcode.endswith("x2") else f"{REGISTERS[kind(result)]}40"
         table = ["0x96"] if opcode.startswith("lop3") else []
         lines.append(f"{opcode} {target}, {', '.join([*names, *table])};")
-    head = HEAD.format(name="probe", target="sm_100a", threads=32, parameters="").replace(
-        ".version 8.7", ".version 8.8"
-    )
-    (tmp_path / "forms.ptx").write_text(head.replace(".version 8.7", ".version 8.8") + "\n".join(lines) + "\nret;\n}\n")
+    head = HEAD.replace("8.7", "8.8").format(name="probe", target="sm_100a", threads=32, parameters="")
+    (tmp_path / "forms.ptx").write_text(head + "\n".join(lines) + "\nret;\n}\n")
     command = [str(assembler), "-arch", "sm_100a", "-o", "/dev/null", str(tmp_path / "forms.ptx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
+
+
+def test_many_halves_are_converted_as_few_are():
+    """PyTorch converts many, numpy few."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        near = np.concatenate([numbers, np.nextafter(bits.view(np.float16).astype(np.float32), np.float32(1))])
+        few_wide = np.concatenate([rounding.f16_to_f32(part) for part in bits.reshape(64, -1)])
+        few_narrow = np.concatenate([rounding.f32_to_f16(part) for part in near.reshape(128, -1)])
+        assert np.array_equal(rounding.f16_to_f32(bits), few_wide, equal_nan=True)
+        assert np.array_equal(rounding.f32_to_f16(near), few_narrow)

@@ -23,18 +23,16 @@ def whole(*shape):
 
 def test_tf32_ignores_the_lowest_bits():
     one = np.full(128, 0x3F801FFF, "u4")  # 1 and 13 more bits
-    ran = run(
-        """
-        mov.u32 %r1, %tid.x;
-        mad.wide.u32 %rd10, %r1, 16, %rd1;
-        ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd10];
-        mov.b32 %r9, 0f00000000;
-        mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r16, %r17, %r18, %r19},
-          {%r10, %r11, %r12, %r13}, {%r10, %r11}, {%r9, %r9, %r9, %r9};
-        st.global.v4.b32 [%rd10], {%r16, %r17, %r18, %r19};
-        """,
-        x=one,
-    )
+    body = """
+    mov.u32 %r1, %tid.x;
+    mad.wide.u32 %rd10, %r1, 16, %rd1;
+    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd10];
+    mov.b32 %r9, 0f00000000;
+    mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r16, %r17, %r18, %r19},
+      {%r10, %r11, %r12, %r13}, {%r10, %r11}, {%r9, %r9, %r9, %r9};
+    st.global.v4.b32 [%rd10], {%r16, %r17, %r18, %r19};
+    """
+    ran = run(body, x=one)
     assert set(ran["x"].view("f4").tolist()) == {8.0}
 
 
@@ -46,57 +44,32 @@ def pairs_of(tiles, turned):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("turned", [False, True])
-def test_ldmatrix_gives_each_thread_its_pair(count, turned):
-    tile = np.arange(count * 64, dtype="u2").reshape(count, 8, 8)
-    registers = ", ".join(f"%r{10 + i}" for i in range(count))
-    stores = "\n".join(f"st.global.b32 [%rd11+{4 * i}], %r{10 + i};" for i in range(count))
-    ran = run(
-        f"""
-        mov.u32 %r1, %tid.x;
-        setp.lt.u32 %p1, %r1, {8 * count};
-        mad.wide.u32 %rd10, %r1, 16, %rd1;
-        shl.b32 %r2, %r1, 4;
-        @%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd10];
-        @%p1 st.shared.v4.b32 [%r2], {{%r20, %r21, %r22, %r23}};
-        bar.sync 0;
-        ldmatrix.sync.aligned.m8n8.x{count}{".trans" if turned else ""}.shared.b16 {{{registers}}}, [%r2];
-        mad.wide.u32 %rd11, %r1, {4 * count}, %rd2;
-        {stores}
-        """,
-        shared=128 * count,
-        x=tile.reshape(-1),
-        y=np.zeros(32 * count, "u4"),
-    )
-    assert not ran.faults
-    assert np.array_equal(ran["y"].view("u2").reshape(32, count, 2), pairs_of(tile, turned))
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("turned", [False, True])
-def test_stmatrix_is_the_inverse_of_ldmatrix(count, turned):
+def test_stmatrix_stores_the_pairs_of_threads_and_ldmatrix_gives_them_back(count, turned):
     pairs = np.arange(32 * count * 2, dtype="u2").reshape(32, count, 2)
-    registers = ", ".join(f"%r{10 + i}" for i in range(count))
+    form = f"m8n8.x{count}{'.trans' if turned else ''}.shared.b16"
+    given, back = ("{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}" for first in (10, 30))
     loads = "\n".join(f"ld.global.b32 %r{10 + i}, [%rd10+{4 * i}];" for i in range(count))
-    ran = run(
-        f"""
-        mov.u32 %r1, %tid.x;
-        mad.wide.u32 %rd10, %r1, {4 * count}, %rd1;
-        shl.b32 %r2, %r1, 4;
-        {loads}
-        stmatrix.sync.aligned.m8n8.x{count}{".trans" if turned else ""}.shared.b16 [%r2], {{{registers}}};
-        bar.sync 0;
-        setp.lt.u32 %p1, %r1, {8 * count};
-        mad.wide.u32 %rd11, %r1, 16, %rd2;
-        @%p1 ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r2];
-        @%p1 st.global.v4.b32 [%rd11], {{%r20, %r21, %r22, %r23}};
-        """,
-        shared=128 * count,
-        target="sm_90a",
-        x=pairs.reshape(-1),
-        y=np.zeros(64 * count, "u2"),
-    )
+    stores = "\n".join(f"st.global.b32 [%rd12+{4 * i}], %r{30 + i};" for i in range(count))
+    body = f"""
+    mov.u32 %r1, %tid.x;
+    mad.wide.u32 %rd10, %r1, {4 * count}, %rd1;
+    mad.wide.u32 %rd11, %r1, 16, %rd2;
+    mad.wide.u32 %rd12, %r1, {4 * count}, %rd3;
+    shl.b32 %r2, %r1, 4;
+    {loads}
+    stmatrix.sync.aligned.{form} [%r2], {given};
+    bar.sync 0;
+    ldmatrix.sync.aligned.{form} {back}, [%r2];
+    {stores}
+    setp.lt.u32 %p1, %r1, {8 * count};
+    @%p1 ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r2];
+    @%p1 st.global.v4.b32 [%rd11], {{%r20, %r21, %r22, %r23}};
+    """
+    memory = {"x": pairs.reshape(-1), "tiles": np.zeros(64 * count, "u2"), "back": np.zeros(64 * count, "u2")}
+    ran = run(body, shared=128 * count, target="sm_90a", **memory)
     assert not ran.faults
-    assert np.array_equal(pairs, pairs_of(ran["y"].reshape(count, 8, 8), turned))
+    assert np.array_equal(pairs, pairs_of(ran["tiles"].reshape(count, 8, 8), turned))
+    assert np.array_equal(pairs.reshape(-1), ran["back"])
 
 
 # --------------------------------------------------------------------------------------------------------------- wgmma
@@ -222,6 +195,10 @@ def test_wgmma_multiplies_swizzled_tiles(kind, turned, from_registers, pattern, 
             assert actual[thread, i] == product[row, column], (thread, i)
 
 
+def small(kind="bf16", turned=False, from_registers=False, **changes):
+    return wgmma(whole(64, 16), whole(16, 8), kind, 128, (False, turned), from_registers, 8, **changes)
+
+
 def test_wgmma_may_begin_a_sum():
     a, b = whole(64, 16), whole(16, 8)
     actual = wgmma(a, b, "bf16", 128, (False, False), False, 8, scale=0)["y"].view("f4").reshape(128, 4)
@@ -229,24 +206,16 @@ def test_wgmma_may_begin_a_sum():
 
 
 def test_sums_that_are_used_before_the_wait():
-    ran = wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, wait="")
+    ran = small(wait="")
     assert ran.kinds == {"unwritten"}
     assert "wait_group" in str(ran.faults[0])
-
-
-def test_an_operand_that_is_overwritten_before_the_wait():
-    early = "bar.sync 0;\nshl.b32 %r3, %r1, 2;\nst.shared.b32 [%r3], %r1;\nwgmma.wait_group.sync.aligned 0;"
-    assert wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, wait=early).kinds == {"race"}
-
-
-def small(**changes):
-    return wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, **changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "kinds"),
     [
         ({}, set()),
+        ({"wait": f"bar.sync 0;\nshl.b32 %r3, %r1, 2;\nst.shared.b32 [%r3], %r1;\n{WAIT}"}, {"race"}),  # of an operand
         ({"proxy": ""}, {"fence"}),
         ({"fence": ""}, {"fence"}),
         ({"proxy": "", "fence": f"{PROXY}\n{FENCE}"}, set()),
@@ -269,17 +238,15 @@ TWICE = "wgmma.commit_group.sync.aligned;"
 
 
 @pytest.mark.parametrize(
-    ("fence", "kinds", "notes"),
+    ("fence", "kinds"),
     [
-        (FENCE, set(), set()),
-        (f"add.s32 %r20, %r21, 0;\n{FENCE}", set(), set()),
-        (f"{FENCE}\nadd.s32 %r20, %r21, 0;", set(), {"fenced"}),  # where the assembler injects another
-        ("add.s32 %r20, %r21, 0;", {"fence"}, set()),
-        (f"{FENCE}\n{TWICE}\nadd.s32 %r20, %r21, 0;", {"fence"}, set()),  # behind the products that it was for
-        (f"{FENCE}\nadd.s32 %r100, %r20, 0;", {"fence"}, set()),  # the sums
+        (FENCE, set()),
+        (f"add.s32 %r20, %r21, 0;\n{FENCE}", set()),
+        (f"{FENCE}\nadd.s32 %r20, %r21, 0;", {"fenced"}),  # a note: the assembler injects another
+        ("add.s32 %r20, %r21, 0;", {"fence"}),
+        (f"{FENCE}\n{TWICE}\nadd.s32 %r20, %r21, 0;", {"fence"}),  # behind the products that it was for
+        (f"{FENCE}\nadd.s32 %r100, %r20, 0;", {"fence"}),  # the sums
     ],
 )
-def test_fragments_in_registers_need_the_fence_too(fence, kinds, notes):
-    ran = wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, True), True, 8, fence=fence)
-    assert ran.kinds - {"fenced"} == kinds
-    assert ran.kinds & {"fenced"} == notes
+def test_fragments_in_registers_need_the_fence_too(fence, kinds):
+    assert small(turned=True, from_registers=True, fence=fence).kinds == kinds

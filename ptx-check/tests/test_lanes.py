@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from ptx_text import NONE, OWN, run
 
-from ptx_check.allocations import POISON
-
 HALVES = """
 setp.gt.u32 %p1, %r1, 15;
 @%p1 bra $L__UPPER;
@@ -51,21 +49,17 @@ def test_a_shuffle_from_a_lane_that_takes_no_part_gives_what_nobody_wrote():
 
 @pytest.mark.parametrize(("mask", "kinds"), [("0xffff", set()), ("0xffff0000", {"race", "divergence"})])
 def test_a_barrier_of_half_a_warp_orders_its_lanes_alone(mask, kinds):
-    ran = run(
-        f"""{OWN}
-        setp.gt.u32 %p1, %r1, 15;
-        @%p1 bra $L__END;
-        shl.b32 %r2, %r1, 2;
-        xor.b32 %r3, %r2, 4;
-        st.shared.b32 [%r2], %r1;
-        bar.warp.sync {mask};
-        ld.shared.b32 %r4, [%r3];
-        st.global.b32 [%rd12], %r4;
-        $L__END:""",
-        x=NONE[:32],
-        y=NONE[:32],
-        shared=64,
-    )
+    body = f"""{OWN}
+    setp.gt.u32 %p1, %r1, 15;
+    @%p1 bra $L__END;
+    shl.b32 %r2, %r1, 2;
+    xor.b32 %r3, %r2, 4;
+    st.shared.b32 [%r2], %r1;
+    bar.warp.sync {mask};
+    ld.shared.b32 %r4, [%r3];
+    st.global.b32 [%rd12], %r4;
+    $L__END:"""
+    ran = run(body, x=NONE[:32], y=NONE[:32], shared=64)
     assert ran.kinds == kinds
 
 
@@ -73,19 +67,15 @@ def test_a_barrier_of_half_a_warp_orders_its_lanes_alone(mask, kinds):
 @pytest.mark.parametrize(
     ("kind", "first", "step", "found"),
     [
-        ("b32", 0x3F800000, 1, "rounding"),  # 1.0 and the next number
-        ("b32", 0x3F800000, 8, "rounding"),
+        ("b32", 0x3F800000, 8, "rounding"),  # 1.0 and the eighth number from it
         ("b32", 0x3F800000, 9, "value"),
         ("b32", 0x3C003C00, 0x10001, "rounding"),  # two halves, each by one digit
         ("b32", 0x3C003C00, 0x20000, "value"),
         ("b32", 5, 1, "value"),  # whole numbers
-        ("b32", 0x80000005, 1, "value"),
         ("b16", 0x3C00, 1, "rounding"),
         ("b16", 0x3C00, 2, "value"),
-        ("b16", 700, 1, "value"),
         ("b64", 0x3FF0000000000000, 3, "rounding"),
         ("b64", 0x3FF0000000000000, 1 << 32, "value"),
-        ("b64", 12345, 1, "value"),
         ("b8", 0x41, 1, "value"),
     ],
 )
@@ -132,11 +122,6 @@ def test_a_warp_reduces_to_one_number(form):
         assert not ran.faults
         wanted = [REDUCED[form](x[first : first + lanes].tolist()) & 0xFFFFFFFF for first in range(0, 64, lanes)]
         assert ran["y"].tolist() == np.repeat(wanted, lanes).tolist()
-
-
-def test_a_reduction_of_what_nobody_wrote_is_marked():
-    load = f"{OWN}ld.global.b32 %r3, [%rd11];\nredux.sync.add.s32 %r4, %r3, -1;\nst.global.b32 [%rd12], %r4;"
-    assert run(load, x=np.full(32, POISON[4]), y=NONE, fresh=["x"]).kinds == {"unwritten"}
 
 
 def test_lanes_that_run():

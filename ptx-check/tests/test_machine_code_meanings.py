@@ -222,24 +222,3 @@ def test_matrices_and_halves_go_through_shared_memory():
     np.testing.assert_array_equal(machine.R[3, 0], turned)
     after("LDS.U16 R4, [R1]", {}, machine)
     np.testing.assert_array_equal(machine.R[4, 0, :8], 8 * np.arange(8))
-
-
-def test_a_product_of_a_warp():
-    draw = np.random.default_rng(1)
-    a, b = draw.integers(-4, 5, (16, 16)).astype(np.float16), draw.integers(-4, 5, (16, 8)).astype(np.float16)
-    rows, columns = LANES // 4, 2 * (LANES % 4)
-
-    def registers(matrix, places):
-        return [
-            np.ascontiguousarray(np.stack([matrix[r, c], matrix[r, c + 1]], 1)).view(np.uint32)[:, 0] for r, c in places
-        ]
-
-    left = registers(a, [(rows + 8 * (k % 2), columns + 8 * (k // 2)) for k in range(4)])
-    right = registers(b.T, [(rows, columns + 8 * k) for k in range(2)])
-    before = {f"R{4 + k}": value for k, value in enumerate(left)} | {
-        f"R{8 + k}": value for k, value in enumerate(right)
-    }
-    machine = after("HMMA.16816.F32 R0, R4, R8, RZ", before)
-    wanted = a.astype(np.float32) @ b.astype(np.float32)
-    for k in range(4):
-        np.testing.assert_array_equal(machine.R[k, 0].view(np.float32), wanted[rows + 8 * (k // 2), columns + k % 2])

@@ -6,13 +6,14 @@ from ptx_text import run
 
 from ptx_check.matrices import Matrices
 
-RANDOM = np.random.default_rng(11)
+NUMBERS = np.random.default_rng(11).integers(-5, 6, (32, 64, 2))
 FORMS = {
     "bf16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "s8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
 }
 LEFT, RIGHT, SUMS = 100, 120, 140
 """The first registers of the operands: fragments of 4, of 2 and of 4."""
+APART = "bar.warp.sync -1;"
 
 
 def registers(first: int, size: int, number: int) -> str:
@@ -29,13 +30,19 @@ def tile(kind: str) -> list[str]:
     return [mma(kind, 2 * m + n, 2 * k + m, 2 * k + n) for k in (0, 1) for m in (0, 1) for n in (0, 1)]
 
 
-def computed(kind: str, lines: list[str], monkeypatch, *, between: str = "", threads: int = 64):
+def with_moves(kind: str) -> list[str]:
+    """Moves to other registers, the sums of the piece that comes next, stand between the products."""
+    lines = tile(kind)
+    return [*lines[:2], *(f"mov.b32 %r{SUMS + 8 + i}, 0;" for i in range(4)), *lines[2:]]
+
+
+def computed(kind: str, lines: list[str], monkeypatch, *, between: str = ""):
     """The sums of all threads, and how many products were computed."""
     if kind == "bf16":  # small whole numbers, whose sums are exact
-        words = RANDOM_NUMBERS.astype("f4").view("u4")
+        words = NUMBERS.astype("f4").view("u4")
         words = (words[..., 0] >> 16) | (words[..., 1] & 0xFFFF0000)
     else:
-        words = RANDOM_NUMBERS[..., 0].astype("u4") * np.uint32(0x01F3A5C7)
+        words = NUMBERS[..., 0].astype("u4") * np.uint32(0x01F3A5C7)
     body = ["mov.u32 %r1, %tid.x;", "mad.wide.u32 %rd10, %r1, 4, %rd1;", "mad.wide.u32 %rd11, %r1, 64, %rd2;"]
     body += [f"ld.global.b32 %r{LEFT + i}, [%rd10+{256 * i}];" for i in range(32)]
     body += [f"mov.b32 %r{SUMS + i}, {i % 3 if kind == 's8' else '0f40000000'};" for i in range(16)]
@@ -46,66 +53,47 @@ def computed(kind: str, lines: list[str], monkeypatch, *, between: str = "", thr
     multiply = Matrices.multiply
     with monkeypatch.context() as patched:
         patched.setattr(Matrices, "multiply", lambda self, *args: calls.append(args) or multiply(self, *args))
-        ran = run("\n".join(body), threads=threads, x=words, out=np.zeros((threads, 16), "u4"))
+        ran = run("\n".join(body), threads=64, x=words, out=np.zeros((64, 16), "u4"))
     assert not ran.faults
     return ran["out"], len(calls)
 
 
-RANDOM_NUMBERS = RANDOM.integers(-5, 6, (32, 64, 2))
-APART = "bar.warp.sync -1;"
-
-
+@pytest.mark.parametrize("lines", [tile, with_moves])
 @pytest.mark.parametrize("kind", FORMS)
-def test_a_tile_is_one_product(kind, monkeypatch):
-    together, products = computed(kind, tile(kind), monkeypatch)
-    apart, each = computed(kind, tile(kind), monkeypatch, between=APART)
-    assert (products, each) == (1, 8)
+def test_a_tile_is_one_product(kind, lines, monkeypatch):
+    together, products = computed(kind, lines(kind), monkeypatch)
+    apart, _ = computed(kind, lines(kind), monkeypatch, between=APART)
+    assert products == 1
     assert (together == apart).all()
     assert len(np.unique(apart)) > 20
 
 
-@pytest.mark.parametrize("kind", FORMS)
-def test_moves_of_other_registers_stand_between_them(kind, monkeypatch):
-    lines = tile(kind)
-    lines[2:2] = [f"mov.b32 %r{SUMS + 8 + i}, 0;" for i in range(4)]  # the sums of the piece that comes next
-    wanted, _ = computed(kind, lines, monkeypatch, between=APART)
-    found, products = computed(kind, lines, monkeypatch)
-    assert products == 1
-    assert (found == wanted).all()
-
-
+TILE, OTHER = tile("s8"), registers(LEFT, 4, 0)
+COPY = f"mov.b32 %r{LEFT + 8}, %r{{}};"
 BROKEN = {
-    "a piece is missing": lambda kind: [line for i, line in enumerate(tile(kind)) if i not in (3, 7)],
-    "a step is missing": lambda kind: tile(kind)[:-1],
-    "the same product twice": lambda kind: [*tile(kind), mma(kind, 0, 0, 0), mma(kind, 1, 0, 0)],
-    "a mov changes a factor": lambda kind: [*tile(kind)[:4], f"mov.b32 %r{LEFT + 8}, %r{LEFT};", *tile(kind)[4:]],
-    "a mov reads a sum": lambda kind: [*tile(kind)[:4], f"mov.b32 %r{LEFT + 8}, %r{SUMS};", *tile(kind)[4:]],
-    "sums are factors": lambda kind: [
-        mma(kind, 0, 0, 0),
-        f"{FORMS[kind]} {registers(SUMS, 4, 1)}, {registers(SUMS, 4, 0)}, {registers(RIGHT, 2, 1)}, "
-        f"{registers(SUMS, 4, 1)};",
-    ],
-    "factors become sums": lambda kind: [
-        mma(kind, 0, 0, 0),
-        f"{FORMS[kind]} {registers(LEFT, 4, 0)}, {registers(LEFT, 4, 1)}, {registers(RIGHT, 2, 1)}, "
-        f"{registers(LEFT, 4, 0)};",
+    "a piece is missing": [line for i, line in enumerate(TILE) if i not in (3, 7)],
+    "a step is missing": TILE[:-1],
+    "the same product twice": [*TILE, mma("s8", 0, 0, 0), mma("s8", 1, 0, 0)],
+    "a mov changes a factor": [*TILE[:4], COPY.format(LEFT), *TILE[4:]],
+    "a mov reads a sum": [*TILE[:4], COPY.format(SUMS), *TILE[4:]],
+    "sums are factors": [TILE[0], TILE[1].replace(OTHER, registers(SUMS, 4, 0))],
+    "factors become sums": [
+        TILE[0],
+        f"{FORMS['s8']} {OTHER}, {registers(LEFT, 4, 1)}, {registers(RIGHT, 2, 1)}, {OTHER};",
         f"mov.b32 %r{SUMS + 9}, %r{LEFT};",
     ],
-    "sums in another order": lambda kind: [
-        mma(kind, 0, 0, 0),
-        mma(kind, 0, 1, 1).replace(registers(SUMS, 4, 0), f"{{%r{SUMS + 1}, %r{SUMS}, %r{SUMS + 3}, %r{SUMS + 2}}}"),
+    "sums in another order": [
+        TILE[0],
+        mma("s8", 0, 1, 1).replace(registers(SUMS, 4, 0), f"{{%r{SUMS + 1}, %r{SUMS}, %r{SUMS + 3}, %r{SUMS + 2}}}"),
     ],
-    "sums elsewhere": lambda kind: [
-        mma(kind, 0, 0, 0),
-        mma(kind, 1, 0, 1).replace(registers(SUMS, 4, 1), registers(SUMS, 4, 0), 1),
-    ],
+    "sums elsewhere": [TILE[0], TILE[1].replace(registers(SUMS, 4, 1), registers(SUMS, 4, 0), 1)],
 }
 
 
 @pytest.mark.parametrize("lines", BROKEN.values(), ids=BROKEN)
 def test_runs_of_other_shapes(lines, monkeypatch):
-    wanted, _ = computed("s8", lines("s8"), monkeypatch, between=APART)
-    found, _ = computed("s8", lines("s8"), monkeypatch)
+    wanted, _ = computed("s8", lines, monkeypatch, between=APART)
+    found, _ = computed("s8", lines, monkeypatch)
     assert (found == wanted).all()
 
 

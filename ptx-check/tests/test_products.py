@@ -5,6 +5,8 @@ import pytest
 from meanings import encoded, into_eight
 from ptx_text import run
 
+from ptx_check.allocations import POISON
+
 RANDOM = np.random.default_rng(5)
 WIDTH = {"s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "f16": 2, "bf16": 2, "f32": 4, "s32": 4, "tf32": 4, "f64": 8}
 
@@ -59,8 +61,9 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def product(m: int, k: int, a: str, b: str, c: str, mode: str = "", largest: int = 8, **more):
-    """Runs one product of a warp; (what it gives, what it should), element by element of every lane."""
+def product(m: int, k: int, a: str, b: str, c: str, mode: str = "", largest: int = 8, unwritten: str = ""):
+    """Runs one product of a warp; (what it gives, what it should), element by element of every lane. unwritten: the
+    operand that nobody wrote: a, b or c."""
     low = [0 if kind == "u8" else -largest for kind in (a, b)]
     left, right = (RANDOM.integers(least, largest + 1, shape).astype("f8")
                    for least, shape in zip(low, ((m, k), (k, 8))))  # fmt: skip
@@ -72,6 +75,8 @@ def product(m: int, k: int, a: str, b: str, c: str, mode: str = "", largest: int
         "b": registers(right, [[b_place(lane, i, b) for i in range(counts[1])] for lane in range(32)], b),
         "c": registers(sums, c_places, c),
     }
+    if unwritten:
+        memory[unwritten].view("u2")[:] = POISON[2]
     name, size, kind = ("%rd", 8, "b64") if a == "f64" else ("%r", 4, "b32")
     lines, groups = ["mov.u32 %r1, %tid.x;"], []
     for position, each in enumerate(memory.values()):
@@ -81,17 +86,19 @@ def product(m: int, k: int, a: str, b: str, c: str, mode: str = "", largest: int
         groups.append("{" + ", ".join(f"{name}{first + i}" for i in range(count)) + "}")
     lines.append(f"mma.sync.aligned.m{m}n8k{k}.row.col{mode}.{c}.{a}.{b}.{c} {groups[2]}, {', '.join(groups)};")
     lines += [f"st.global.{kind} [%rd12+{size * i}], {name}{40 + i};" for i in range(memory["c"].shape[1])]
-    ran = run("\n".join(lines), **memory, **more)
+    ran = run("\n".join(lines), fresh=[unwritten], **memory)
     stored = {"s32": "i4", "f16": "f2", "f32": "f4", "f64": "f8"}[c]
     wanted = left @ right + sums
     return ran, ran["c"].reshape(32, -1).view(stored).tolist(), [[wanted[place] for place in row] for row in c_places]
 
 
 @pytest.mark.parametrize(("m", "k", "a", "b", "c"), SHAPES)
-def test_products_of_every_shape_and_type(m, k, a, b, c):
+def test_products_of_every_shape_and_type_and_of_what_nobody_wrote(m, k, a, b, c):
     ran, actual, wanted = product(m, k, a, b, c, largest=3 if c == "f16" else 8)
     assert not ran.faults
     assert actual == wanted
+    for operand in "abc":
+        assert product(m, k, a, b, c, unwritten=operand)[0].kinds == {"unwritten"}, operand
 
 
 @pytest.mark.parametrize("a", ["s8", "u8"])
@@ -112,23 +119,3 @@ def test_sums_beyond_their_range(mode, wanted):
       {{%r3, %r3, %r3, %r3}};
     st.global.b32 [%rd10], %r4;"""
     assert set(run(body, x=np.zeros(32, "i4"))["x"].tolist()) == {wanted}
-
-
-@pytest.mark.parametrize(("m", "k", "a", "b", "c"), SHAPES)
-def test_a_product_of_what_nobody_wrote_is_marked(m, k, a, b, c):
-    from ptx_check.allocations import POISON
-
-    kind, name = ("b64", "%rd") if a == "f64" else ("b32", "%r")
-    counts = [m * k // 32 * WIDTH[a], k * 8 // 32 * WIDTH[b], m * 8 // 32 * WIDTH[c]]
-    counts = [count // (8 if a == "f64" else 4) for count in counts]
-    for unwritten in (0, 1, 2):
-        groups = ["{" + ", ".join([f"{name}{60 if which == unwritten else 61}"] * count) + "}"
-                  for which, count in enumerate(counts)]  # fmt: skip
-        results = "{" + ", ".join(f"{name}{40 + i}" for i in range(counts[2])) + "}"
-        body = f"""
-        ld.global.{kind} {name}60, [%rd1];
-        mov.{kind} {name}61, 0;
-        mma.sync.aligned.m{m}n8k{k}.row.col.{c}.{a}.{b}.{c} {results}, {", ".join(groups)};
-        st.global.{kind} [%rd2], {name}{40 + counts[2] - 1};"""
-        x = np.full(4, POISON[4])
-        assert run(body, x=x, y=np.zeros(4, "u4"), fresh=["x"]).kinds >= {"unwritten"}, unwritten

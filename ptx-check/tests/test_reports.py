@@ -14,20 +14,17 @@ LOAD = Location("kernel", 123, "mine.py:19:25", "/elsewhere/mine.py")
 @pytest.fixture
 def findings():
     found = Findings(launches=3)
-    found.add_faults([Fault("programs", "written and read", STORE, LOAD)] * 2, "sm_80", "test_a")
+    for test in ("test_a", "test_b"):
+        found.add_faults([Fault("programs", "written and read", STORE, LOAD)] * 2, "sm_80", test)
     found.add_faults([Fault("rounding", "last bits", Location("kernel", 0, ""))], "sm_90")
     return found
 
 
-def test_text_counts_a_fault_of_many_tests_once_and_ends_with_the_numbers(findings):
-    findings.add_faults([Fault("programs", "written and read", STORE, LOAD)], "sm_80", "test_b")
+def test_text_counts_a_fault_of_many_tests_once_and_json_has_the_places(findings):
     lines = as_text(findings).splitlines()
     assert lines[0].startswith("fault on sm_80 in test_a: programs: written and read, at kernel, PTX line 138")
     assert lines[1].startswith("note on sm_90: rounding")
     assert lines[2] == "3 launches, 1 fault, 1 note"
-
-
-def test_json_has_the_places(findings):
     report = json.loads(as_json(findings))
     assert report["launches"] == 3
     assert report["faults"][0]["at"]["ptx_line"] == 138
@@ -57,12 +54,9 @@ def test_the_place_in_sarif_is_a_reference_that_may_be_relative(tmp_path, monkey
     assert result["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "a%20folder/100%25.py"}
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.json", "a.sarif"])
-def test_the_name_of_a_file_decides_its_form(findings, tmp_path, name):
-    write(findings, tmp_path / name)
-    assert (tmp_path / name).stat().st_size
-
-
-def test_any_other_name_is_refused(findings, tmp_path):
+def test_the_name_of_a_file_decides_its_form(findings, tmp_path):
+    for name, start in (("a.txt", "fault on"), ("a.json", "{"), ("a.sarif", "{")):
+        write(findings, tmp_path / name)
+        assert (tmp_path / name).read_text().startswith(start)
     with pytest.raises(ValueError, match=r"ends with one of \.txt"):
         write(findings, tmp_path / "a.xml")

@@ -2,27 +2,25 @@
 
 import numpy as np
 import pytest
-from ptx_text import run, run_on_words
+from ptx_text import run_on_words
 
 from ptx_check import Unsupported
 
-PASSED = """
-mov.u32 %r1, %tid.x;
-shl.b32 %r2, %r1, 2;
-bar.sync 3, 64;
-{first}
-{sync}
-{second}
-"""
-"""What threads do first and then with their own word at %r2, or with that of a neighbour at %r3."""
-STORE, LOAD = "st.shared.b32 [%r2], %r1;", "ld.shared.b32 %r4, [%r3];"
+OWN_STORE, OTHERS_LOAD, OTHERS_STORE = (
+    "st.shared.b32 [%r2], %r1;", "ld.shared.b32 %r4, [%r3];", "st.shared.b32 [%r3], %r2;"
+)  # fmt: skip
+"""Of a thread's own word, and of that of a neighbour."""
 
 
-def neighbour(distance: int) -> str:
-    return f"add.s32 %r3, %r1, {distance};\nand.b32 %r3, %r3, 63;\nshl.b32 %r3, %r3, 2;\n"
-
-
-@pytest.mark.parametrize("first", ["written", "read", "written twice"])
+@pytest.mark.parametrize(
+    ("begin", "first", "second"),
+    [
+        ("", OWN_STORE, OTHERS_LOAD),
+        (OWN_STORE, OTHERS_LOAD, OWN_STORE),
+        ("", OWN_STORE, OTHERS_STORE),
+    ],
+    ids=["written", "read", "written twice"],
+)
 @pytest.mark.parametrize(
     ("sync", "distance", "right"),
     [
@@ -32,14 +30,10 @@ def neighbour(distance: int) -> str:
         ("", 1, False),
     ],
 )
-def test_a_barrier_orders_shared_memory_between_warps_and_in_one(first, sync, distance, right):
-    other = {"written": LOAD, "read": LOAD, "written twice": "st.shared.b32 [%r3], %r2;"}[first]
-    parts = (other, STORE) if first == "read" else (STORE, other)
-    text = PASSED.format(first=neighbour(distance) + parts[0], sync=sync, second=parts[1])
-    if first == "read":
-        text = text.replace("bar.sync 3, 64;", f"{STORE}\nbar.sync 3, 64;")
-    ran = run(text, threads=64, shared=256)
-    assert ran.kinds == (set() if right else {"race"})
+def test_a_barrier_orders_shared_memory_between_warps_and_in_one(begin, first, second, sync, distance, right):
+    places = f"shl.b32 %r2, %r1, 2;\nadd.s32 %r3, %r1, {distance};\nand.b32 %r3, %r3, 63;\nshl.b32 %r3, %r3, 2;"
+    text = "\n".join([places, begin, "bar.sync 3, 64;", first, sync, second])
+    assert run_on_words(text, threads=64, shared=256).kinds == (set() if right else {"race"})
 
 
 BY_TABLE = """
@@ -82,21 +76,18 @@ def test_barriers_that_do_not_fit_are_told(line, by, kinds, told):
     assert told in ran.faults[0].message
 
 
-HANDED = """
-setp.lt.u32 %p1, %r1, 128;
-@%p1 bra $L__BB0_1;
-setmaxnreg.{other};
-bra.uni $L__BB0_2;
-$L__BB0_1:
-setmaxnreg.inc.sync.aligned.u32 256;
-$L__BB0_2:
-st.global.b32 [%rd12], %r1;
-"""
-
-
 @pytest.mark.parametrize(("given", "kinds"), [(248, set()), (255, {"deadlock"})])
 def test_registers_are_there_when_others_give_them_back(given, kinds):
-    text = HANDED.format(other=f"dec.sync.aligned.u32 {given}")
+    text = f"""
+    setp.lt.u32 %p1, %r1, 128;
+    @%p1 bra $L__BB0_1;
+    setmaxnreg.dec.sync.aligned.u32 {given};
+    bra.uni $L__BB0_2;
+    $L__BB0_1:
+    setmaxnreg.inc.sync.aligned.u32 256;
+    $L__BB0_2:
+    st.global.b32 [%rd12], %r1;
+    """
     words = np.zeros(256, "u4")
     assert run_on_words(text, threads=256, x=words, y=words).kinds == kinds
 
@@ -107,8 +98,13 @@ def test_copies_by_threads_of_a_specialised_kernel_are_refused_by_name():
         run_on_words(copy, threads=64, shared=256)
 
 
-def test_an_arrival_orders_what_came_before_it_for_those_who_wait():
-    text = """
+ARRIVAL = "@%p2 mbarrier.arrive.shared::cta.b64 _, [global_smem+256];"
+
+
+@pytest.mark.parametrize(("early", "late", "kinds"), [("", ARRIVAL, set()), (ARRIVAL, "", {"race"}),
+                                                      ("", "", {"deadlock"})])  # fmt: skip
+def test_an_arrival_orders_what_came_before_it_for_those_who_wait(early, late, kinds):
+    text = f"""
     shl.b32 %r2, %r1, 2;
     setp.eq.u32 %p2, %r1, 0;
     @%p2 mbarrier.init.shared::cta.b64 [global_smem+256], 1;
@@ -121,15 +117,14 @@ def test_an_arrival_orders_what_came_before_it_for_those_who_wait():
     ld.shared.b32 %r4, [%r2+-128];
     bra.uni $L__BB0_2;
     $L__BB0_1:
-    {early}st.shared.b32 [%r2], %r1;
+    {early}
+    st.shared.b32 [%r2], %r1;
     bar.warp.sync -1;
-    {late}mov.b32 %r4, 5;
+    {late}
+    mov.b32 %r4, 5;
     $L__BB0_2:
     st.global.b32 [%rd12], %r4;
     """
-    arrival = "@%p2 mbarrier.arrive.shared::cta.b64 _, [global_smem+256];\n"
-    ran = run_on_words(text.format(early="", late=arrival), threads=64, shared=512)
-    assert not ran.faults
-    assert (ran["y"] == np.r_[np.full(32, 5), np.arange(32)]).all()
-    assert run_on_words(text.format(early=arrival, late=""), threads=64, shared=512).kinds == {"race"}
-    assert run_on_words(text.format(early="", late=""), threads=64, shared=512).kinds == {"deadlock"}
+    ran = run_on_words(text, threads=64, shared=512)
+    assert ran.kinds == kinds
+    assert kinds or (ran["y"] == np.r_[np.full(32, 5), np.arange(32)]).all()

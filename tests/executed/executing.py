@@ -18,6 +18,8 @@ from fasttfm.functional import backend  # noqa: E402
 from fasttfm.kernels.proof.executed import executed  # noqa: E402
 from ptx_check import Machine  # noqa: E402
 
+CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90")
+"""The chips whose PTX the tests of this folder execute, besides sm_100 and sm_120."""
 SEED = torch.tensor([987654321])
 CPU = torch.device("cpu")
 

@@ -13,8 +13,10 @@ import importlib.util
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -27,79 +29,84 @@ from triton.runtime.jit import JITFunction
 from benchmarks import command
 from benchmarks.measure.records import Record
 from ptx_check import FaultyKernel, Unsupported, executed
-from tests.executed import foreign_serving
-from tests.executed.foreign_serving import Pairs, bare_module, compared, variant
 
+Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
+"""Results of a kernel and of PyTorch."""
+Case = Callable[[], Pairs]
 CHIPS = ("sm_60", "sm_80", "sm_90", "sm_100")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2}
 UNCOMPILED = "not compiled: "
-_MANY_CONFIGURATIONS = ("fla_", "cce_", "torchao_", "mamba_")
+TARGET = torch.arange(7) * 11
+TARGET[2] = -100
 
 
-def liger_rms_norm() -> Pairs:
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-    ours = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False)  # noqa: E731
-    return compared(ours, lambda x, w: F.rms_norm(x, (96,), w, 1e-6), (6, 96), (96,))
-
-
-def liger_layer_norm() -> Pairs:
-    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
-
-    ours = lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-6)  # noqa: E731
-    return compared(ours, lambda x, w, b: F.layer_norm(x, (96,), w, b, 1e-6), (6, 96), (96,), (96,))
+def variant(name: str, case: Callable[..., Pairs], *args: Any, **options: Any) -> Case:
+    """A case with arguments, under a name of its own in the record."""
+    named = partial(case, *args, **options)
+    vars(named)["__name__"] = name
+    return named
 
 
-def liger_swiglu() -> Pairs:
-    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+def compared(ours: Callable, theirs: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Pairs:
+    """Yields outputs and gradients of both functions for tensors of these shapes; PyTorch computes in float32."""
+    results = []
+    for function, computed in ((ours, dtype), (theirs, torch.float32)):
+        generator = torch.Generator().manual_seed(1)
+        inputs = [torch.randn(shape, generator=generator).to(dtype).to(computed).requires_grad_() for shape in shapes]
+        result = function(*inputs)
+        (result * torch.linspace(-1, 1, result.numel()).reshape(result.shape)).sum().backward()
+        results.append([result.detach(), *(x.grad for x in inputs)])
+    for actual, expected in zip(*results):
+        yield actual, expected.to(actual.dtype)
 
-    return compared(LigerSiLUMulFunction.apply, lambda a, b: F.silu(a) * b, (5, 130), (5, 130))
+
+def of(name: str, path: str, ours: Callable, theirs: Callable, *shapes: tuple[int, ...], **options: Any) -> Case:
+    """compared() of ours(function of a package, *tensors) and theirs(*tensors)."""
+
+    def case() -> Pairs:
+        module, _, attribute = path.rpartition(".")
+        function = getattr(importlib.import_module(module), attribute)
+        return compared(partial(ours, function), theirs, *shapes, **options)
+
+    return variant(name, case)
 
 
-def liger_geglu() -> Pairs:
-    from liger_kernel.ops.geglu import LigerGELUMulFunction
+def bare_module(name: str, **content: Any) -> ModuleType:
+    """A module with this name and content."""
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
 
-    theirs = lambda a, b: F.gelu(a, approximate="tanh") * b  # noqa: E731
-    return compared(LigerGELUMulFunction.apply, theirs, (5, 130), (5, 130))
+
+def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, (96,), w, 1e-6)
 
 
-def liger_cross_entropy() -> Pairs:
-    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
-
-    target = torch.arange(7) * 11
-    target[2] = -100
-
-    def ours(x: torch.Tensor) -> torch.Tensor:
-        result = LigerCrossEntropyFunction.apply(x, target, None, -100)
-        return (result[0] if isinstance(result, tuple) else result).reshape(1)
-
-    return compared(ours, lambda x: F.cross_entropy(x, target).reshape(1), (7, 130))
+def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[1:], w, b, 1e-6)
 
 
 def _joined(*tensors: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor.float().flatten() for tensor in tensors])
 
 
-def flash_layer_norm() -> Pairs:
-    from flash_attn.ops.triton.layer_norm import layer_norm_fn
-
-    def theirs(x, w, b, residual):
-        return _joined(F.layer_norm(x + residual, (96,), w, b, 1e-6), x + residual)
-
-    ours = lambda x, w, b, residual: _joined(*layer_norm_fn(x, w, b, residual, prenorm=True))  # noqa: E731
-    return compared(ours, theirs, (6, 96), (96,), (96,), (6, 96))
+def _liger_cross_entropy(function: Any, x: torch.Tensor) -> torch.Tensor:
+    result = function.apply(x, TARGET, None, -100)
+    return (result[0] if isinstance(result, tuple) else result).reshape(1)
 
 
-def flash_layer_norm_of_two() -> Pairs:
-    from flash_attn.ops.triton.layer_norm import layer_norm_fn
-
-    def theirs(x, w, b, x1, w1, b1):
-        return _joined(F.layer_norm(x + x1, (80,), w, b, 1e-6), F.layer_norm(x + x1, (80,), w1, b1, 1e-6))
-
-    def ours(x, w, b, x1, w1, b1):
-        return _joined(*layer_norm_fn(x, w, b, x1=x1, weight1=w1, bias1=b1))
-
-    return compared(ours, theirs, (5, 80), (80,), (80,), (5, 80), (80,), (80,))
+LIGER = (
+    of("liger_rms_norm", "liger_kernel.ops.rms_norm.LigerRMSNormFunction",
+       lambda f, x, w: f.apply(x, w, 1e-6, 0.0, "llama", False), _rms_norm, (6, 96), (96,)),
+    of("liger_layer_norm", "liger_kernel.ops.layer_norm.LigerLayerNormFunction",
+       lambda f, x, w, b: f.apply(x, w, b, 1e-6), _layer_norm, (6, 96), (96,), (96,)),
+    of("liger_swiglu", "liger_kernel.ops.swiglu.LigerSiLUMulFunction",
+       lambda f, a, b: f.apply(a, b), lambda a, b: F.silu(a) * b, (5, 130), (5, 130)),
+    of("liger_geglu", "liger_kernel.ops.geglu.LigerGELUMulFunction",
+       lambda f, a, b: f.apply(a, b), lambda a, b: F.gelu(a, approximate="tanh") * b, (5, 130), (5, 130)),
+    of("liger_cross_entropy", "liger_kernel.ops.cross_entropy.LigerCrossEntropyFunction",
+       _liger_cross_entropy, lambda x: F.cross_entropy(x, TARGET).reshape(1), (7, 130)),
+)  # fmt: skip
 
 
 def flash_rms_norm_with_dropout() -> Pairs:
@@ -112,22 +119,12 @@ def flash_rms_norm_with_dropout() -> Pairs:
         kept.append(mask)
         return out
 
-    theirs = lambda x, w, residual: F.rms_norm(x * kept[0] / 0.7 + residual, (96,), w, 1e-6)  # noqa: E731
-    return compared(ours, theirs, (6, 96), (96,), (6, 96))
+    return compared(ours, lambda x, w, residual: _rms_norm(x * kept[0] / 0.7 + residual, w), (6, 96), (96,), (6, 96))
 
 
-def flash_cross_entropy() -> Pairs:
-    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
-
-    target = torch.arange(7) * 11
-    target[2] = -100
-
-    def theirs(x: torch.Tensor) -> torch.Tensor:
-        squares = 0.01 * torch.logsumexp(x, -1).square() * (target != -100)
-        return F.cross_entropy(x, target, reduction="none", label_smoothing=0.1) + squares
-
-    ours = lambda x: cross_entropy_loss(x, target, label_smoothing=0.1, lse_square_scale=0.01)[0]  # noqa: E731
-    return compared(ours, theirs, (7, 130))
+def _plain_cross_entropy(x: torch.Tensor) -> torch.Tensor:
+    squares = 0.01 * torch.logsumexp(x, -1).square() * (TARGET != -100)
+    return F.cross_entropy(x, TARGET, reduction="none", label_smoothing=0.1) + squares
 
 
 def _flash_rotary(interleaved: bool) -> Pairs:
@@ -156,6 +153,11 @@ def _flash_rotary(interleaved: bool) -> Pairs:
     return compared(Rotary.apply, theirs, (2, 9, 3, 40))
 
 
+def _plain_attention(*given: torch.Tensor, causal: bool = True) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in given)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
 def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
     """flash_attn's attention in Triton, for AMD: it compiles for NVIDIA without one compiler hint."""
     from flash_attn.flash_attn_triton_amd.interface_fa import bwd, fwd
@@ -176,53 +178,32 @@ def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
             bwd(gradient.contiguous(), q, k, v, out, lse, *gradients, None, 0.0, *options, False)
             return tuple(gradients)
 
-    def theirs(*given: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in given)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
-
     def without_hint(kernel: JITFunction, *given: Any, waves_per_eu: int = 0, **options: Any) -> Any:
         return run(kernel, *given, **options)
 
     run = JITFunction.run
     shapes = (1, keys if causal else 50, 2, width), (1, keys, 2, width), (1, keys, 2, width)
     with mock.patch.object(JITFunction, "run", without_hint):
+        theirs = lambda *given: _plain_attention(*given, causal=causal)  # noqa: E731
         yield from compared(Attention.apply, theirs, *shapes, dtype=torch.float16)
 
 
-def flash_linear() -> Pairs:
-    # Triton 3 has no triton.ops, which provides the pruning of configurations
-    name, pruned = "triton.ops.matmul_perf_model", lambda configs, *_, **__: configs[:2]
-    model = bare_module(name, early_config_prune=pruned, estimate_matmul_time=lambda **_: 1.0)
-    sys.modules |= {"triton.ops": bare_module("triton.ops"), name: model}
-    from flash_attn.ops.triton.linear import triton_dgrad_act, triton_linear_act
-
-    class Linear(torch.autograd.Function):
-        """relu(x @ w.T + b) squared; backward is the gradient of x without the derivative of the activation."""
-
-        @staticmethod
-        def forward(ctx, x, w, b):
-            ctx.save_for_backward(w)
-            return triton_linear_act(x, w, b, activation="squared_relu", save_act_input=True)[0]
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return triton_dgrad_act(gradient.contiguous(), *ctx.saved_tensors), None, None
-
-    class Plain(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, w, b):
-            ctx.save_for_backward(w)
-            return F.relu(F.linear(x, w, b)).square()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient @ ctx.saved_tensors[0], None, None
-
-    generator = torch.Generator().manual_seed(2)
-    weight, bias = torch.randn(256, 64, generator=generator).half() / 8, torch.randn(256, generator=generator).half()
-    ours = lambda x: Linear.apply(x, weight, bias)  # noqa: E731
-    theirs = lambda x: Plain.apply(x, weight.float(), bias.float())  # noqa: E731
-    return compared(ours, theirs, (256, 64), dtype=torch.float16)
+FLASH = (
+    of("flash_layer_norm", "flash_attn.ops.triton.layer_norm.layer_norm_fn",
+       lambda f, x, w, b, residual: _joined(*f(x, w, b, residual, prenorm=True)),
+       lambda x, w, b, residual: _joined(_layer_norm(x + residual, w, b), x + residual),
+       (6, 96), (96,), (96,), (6, 96)),
+    of("flash_layer_norm_of_two", "flash_attn.ops.triton.layer_norm.layer_norm_fn",
+       lambda f, x, w, b, x1, w1, b1: _joined(*f(x, w, b, x1=x1, weight1=w1, bias1=b1)),
+       lambda x, w, b, x1, w1, b1: _joined(_layer_norm(x + x1, w, b), _layer_norm(x + x1, w1, b1)),
+       (5, 80), (80,), (80,), (5, 80), (80,), (80,)),
+    flash_rms_norm_with_dropout,
+    of("flash_cross_entropy", "flash_attn.ops.triton.cross_entropy.cross_entropy_loss",
+       lambda f, x: f(x, TARGET, label_smoothing=0.1, lse_square_scale=0.01)[0], _plain_cross_entropy, (7, 130)),
+    variant("flash_rotary_of_halves", _flash_rotary, False), variant("flash_rotary_of_pairs", _flash_rotary, True),
+    variant("flash_attention_causal", _flash_attention, True, 130, 64),
+    variant("flash_attention_of_odd_sizes", _flash_attention, False, 77, 40),
+)  # fmt: skip
 
 
 def _recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor, beta: Any = None) -> Any:
@@ -239,74 +220,31 @@ def _recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.T
     return torch.stack(outputs, 1)
 
 
-_STEPS = (1, 70, 2, 32)
+def _gated_sums(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    state, outputs = 0.0, []
+    for t in range(x.shape[1]):
+        state = g[:, t].sigmoid() * state + x[:, t]
+        outputs.append(state)
+    return torch.stack(outputs, 1)
 
 
-def fla_retention() -> Pairs:
-    from fla.ops.retention import chunk_retention
-
-    kept = (1 - 2.0 ** (-5 - torch.arange(2.0)))[:, None].expand(_STEPS)
-    return compared(
-        lambda q, k, v: chunk_retention(q, k, v)[0],
-        lambda q, k, v: _recurrence(q, k, v, kept), *[_STEPS] * 3, dtype=torch.float16,
-    )  # fmt: skip
-
-
-def fla_gla() -> Pairs:
-    from fla.ops.gla import chunk_gla
-
-    return compared(
-        lambda q, k, v, g: chunk_gla(q, k, v, F.logsigmoid(g))[0],
-        lambda q, k, v, g: _recurrence(q, k, v, g.sigmoid()), *[_STEPS] * 4, dtype=torch.float16,
-    )  # fmt: skip
-
-
-def fla_delta_rule() -> Pairs:
-    from fla.ops.delta_rule import chunk_delta_rule
-
-    def theirs(q, k, v, b):
-        return _recurrence(q, F.normalize(k, dim=-1), v, torch.ones(_STEPS), b.sigmoid())
-
-    return compared(
-        lambda q, k, v, b: chunk_delta_rule(q, F.normalize(k, dim=-1), v, b.sigmoid())[0],
-        theirs, *[_STEPS] * 3, _STEPS[:3], dtype=torch.float16,
-    )  # fmt: skip
-
-
-def fla_hgrn() -> Pairs:
-    from fla.ops.hgrn import fused_recurrent_hgrn
-
-    def theirs(x, g):
-        state, outputs = 0.0, []
-        for t in range(x.shape[1]):
-            state = g[:, t].sigmoid() * state + x[:, t]
-            outputs.append(state)
-        return torch.stack(outputs, 1)
-
-    return compared(lambda x, g: fused_recurrent_hgrn(x, F.logsigmoid(g))[0], theirs, (2, 30, 50), (2, 30, 50))
-
-
-def fla_attention() -> Pairs:
-    from fla.ops.attn import parallel_attn
-
-    def theirs(*given: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in given)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-    return compared(parallel_attn, theirs, *[_STEPS] * 3, dtype=torch.float16)
-
-
-PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
-    "liger_kernel": (liger_rms_norm, liger_layer_norm, liger_swiglu, liger_geglu, liger_cross_entropy),
-    "flash_attn": (
-        flash_layer_norm, flash_layer_norm_of_two, flash_rms_norm_with_dropout, flash_cross_entropy,
-        variant("flash_rotary_of_halves", _flash_rotary, False), variant("flash_rotary_of_pairs", _flash_rotary, True),
-        variant("flash_attention_causal", _flash_attention, True, 130, 64),
-        variant("flash_attention_of_odd_sizes", _flash_attention, False, 77, 40), flash_linear,
-    ),
-    "fla": (fla_retention, fla_gla, fla_delta_rule, fla_hgrn, fla_attention),
-    **foreign_serving.PACKAGES,
-}  # fmt: skip
+STEPS = (1, 70, 2, 32)
+DECAY = (1 - 2.0 ** (-5 - torch.arange(2.0)))[:, None].expand(STEPS)
+FLA = (
+    of("fla_retention", "fla.ops.retention.chunk_retention", lambda f, q, k, v: f(q, k, v)[0],
+       lambda q, k, v: _recurrence(q, k, v, DECAY), *[STEPS] * 3, dtype=torch.float16),
+    of("fla_gla", "fla.ops.gla.chunk_gla", lambda f, q, k, v, g: f(q, k, v, F.logsigmoid(g))[0],
+       lambda q, k, v, g: _recurrence(q, k, v, g.sigmoid()), *[STEPS] * 4, dtype=torch.float16),
+    of("fla_delta_rule", "fla.ops.delta_rule.chunk_delta_rule",
+       lambda f, q, k, v, b: f(q, F.normalize(k, dim=-1), v, b.sigmoid())[0],
+       lambda q, k, v, b: _recurrence(q, F.normalize(k, dim=-1), v, torch.ones(STEPS), b.sigmoid()),
+       *[STEPS] * 3, STEPS[:3], dtype=torch.float16),
+    of("fla_hgrn", "fla.ops.hgrn.fused_recurrent_hgrn", lambda f, x, g: f(x, F.logsigmoid(g))[0],
+       _gated_sums, (2, 30, 50), (2, 30, 50)),
+    of("fla_attention", "fla.ops.attn.parallel_attn", lambda f, q, k, v: f(q, k, v), _plain_attention,
+       *[STEPS] * 3, dtype=torch.float16),
+)  # fmt: skip
+PACKAGES: dict[str, tuple[Case, ...]] = {"liger_kernel": LIGER, "flash_attn": FLASH, "fla": FLA}
 
 
 def found_version(package: str) -> str | None:
@@ -336,11 +274,11 @@ def forget(package: str) -> None:
             del sys.modules[name]
 
 
-def outcome(case: Callable[[], Pairs], chip: str) -> str:
+def outcome(case: Case, chip: str) -> str:
     """Runs a case on a chip: passed, or the failure. Kernels with dozens of configurations run one of them, others
     all."""
     try:
-        with executed(chip, configs=1 if case.__name__.startswith(_MANY_CONFIGURATIONS) else None) as machine:
+        with executed(chip, configs=1 if case.__name__.startswith("fla_") else None) as machine:
             for actual, expected in case():
                 tolerance = TOLERANCE[actual.dtype]
                 torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

@@ -28,7 +28,7 @@ from ptx_check.machine_code.compared import version
 from tests.executed.assembled import CHIP, by_tile, named, width_of
 from tests.pytest_runs import run_tests
 
-NAMES = "test_kernels.py", "test_search.py", "test_hopper.py", "test_hopper_backward.py"
+NAMES = "test_kernels.py", "test_search.py", "test_hopper.py"
 TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in NAMES]
 PAGE = machine.ROOT / "docs" / "assemblers.md"
 _OTHER_WARPS = 8

@@ -1,8 +1,8 @@
 """Mutations of compiled kernels: a recorded launch is executed again with its PTX changed in one place.
 
 A mutation is noticed by a fault, a refusal, or memory that differs from the result of the original. Otherwise it is
-missed, unless the inputs never reach it, or it provably changes nothing: by a proof of equivalence.py, or, for a load
-without its guard, by an execution in which the loaded values are undefined and unused.
+missed, unless the inputs never reach it, or, for a load without its guard, the loaded values are undefined and unused,
+which an execution shows. Some missed ones change nothing: a barrier beside another, a wait that comes again.
 """
 
 import re
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from equivalence import EQUIVALENT
 
 from fasttfm.functional import backend
 from fasttfm.kernels.proof.executed import executed
@@ -112,8 +111,6 @@ class Mutant:
     """The PTX."""
     probe: str
     """PTX that stores out of bounds if the mutation makes a difference to a thread."""
-    equivalent: bool
-    """Whether a proof of EQUIVALENT applies."""
     discarded: str = ""
     """PTX that has a fault if the values loaded by the mutation are used."""
 
@@ -129,11 +126,9 @@ def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
                 f"mov.b64 %rd99999, 8;\nmov.b32 %r99999, 0;\n{kind.differs(match)}st.global.b32 [%rd99999], %r99999;\n"
             )
             line = before.count("\n") + 1
-            proof = EQUIVALENT.get(name)
-            proven = proof is not None and proof(before, after)
             unused = before + _discarded(match, after) if name == "guard of a load dropped" else ""
             probe = f"{before}{probe}{match[0]}{after}"
-            yield Mutant(name, line, before + kind.change(match) + after, probe, proven, unused)
+            yield Mutant(name, line, before + kind.change(match) + after, probe, unused)
 
 
 OUTCOMES = ("noticed", "missed", "equivalent", "unreached")
@@ -166,8 +161,7 @@ class Kept:
             return "noticed"
         if self.noticed(mutant.probe) != "bounds":
             return "unreached"
-        unused = mutant.discarded and not self.noticed(mutant.discarded)
-        return "equivalent" if mutant.equivalent or unused else "missed"
+        return "equivalent" if mutant.discarded and not self.noticed(mutant.discarded) else "missed"
 
     def again(self, ptx: str) -> None:
         """Executes the launch with this PTX on its initial memory."""

@@ -9,7 +9,6 @@ nothing about a GPU.
 """
 
 import math
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +25,7 @@ from ptx_check.machine import translated
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from executed_chips import CHIPS  # noqa: E402
-from executing import Problem, solving  # noqa: E402
+from executing import CHIPS, Problem, solving  # noqa: E402
 from gpu.problems import _attention, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary  # noqa: E402
 from mutants import Kept, kept_launches  # noqa: E402
 
@@ -136,9 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(table(record))
     if args.results == RESULTS:
-        text = PAGE.read_text(encoding="utf-8")
-        content = f"{BEGIN}\n\n{section(read(RESULTS / 'ptx-speeds.jsonl'))}\n\n{END}"
-        PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+        content = f"\n\n{section(read(RESULTS / 'ptx-speeds.jsonl'))}\n\n"
+        text = text_table.replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, content)
+        PAGE.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -98,22 +98,3 @@ def test_an_asynchronous_copy_that_arrives_behind_the_only_fence_is_noticed(chip
     expected = (q.float() @ k[:, :N].float().T) @ v[:, :N].float()
     assert torch.equal(outs[0], expected)
     assert torch.equal(outs[1], expected)
-
-
-@triton.jit
-def _product_with_bytes(a, b, out, N: tl.constexpr):
-    i, j = tl.arange(0, N), tl.arange(0, N)
-    offsets = i[:, None] * N + j[None, :]
-    tl.store(out + offsets, tl.dot(tl.load(a + offsets).to(b.dtype.element_ty), tl.load(b + offsets)))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
-def test_a_product_of_bytes_and_a_wider_type(chip, dtype):
-    """The conversion is inline assembly with registers of its own, different on each chip."""
-    a, b = torch.randint(-128, 128, (32, 32), dtype=torch.int8), torch.randint(-9, 10, (32, 32)).to(dtype)
-    out = torch.empty(32, 32)
-    with executed(chip):
-        _product_with_bytes[(1,)](a, b, out, N=32)
-    assert torch.equal(out, a.float() @ b.float())

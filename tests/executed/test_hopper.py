@@ -1,5 +1,5 @@
-"""The forward kernel for sm_90 in Gluon, which has no interpreter: its PTX executed on a CPU and compared with the
-reference and with the kernel of every chip, whose dropout mask is identical."""
+"""The kernels for sm_90 in Gluon, which has no interpreter: their PTX executed on a CPU and compared with the reference
+and with the kernels of every chip, whose dropout mask is identical."""
 
 import contextlib
 import dataclasses
@@ -15,24 +15,25 @@ from fasttfm.kernels import choices
 from fasttfm.kernels.attention import once
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.executed import executed
-from fasttfm.kernels.tiles.attention import HOPPER_FORWARD
+from fasttfm.kernels.tiles.attention import HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES, HOPPER_FORWARD
 from fasttfm.kernels.tiles.table import Tile
 
 SEED, SITE = torch.tensor([987654321]), 3
 LAST, FIRST, JOINT = "heads last", "heads first", "one of three projections"
 PROCESSORS = 2
 """So few that a program has several work items."""
+FORWARD, BACKWARD = (HOPPER_FORWARD,), (HOPPER_BACKWARD_QUERIES, HOPPER_BACKWARD_KEYS)
 
 
 @pytest.fixture
 def taking(monkeypatch):
-    """taking({choice: tile, or triton}): a context in which sm_90 computes with these; yields the machine."""
+    """taking(choices, tiles, or triton): a context in which sm_90 computes with these; yields the machine."""
     chip = dataclasses.replace(CHIPS["sm_90"], processors=PROCESSORS)
     monkeypatch.setitem(CHIPS, "sm_90", chip)
 
     @contextlib.contextmanager
-    def take(tiles):
-        for choice, tile in tiles.items():
+    def take(made, *tiles):
+        for choice, tile in zip(made, tiles, strict=True):
             answer = tile if tile == "triton" else Tile.parse(tile)
             monkeypatch.setattr(choice, "shipped", lambda *size, answer=answer: answer)
         choices.keep(chip, {})
@@ -60,75 +61,119 @@ def hidden(x, lengths, filler):
 
 
 CASES = {
-    "several works": ("128x128w4s2", torch.bfloat16, (1, 3, 3, 256, 256, 64), LAST, {"causal": True}),
+    # tile forward, tiles backward of queries and of keys; dtype; batch, heads, key heads, rows, keys, width
+    "several works": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 3, 3, 256, 256, 64), LAST, {"causal": True},
+    ),
     "everything at once": (
-        "128x128w4s2", torch.float16, (2, 4, 2, 130, 208, 64), FIRST,
+        "128x128w4s2", "128x64w4s3", "64x128w4s3", torch.float16, (2, 4, 2, 130, 208, 64), FIRST,
         {"causal": True, "causal_offset": 60, "dropout_p": 0.3, "lengths": [171, 0]},
     ),
-    "a tail and nothing hidden": ("128x128w4s2", torch.bfloat16, (1, 2, 1, 70, 333, 128), JOINT, {}),
-    "rows without keys": (
-        "128x128w4s2", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
+    "tails and nothing hidden": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 1, 70, 333, 128), JOINT, {},
+    ),
+    "invisible rows and keys": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
         {"causal": True, "causal_offset": -100, "dropout_p": 0.1},
     ),
-    "lengths and narrow tiles": ("128x64w4s3", torch.float16, (2, 1, 1, 140, 210, 128), JOINT, {"lengths": [77, 128]}),
-    "one query": ("128x128w4s3", torch.bfloat16, (2, 2, 2, 1, 300, 64), LAST, {"scale": 0.3}),
+    "lengths and narrow tiles": (
+        "128x64w4s3", "128x64w4s3", "64x128w4s2", torch.float16, (2, 1, 1, 140, 210, 128), JOINT,
+        {"lengths": [77, 128]},
+    ),
+    "one query, negative scale": (
+        "128x128w4s3", "128x64w4s4", "64x128w4s2", torch.bfloat16, (2, 2, 2, 1, 300, 64), LAST, {"scale": -0.3},
+    ),
+    "all weights dropped": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 1, 1, 64, 64, 64), LAST, {"dropout_p": 1.0},
+    ),
 }  # fmt: skip
 
 
-def completed(options, width):
-    """Arguments of attention from the options of a case."""
-    options = {"scale": width**-0.5, "dropout_p": 0.0, "lengths": None, **options}
-    lengths = options.pop("lengths")
-    lengths = None if lengths is None else torch.tensor(lengths)
-    return {**options, "key_lengths": lengths, "seed": SEED if options["dropout_p"] else None, "site": SITE}
+class Given:
+    """Tensors and options of a case, and what the reference makes of them in float64."""
+
+    def __init__(self, case):
+        *self.tiles, self.dtype, (batch, count, key_count, self.rows, keys, width), layout, options = CASES[case]
+        self.heads = batch * count
+        self.query, self.grad = (heads(layout, batch, count, self.rows, width, self.dtype) for _ in range(2))
+        key, value = (heads(layout, batch, key_count, keys, width, self.dtype) for _ in range(2))
+        options = {"scale": width**-0.5, "dropout_p": 0.0, "lengths": None, **options}
+        lengths = options.pop("lengths")
+        lengths = None if lengths is None else torch.tensor(lengths)
+        self.options = {**options, "key_lengths": lengths, "seed": SEED if options["dropout_p"] else None, "site": SITE}
+        self.operands = self.query, *(hidden(x, lengths, math.nan) for x in (key, value))
+        finite = self.query, *(hidden(x, lengths, 0.0) for x in (key, value))
+        exact = [x.double().requires_grad_() for x in finite]
+        output = reference.attention(*exact, **self.options)[0]
+        self.gradients = torch.autograd.grad(output, exact, self.grad.double())
+        self.output = output.detach()
+        places = {name: value for name, value in self.options.items() if name not in ("dropout_p", "seed", "site")}
+        scores = reference.attention_scores(*exact[:2], **places).detach()
+        self.lse = torch.logsumexp(scores, -1).masked_fill((scores == -math.inf).all(-1), 0.0) / math.log(2)
+        """In base 2, 0 for rows without a visible key."""
 
 
-def log_sum_exp(query, key, options):
-    """In base 2, 0 for rows without a visible key."""
-    places = {name: value for name, value in options.items() if name not in ("dropout_p", "seed", "site")}
-    scores = reference.attention_scores(query, key, **places).detach()
-    return torch.logsumexp(scores, -1).masked_fill((scores == -math.inf).all(-1), 0.0) / math.log(2)
+def assert_as_accurate(ours, plain, exact):
+    error, allowed = (ours - exact).abs().max(), (plain - exact).abs().max()
+    assert error <= 1.5 * allowed, (error, allowed)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_output_is_as_accurate_as_that_of_the_kernel_of_every_chip(case, taking):
-    tile, dtype, (batch, count, key_count, rows, keys, width), layout, options = CASES[case]
-    query = heads(layout, batch, count, rows, width, dtype)
-    key, value = (heads(layout, batch, key_count, keys, width, dtype) for _ in range(2))
-    options = completed(options, width)
-    lengths = options["key_lengths"]
-    finite = (x.double() for x in (query, *(hidden(x, lengths, 0.0) for x in (key, value))))
-    lse = log_sum_exp(query.double(), key.double(), options)
-    exact = reference.attention(*finite, **options)[0]
-    results = []
-    for name in (tile, "triton"):
-        with taking({HOPPER_FORWARD: name}) as machine:
-            operands = query, *(hidden(x, lengths, math.nan) for x in (key, value))
-            results.append(once.forward("flash", *operands, **options))
-        if name != "triton":
-            assert machine.launches[0].grid[0] == min(-(-rows // 128) * batch * count, PROCESSORS)
+    given, results = Given(case), []
+    for tile in (given.tiles[0], "triton"):
+        with taking(FORWARD, tile) as machine:
+            results.append(once.forward("flash", *given.operands, **given.options))
+        if tile != "triton":
+            assert machine.launches[0].grid[0] == min(-(-given.rows // 128) * given.heads, PROCESSORS)
     (output, sums), (plain, _) = results
     assert torch.isfinite(output).all()
-    error, allowed = (output - exact).abs().max(), (plain - exact).abs().max()
-    assert error <= 1.5 * allowed, (error, allowed)
-    torch.testing.assert_close(sums, lse.float(), rtol=1e-5, atol=1e-5)
+    assert_as_accurate(output, plain, given.output)
+    torch.testing.assert_close(sums, given.lse.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_as_accurate_as_those_of_the_kernels_of_every_chip(case, taking):
+    given, results = Given(case), []
+    saved = given.output.to(given.dtype), given.lse.float()
+    for tiles in (given.tiles[1:], ["triton", "triton"]):
+        with taking(BACKWARD, *tiles) as machine:
+            results.append(once.backward("flash", given.grad, *given.operands, *saved, **given.options))
+        threads = [launch.threads for launch in machine.launches]
+        assert (threads == [384, 384]) == ("triton" not in tiles)
+    for ours, plain, exact in zip(*results, given.gradients):
+        assert_as_accurate(ours, plain, exact)
+
+
+QUERIES_ALONE, KEYS_ALONE = ["128x64w4s3", "triton"], ["triton", "64x128w4s2"]
 
 
 @pytest.mark.whole
-def test_packed_sequences_and_their_gradients(taking):
+@pytest.mark.parametrize(
+    ("made", "tiles", "packed", "dropout_p"),
+    [
+        (FORWARD, ["128x128w4s2"], True, 0.0),
+        *((BACKWARD, tiles, False, p) for tiles in (QUERIES_ALONE, KEYS_ALONE) for p in (0.0, 0.2)),
+    ],
+)
+def test_each_kernel_alone_writes_through_the_strides_of_a_joint_projection(made, tiles, packed, dropout_p, taking):
     starts = torch.tensor([0, 140, 140, 150])
-    tokens = torch.randn(160, 3, 2, 64).bfloat16()
+    joint = torch.randn(160, 3, 2, 64).bfloat16()
 
     def attend():
-        joint = tokens.clone().requires_grad_()
-        y = F.varlen_attention(*joint.unbind(1), starts, starts, 140, 140, causal=True)
-        (gradient,) = torch.autograd.grad(y.float().square().sum(), joint)
-        return y, gradient
+        x = joint.clone().requires_grad_()
+        if packed:
+            y = F.varlen_attention(*x.unbind(1), starts, starts, 140, 140, causal=True)
+        else:
+            operands = (part.transpose(0, 1)[None] for part in x.unbind(1))
+            y = F.attention(*operands, causal=True, dropout_p=dropout_p, seed=SEED)
+        return y, torch.autograd.grad(y.float().square().sum(), x)[0]
 
     results = []
-    for tile in ("128x128w4s2", "triton"):
-        with taking({HOPPER_FORWARD: tile}):
+    for names in (tiles, ["triton"] * len(made)):
+        with taking(made, *names):
             results.append(attend())
     for ours, plain in zip(*results):
         torch.testing.assert_close(ours, plain, rtol=0.02, atol=0.02)

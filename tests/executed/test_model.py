@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executed_chips import CHIPS
+from executing import CHIPS
 
 from fasttfm import functional
 from fasttfm.kernels.proof.executed import executed

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from executed_chips import CHIPS as SOME
+from executing import CHIPS as SOME
 from mutants import kept_launches
 from test_mutations import assert_most_are_noticed
 from test_search_kernels import DTYPES, EOS, Step, assert_equal_states, drawn_logits, embedded, filled, in_the_middle

@@ -1,9 +1,11 @@
-"""The record of speeds and its table."""
+"""The record of speeds, and the pages with the tables of records."""
 
+import pytest
 import speeds
 from gpu.problems import _embed
 
 from benchmarks.measure.records import RESULTS, read
+from tests.executed import machine_code
 
 
 def test_a_row_for_every_kernel_of_a_family(monkeypatch, tmp_path):
@@ -16,8 +18,8 @@ def test_a_row_for_every_kernel_of_a_family(monkeypatch, tmp_path):
     assert speeds.table(record).count("\n") == 3
 
 
-def test_the_page_has_the_table_of_the_record():
-    file = RESULTS / "ptx-speeds.jsonl"
-    page = speeds.PAGE.read_text(encoding="utf-8")
-    between = page.partition(speeds.BEGIN)[2].partition(speeds.END)[0].strip()
-    assert between == (speeds.section(read(file)) if file.exists() else "")
+@pytest.mark.parametrize(("made", "name"), [(speeds, "ptx-speeds.jsonl"), (machine_code, "machine-code.jsonl")])
+def test_the_page_has_the_table_of_the_record(made, name):
+    page = made.PAGE.read_text(encoding="utf-8")
+    between = page.partition(made.BEGIN)[2].partition(made.END)[0].strip()
+    assert between == (made.section(read(RESULTS / name)) if (RESULTS / name).exists() else "")

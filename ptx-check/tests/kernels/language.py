@@ -39,14 +39,12 @@ class Feature:
     """Of the result."""
     since: int = 60
     """The first chip that the compiler has it for."""
-    without: tuple[str, ...] = ()
-    """Chips that the compiler does not have it for."""
     refused: tuple[str, ...] = ()
     """Chips for which it compiles to instructions that the machine refuses."""
     grid: int | tuple[int, ...] = 1
 
     def compiles(self, chip: str) -> bool:
-        return int(chip[3:]) >= self.since and chip not in self.without
+        return int(chip[3:]) >= self.since
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         if self.dtype.is_floating_point:

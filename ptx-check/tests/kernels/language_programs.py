@@ -1,4 +1,4 @@
-"""Features of the language that are about programs: their numbers, control flow, constants, pointers."""
+"""Features of the language that are about programs: their numbers, control flow, pointers, random numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from language import EXACT, POINTERS, WHOLE, M, N, feature
+from torch import Tensor
 
 # ---------------------------------------------------------------------------------------------- programs, control flow
 
@@ -14,24 +15,6 @@ from language import EXACT, POINTERS, WHOLE, M, N, feature
 def _three_axes(x, y, out, spare):
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     tl.store(out + place * 64 + tl.arange(0, 64), tl.zeros((64,), tl.int64) + place)
-
-
-@feature(lambda x, y: torch.where(torch.arange(M)[:, None] % 2 == 0, x, -x), grid=M, **POINTERS, **EXACT)
-def _if_else(x, y, out, spare):
-    i = tl.program_id(0) * 32 + tl.arange(0, 32)
-    if tl.program_id(0) % 2 == 0:
-        a = tl.load(x + i)
-    else:
-        a = -tl.load(x + i)
-    tl.store(out + i, a)
-
-
-@feature(lambda x, y: x[0], shape=(N,), grid=4, **POINTERS, **EXACT)
-def _early_return(x, y, out, spare):
-    if tl.program_id(0) > 0:
-        return
-    i = tl.arange(0, 32)
-    tl.store(out + i, tl.load(x + i))
 
 
 @feature(lambda x, y: torch.tensor([8, 16, 3, 19]), shape=(4,), grid=4, **POINTERS, **WHOLE)
@@ -44,14 +27,12 @@ def _while(x, y, out, spare):
     tl.store(out + tl.program_id(0), steps.to(tl.int64))
 
 
-@feature(lambda x, y: (x.half().float() @ y.half().float().T) * 4, shape=(M, M), tolerance=1e-3, **POINTERS)
-def _products_in_a_loop(x, y, out, spare):
-    i, j = tl.arange(0, 16)[:, None], tl.arange(0, 32)[None, :]
-    total = tl.zeros((16, 16), tl.float32)
-    for _ in tl.range(0, 4, disallow_acc_multi_buffer=True):
-        a, b = tl.load(x + i * 32 + j).to(tl.float16), tl.load(y + i * 32 + j).to(tl.float16)
-        total = tl.dot(a, tl.trans(b), total)
-    tl.store(out + i * 16 + tl.arange(0, 16)[None, :], total)
+@feature(lambda x, y: x.clamp(min=0).sum(0), shape=(N,), **POINTERS)
+def _a_pipelined_loop(x, y, out, spare):
+    i, total = tl.arange(0, 32), tl.zeros((32,), tl.float32)
+    for row in tl.range(0, 16, num_stages=3):
+        total += tl.maximum(tl.load(x + row * 32 + i), 0.0)
+    tl.store(out + i, total)
 
 
 @triton.jit(noinline=True)
@@ -77,59 +58,19 @@ def _functions_that_are_called(x, y, out, spare):
 # ----------------------------------------------------------------------------------------------------------- pointers
 
 
-@feature(lambda x, y: torch.where(torch.arange(M * N).view(M, N) < 300, x, -1.0), **POINTERS, **EXACT)
-def _mask_and_other(x, y, out, spare):
+@feature(lambda x, y: 2 * (x + y), **POINTERS, **EXACT)
+def _hints_to_caches(x, y, out, spare):
     i = tl.arange(0, 512)
-    tl.store(out + i, tl.load(x + i, mask=i < 300, other=-1.0))
-
-
-@feature(lambda x, y: torch.where(torch.arange(M * N).view(M, N) % 3 == 0, x, y), **POINTERS, **EXACT)
-def _masked_stores(x, y, out, spare):
-    i = tl.arange(0, 512)
-    tl.store(out + i, tl.load(x + i), mask=i % 3 == 0)
-    tl.store(out + i, tl.load(y + i), mask=i % 3 != 0)
-
-
-@feature(lambda x, y: x.flatten()[torch.arange(M * N) ^ 37], **POINTERS, **EXACT)
-def _scattered_stores(x, y, out, spare):
-    i = tl.arange(0, 512)
-    tl.store(out + (i ^ 37), tl.load(x + i))
-
-
-@feature(lambda x, y: x + y, **POINTERS, **EXACT)
-def _further_modifiers(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a = tl.load(x + i, cache_modifier=".cv") + tl.load(y + i, eviction_policy="evict_last")
-    tl.store(out + i, a, mask=i < 256, cache_modifier=".wt")
-    tl.store(out + i, a, mask=i >= 256, cache_modifier=".cg", eviction_policy="evict_last")
+    a = tl.load(x + i, cache_modifier=".cg", eviction_policy="evict_first") + tl.load(x + i, cache_modifier=".cv")
+    b = tl.load(y + i, cache_modifier=".ca", eviction_policy="evict_last") + tl.load(y + i, volatile=True)
+    tl.store(out + i, a + b, mask=i < 256, cache_modifier=".wt")
+    tl.store(out + i, a + b, mask=i >= 256, cache_modifier=".cs", eviction_policy="evict_last")
 
 
 @feature(lambda x, y: x & ~y, dtype=torch.bool, low=0, high=2, **POINTERS, **EXACT)
 def _bools(x, y, out, spare):
     i = tl.arange(0, 512)
     tl.store(out + i, tl.load(x + i) & (tl.load(y + i) == 0))
-
-
-@feature(lambda x, y: x.view(torch.int32), **POINTERS, **EXACT)
-def _pointer_of_another_type(x, y, out, spare):
-    i = tl.arange(0, 512)
-    tl.store(out + i, tl.load(x.to(tl.pointer_type(tl.int32), bitcast=True) + i))
-
-
-@feature(lambda x, y: x.clone().index_fill_(1, torch.arange(24, 32), 0), **POINTERS, **EXACT)
-def _descriptors(x, y, out, spare):
-    source = tl.make_tensor_descriptor(x, [16, 24], [32, 1], [16, 32])
-    target = tl.make_tensor_descriptor(out, [16, 32], [32, 1], [16, 32])
-    target.store([0, 0], source.load([0, 0]))
-
-
-@feature(lambda x, y: x + 1, **POINTERS, **EXACT | {"tolerance": 1e-6})
-def _assembly_of_pairs(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a = tl.inline_asm_elementwise(
-        "add.f32 $0, $2, 0f3F800000; add.f32 $1, $3, 0f3F800000;", "=f,=f,f,f", [tl.load(x + i)], tl.float32, True, 2
-    )
-    tl.store(out + i, a)
 
 
 @feature(lambda x, y: (x + y) * (x - y), **POINTERS)
@@ -140,3 +81,31 @@ def _assembly_with_two_results(x, y, out, spare):
         (tl.float32, tl.float32), True, 1,
     )  # fmt: skip
     tl.store(out + i, a * b)
+
+
+# ----------------------------------------------------------------------------------------------------- random numbers
+
+
+def _words() -> list[Tensor]:
+    """Philox4x32-10 of seed 5 and these counters."""
+    words = [torch.arange(M * N), *(torch.zeros(M * N, dtype=torch.int64) for _ in range(3))]
+    keys = [5, 0]
+    for _ in range(10):
+        a, b = ([word * factor >> 32 & 0xFFFFFFFF, word * factor & 0xFFFFFFFF]
+                for word, factor in ((words[0], 0xD2511F53), (words[2], 0xCD9E8D57)))  # fmt: skip
+        words = [b[0] ^ words[1] ^ keys[0], b[1], a[0] ^ words[3] ^ keys[1], a[1]]
+        keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return [(word ^ 1 << 31) - (1 << 31) for word in words]
+
+
+def _sum_of_words(x: Tensor, y: Tensor) -> Tensor:
+    return sum(word.int().long() * (place + 1) for place, word in enumerate(_words()))
+
+
+@feature(_sum_of_words, **POINTERS, **EXACT)
+def _randint4x(x, y, out, spare):
+    i = tl.arange(0, 512)
+    a, b, c, d = tl.randint4x(5, i)
+    a, b = a.to(tl.int32, bitcast=True).to(tl.int64), b.to(tl.int32, bitcast=True).to(tl.int64)
+    c, d = c.to(tl.int32, bitcast=True).to(tl.int64), d.to(tl.int32, bitcast=True).to(tl.int64)
+    tl.store(out + i, a + 2 * b + 3 * c + 4 * d)

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from language import DOUBLE, EXACT, HALF, WHOLE, M, N, feature, formula
+from torch import Tensor
 
-formula("sum", "tl.sum(x, 1)", lambda x, y: x.sum(1), shape=(M,))
-formula("sum_of_whole_numbers", "tl.sum(x, 1)", lambda x, y: x.sum(1, dtype=torch.int32), shape=(M,), **WHOLE)
-formula("max_and_min_of_whole_numbers", "tl.max(x, 1) + tl.min(y, 1)",
-        lambda x, y: x.amax(1) + y.amin(1), shape=(M,), **WHOLE)  # fmt: skip
-formula("argmax", "tl.argmax(x, 1) + 100 * tl.argmin(y, 1)",
-        lambda x, y: x.argmax(1).int() + 100 * y.argmin(1).int(), shape=(M,), **EXACT)  # fmt: skip
+ROWS = {"shape": (M,)}
+INT8 = {"dtype": torch.int8, "low": -100, "high": 100, "tolerance": 0.0}
+
+# ---------------------------------------------------------------------------------------- reductions, scans, sorting
+
+
+@feature(lambda x, y: x.max(1).values + 100 * x.max(1).indices + y.argmin(1), **ROWS)
+def _max_with_indices(x, y):
+    most, where = tl.max(x, 1, return_indices=True)
+    return most + 100 * where + tl.argmin(y, 1)
+
+
+formula("sum_in_int64", "tl.sum(x, 1, dtype=tl.int64)", lambda x, y: x.sum(1), **INT8, **ROWS)
+
+
 formula("xor_sum", "tl.xor_sum(x, 1)",
-        lambda x, y: torch.from_numpy(__import__("numpy").bitwise_xor.reduce(x.numpy(), 1)),
-        shape=(M,), **WHOLE)  # fmt: skip
+        lambda x, y: functools.reduce(torch.bitwise_xor, x.unbind(1)), **WHOLE, **ROWS)  # fmt: skip
 
 
 @triton.jit
-def _times(a, b):
-    return a * b
+def _together(mean, squares, count, other_mean, other_squares, other_count):
+    total = count + other_count
+    apart = other_mean - mean
+    mean += apart * other_count / total
+    return mean, squares + other_squares + apart * apart * count * other_count / total, total
 
 
-@feature(lambda x, y: x.prod(1), shape=(M,), low=0.5, high=1.5)
-def _reduce(x, y):
-    return tl.reduce(x, 1, _times)
+@feature(lambda x, y: x.mean(1) + x.var(1), **ROWS)
+def _welford(x, y):
+    mean, squares, count = tl.reduce((x, tl.zeros_like(x), tl.full(x.shape, 1.0, tl.float32)), 1, _together)
+    return mean + squares / (count - 1)
 
 
 @triton.jit
@@ -46,48 +61,98 @@ def _associative_scan(x, y):
     return h
 
 
-formula("cumsum", "tl.cumsum(x, 1)", lambda x, y: x.cumsum(1))
-formula("cumprod", "tl.cumprod(x, 1)", lambda x, y: x.cumprod(1), low=0.5, high=1.5)
-formula("sort", "tl.sort(x)", lambda x, y: x.sort(1).values, **EXACT)
-formula("sort_downwards", "tl.sort(x, descending=True)", lambda x, y: x.sort(1, descending=True).values, **WHOLE)
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+@feature(lambda x, y: x.flip(1).cummax(1).values.flip(1), **WHOLE)
+def _scan_in_reverse(x, y):
+    return tl.associative_scan(x, 1, _larger, reverse=True)
+
+
+formula("cumsum_in_int32", "tl.cumsum(x, 1, dtype=tl.int32)", lambda x, y: x.cumsum(1, dtype=torch.int32), **INT8)
 formula("topk", "tl.topk(x, 8)", lambda x, y: x.topk(8, 1).values, shape=(M, 8), **EXACT)
-formula("flip", "tl.flip(x, 1)", lambda x, y: x.flip(1), **EXACT)
+formula("bitonic_merge", "tl.bitonic_merge(tl.cat(tl.sort(x), tl.sort(y, descending=True), dim=1))",
+        lambda x, y: torch.cat((x, y), 1).sort(1).values, shape=(M, 2 * N), **EXACT)  # fmt: skip
+
+
+@feature(lambda x, y: torch.bincount(x[x < 40], minlength=64).int(),
+         shape=(64,), dtype=torch.int32, low=0, high=64, **EXACT)  # fmt: skip
+def _histogram_with_a_mask(x, y):
+    flat = tl.ravel(x)
+    return tl.histogram(flat, 64, mask=flat < 40)
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+
+
 formula("gather", "tl.gather(x, tl.abs((y * 7).to(tl.int32)) % x.shape[1], 1)",
         lambda x, y: x.gather(1, (y * 7).long().abs() % N), **EXACT)  # fmt: skip
-formula("histogram", "tl.histogram(tl.reshape(x, (x.shape[0] * x.shape[1],)), 64)",
-        lambda x, y: torch.bincount(x.flatten(), minlength=64).int(),
-        shape=(64,), dtype=torch.int32, low=0, high=64)  # fmt: skip
-
-
-@feature(lambda x, y: x.view(M, N // 2, 2)[..., 0] - x.view(M, N // 2, 2)[..., 1], shape=(M, N // 2), **EXACT)
-def _split(x, y):
-    a, b = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
-    return a - b
-
-
 formula("join", "tl.join(x, y)", lambda x, y: torch.stack((x, y), 2), shape=(M, N, 2), **EXACT)
-formula("trans", "tl.trans(x)", lambda x, y: x.T, **EXACT)
+formula("cat", "tl.cat(x, y, dim=0)", lambda x, y: torch.cat((x, y)), shape=(2 * M, N), **EXACT)
 formula("permute", "tl.permute(tl.reshape(x, (4, 4, x.shape[1])), (2, 0, 1))",
         lambda x, y: x.view(4, 4, N).permute(2, 0, 1), **EXACT)  # fmt: skip
-formula("dot_of_half", "tl.dot(x, tl.trans(y)).to(tl.float16)",
-        lambda x, y: x @ y.T, shape=(M, M), **HALF | {"tolerance": 1e-2})  # fmt: skip
-formula("dot_in_full", 'tl.dot(x, tl.trans(y), input_precision="ieee")', lambda x, y: x @ y.T, shape=(M, M))
-formula("dot_in_tf32", 'tl.dot(x, tl.trans(y), input_precision="tf32")',
-        lambda x, y: x @ y.T, shape=(M, M), tolerance=1e-2, since=80)  # fmt: skip
-formula("dot_in_three_of_tf32", 'tl.dot(x, tl.trans(y), input_precision="tf32x3")',
-        lambda x, y: x @ y.T, shape=(M, M), tolerance=1e-4, since=80)  # fmt: skip
-formula("dot_of_int8", "tl.dot(x, tl.trans(y))",
-        lambda x, y: x.int() @ y.int().T,
-        shape=(M, M), dtype=torch.int8, low=-128, high=128, since=80, **EXACT)  # fmt: skip
+
+
+@triton.jit
+def _selu(x):
+    if x > 0:
+        return x
+    else:
+        return 1.5 * (tl.exp(x) - 1)
+
+
+@feature(lambda x, y: torch.where(x > 0, x, 1.5 * torch.expm1(x)))
+def _map_elementwise(x, y):
+    return tl.map_elementwise(_selu, x)
+
+
+# ---------------------------------------------------------------------------------------------------------- products
+
+
+SQUARE = {"shape": (M, M)}
+formula("dot_into_sums", "tl.dot(x, tl.trans(y), tl.full((x.shape[0], x.shape[0]), 1.0, tl.float32))",
+        lambda x, y: x.float() @ y.float().T + 1, **HALF, **SQUARE)  # fmt: skip
+formula("dot_of_bfloat16", "tl.dot(x, tl.trans(y))",
+        lambda x, y: x.float() @ y.float().T, tolerance=1e-4, dtype=torch.bfloat16, **SQUARE)  # fmt: skip
+formula("dot_of_a_dot", "tl.dot(tl.dot(x, tl.trans(y)).to(tl.float16), y)",
+        lambda x, y: (x.float() @ y.float().T).half().float() @ y.float(), **HALF)  # fmt: skip
+formula("dot_of_a_transposed_tile", "tl.dot(tl.trans(x), y)",
+        lambda x, y: x.float().T @ y.float(), shape=(N, N), **HALF)  # fmt: skip
+for name, precision, options in (
+    ("dot_in_full", "ieee", {}),
+    ("dot_in_tf32", "tf32", {"tolerance": 1e-2, "since": 80}),
+    ("dot_in_three_of_tf32", "tf32x3", {"tolerance": 1e-4, "since": 80}),
+    ("dot_in_six_of_bfloat16", "bf16x6", {"since": 80}),
+):
+    expression = f'tl.dot(x, tl.trans(y), input_precision="{precision}")'
+    formula(name, expression, lambda x, y: x @ y.T, **options, **SQUARE)
+formula("dot_of_int8_into_sums",
+        "tl.dot(x, tl.trans(y), tl.dot(x, tl.trans(y), out_dtype=tl.int32), out_dtype=tl.int32)",
+        lambda x, y: x.int() @ y.int().T * 2, since=80, **INT8 | {"low": -128, "high": 128}, **SQUARE)  # fmt: skip
 formula("dot_of_fp8_e5m2", "tl.dot(x.to(tl.float8e5), tl.trans(y.to(tl.float8e5)))",
         lambda x, y: x.to(torch.float8_e5m2).float() @ y.to(torch.float8_e5m2).float().T,
-        shape=(M, M), tolerance=1e-4)  # fmt: skip
+        tolerance=1e-4, **SQUARE)  # fmt: skip
 formula("dot_of_fp8_e4m3", "tl.dot(x.to(tl.float8e4nv), tl.trans(y.to(tl.float8e4nv)))",
         lambda x, y: x.to(torch.float8_e4m3fn).float() @ y.to(torch.float8_e4m3fn).float().T,
-        shape=(M, M), tolerance=1e-4, since=89)  # fmt: skip
-formula("dot_of_float64", "tl.dot(x, tl.trans(y))", lambda x, y: x @ y.T, shape=(M, M), **DOUBLE)
+        tolerance=1e-4, since=89, **SQUARE)  # fmt: skip
+formula("dot_of_float64", "tl.dot(x, tl.trans(y))", lambda x, y: x @ y.T, **DOUBLE, **SQUARE)
 formula("dot_summed_in_half", "tl.dot(x, tl.trans(y), out_dtype=tl.float16)",
-        lambda x, y: x @ y.T, shape=(M, M), dtype=torch.float16, tolerance=3e-2, since=70)  # fmt: skip
+        lambda x, y: x @ y.T, since=70, **HALF | {"tolerance": 3e-2}, **SQUARE)  # fmt: skip
 formula("batched_dot", "tl.dot(tl.reshape(x, (2, 16, 16)), tl.reshape(y, (2, 16, 16))).to(tl.float16)",
-        lambda x, y: x.view(2, 16, 16) @ y.view(2, 16, 16),
-        shape=(2, 16, 16), dtype=torch.float16, tolerance=1e-2)  # fmt: skip
+        lambda x, y: x.view(2, 16, 16) @ y.view(2, 16, 16), shape=(2, 16, 16), **HALF)  # fmt: skip
+
+
+def _of_fp4(x: Tensor) -> Tensor:
+    """Two numbers a byte, the lower four bits first."""
+    codes = torch.stack((x & 15, x >> 4), -1).flatten(1).long()
+    return torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
+
+
+@feature(lambda x, y: _of_fp4(x) @ _of_fp4(y).T * 2, dtype=torch.uint8, low=0, high=256, since=80,
+         refused=("sm_120",), **SQUARE)  # fmt: skip
+def _dot_scaled_of_fp4(x, y):
+    of_x = tl.full((x.shape[0], 2), 127, tl.uint8)
+    of_y = tl.full((y.shape[0], 2), 128, tl.uint8)
+    return tl.dot_scaled(x, of_x, "e2m1", tl.trans(y), of_y, "e2m1")

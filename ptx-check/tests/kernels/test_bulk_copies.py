@@ -1,11 +1,10 @@
 """Bulk copies of tiles (TMA): tensor descriptors on the chips that have them."""
 
-import re
-
 import pytest
 import torch
 import triton
 import triton.language as tl
+from spoiling import WAIT, kinds, replaced
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ptx_check import executed
@@ -21,59 +20,12 @@ def doubled(x, y, M, N, BM: tl.constexpr, BN: tl.constexpr):
     target.store([i, j], source.load([i, j]) * 2)
 
 
-@triton.jit
-def product(x, y, z, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    a = tl.make_tensor_descriptor(x, shape=[M, K], strides=[K, 1], block_shape=[BM, BK])
-    b = tl.make_tensor_descriptor(y, shape=[K, N], strides=[N, 1], block_shape=[BK, BN])
-    c = tl.make_tensor_descriptor(z, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
-    i, j = tl.program_id(0) * BM, tl.program_id(1) * BN
-    total = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, BK):
-        total = tl.dot(a.load([i, k]), b.load([k, j]), total)
-    c.store([i, j], total.to(z.dtype.element_ty))
-
-
-@triton.jit
-def shifted(x, y, PLANES: tl.constexpr, M: tl.constexpr, N: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
-    source = tl.make_tensor_descriptor(x, [PLANES, M, N], [M * N, N, 1], [1, B, B])
-    tile = source.load([tl.program_id(0), D, -D]).reshape(B, B)
-    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
-    tl.store(y + tl.program_id(0) * B * B + i * B + j, tile)
-
-
-@triton.jit
-def reduced(x, y, M, N: tl.constexpr, OPERATION: tl.constexpr):
-    target = tl.make_tensor_descriptor(y, [M, N], [N, 1], [N, N])
-    i = tl.arange(0, N)
-    tile = tl.load(x + tl.program_id(0) * N * N + i[:, None] * N + i[None, :])
-    if OPERATION == "add":
-        target.atomic_add([0, 0], tile)
-    if OPERATION == "min":
-        target.atomic_min([0, 0], tile)
-    if OPERATION == "max":
-        target.atomic_max([0, 0], tile)
-    if OPERATION == "and":
-        target.atomic_and([0, 0], tile)
-    if OPERATION == "or":
-        target.atomic_or([0, 0], tile)
-    if OPERATION == "xor":
-        target.atomic_xor([0, 0], tile)
-
-
 def doubled_of(x, tile, chip, **options):
     with executed(chip, **options) as machine:
         y = torch.empty_like(x)
         grid = [triton.cdiv(size, edge) for size, edge in zip(x.shape, tile, strict=True)]
         doubled[tuple(grid)](x, y, *x.shape, *tile)
     return y, machine
-
-
-def products_of(chip, stages=3, **options):
-    a, b = (torch.randint(-3, 4, shape).half() for shape in ((100, 192), (192, 136)))
-    with executed(chip, raising=False, **options) as machine:
-        c = torch.empty(100, 136, dtype=torch.float16)
-        product[(2, 3)](a, b, c, 100, 136, 192, 64, 64, 32, num_stages=stages)
-    return a, b, c, machine
 
 
 @pytest.mark.sample(4)
@@ -90,6 +42,36 @@ def test_tiles_go_through_shared_memory_and_stop_at_the_tensors_edge(chip, dtype
     assert not machine.notes
 
 
+def test_tiles_without_checks_and_of_a_sample_of_programs_and_of_odd_rows():
+    x = torch.randint(-40, 40, (64, 64)).half()
+    assert torch.equal(doubled_of(x, (16, 16), "sm_90", checks=False)[0], x * 2)
+    y, machine = doubled_of(x, (16, 16), "sm_90", programs=4)
+    known = machine.known(y)
+    assert known.sum() == 4 * 16 * 16
+    assert torch.equal(y[known], 2 * x[known])
+    assert "alignment" in kinds(doubled_of(torch.zeros(16, 33), (16, 16), "sm_90", raising=False)[1])
+
+
+@triton.jit
+def product(x, y, z, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    a = tl.make_tensor_descriptor(x, shape=[M, K], strides=[K, 1], block_shape=[BM, BK])
+    b = tl.make_tensor_descriptor(y, shape=[K, N], strides=[N, 1], block_shape=[BK, BN])
+    c = tl.make_tensor_descriptor(z, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    i, j = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([i, k]), b.load([k, j]), total)
+    c.store([i, j], total.to(z.dtype.element_ty))
+
+
+def products_of(chip, stages=3, **options):
+    a, b = (torch.randint(-3, 4, shape).half() for shape in ((100, 192), (192, 136)))
+    with executed(chip, raising=False, **options) as machine:
+        c = torch.empty(100, 136, dtype=torch.float16)
+        product[(2, 3)](a, b, c, 100, 136, 192, 64, 64, 32, num_stages=stages)
+    return a, b, c, machine
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("stages", [1, 3])
@@ -99,53 +81,22 @@ def test_products_of_tiles(chip, stages):
     assert torch.equal(c, (a.float() @ b.float()).half())
 
 
-def test_tiles_without_checks_and_of_a_sample_of_programs():
-    x = torch.randint(-40, 40, (64, 64)).half()
-    assert torch.equal(doubled_of(x, (16, 16), "sm_90", checks=False)[0], x * 2)
-    y, machine = doubled_of(x, (16, 16), "sm_90", programs=4)
-    known = machine.known(y)
-    assert known.sum() == 4 * 16 * 16
-    assert torch.equal(y[known], 2 * x[known])
-
-
-def test_what_lies_outside_is_zero_in_every_direction():
-    x = torch.randn(3, 20, 32)
-    with executed("sm_90"):
-        y = torch.empty(3, 16, 16)
-        shifted[(3,)](x, y, 3, 20, 32, 16, 8)
-    wanted = torch.zeros(3, 16, 16)
-    wanted[:, :12, 8:] = x[:, 8:, :8]
-    assert torch.equal(y, wanted)
-
-
-def without(pattern: str, count: int = 0):
-    """PTX without what matches."""
-
-    def rewrite(ptx: str) -> str:
-        made, found = re.subn(pattern, "", ptx, count=count)
-        assert found, pattern
-        return made
-
-    return rewrite
-
-
-WAIT = r"mbarrier\.try_wait[^;]*;\s*@!complete bra\.uni waitLoop;"
 SPOILT = {
-    "no wait for the mbarrier": (without(WAIT), "unwritten"),
-    "more bytes than come": (lambda ptx: re.sub(r"(expect_tx[^;]*), 8192", r"\1, 16384", ptx), "deadlock"),
-    "no mbarrier.init": (without(r"@%p\d+ mbarrier\.init[^;]*;"), "unwritten"),
-    "no fence.proxy.async": (without(r"fence\.proxy\.async[^;]*;"), "fence"),
-    "a copy by every thread": (lambda ptx: re.sub(r"@%p\d+ (cp\.async\.bulk\.tensor)", r"\1", ptx), "divergence"),
-    "no wait for products": (without(r"wgmma\.wait_group\.sync\.aligned 1;"), "race"),
-    "no barriers": (without(r"bar\.sync[^;]*;"), "race"),
-    "no map": (without(r"@%p\d+ tensormap\.cp_fenceproxy[^;]*;"), "unwritten"),
-}  # fmt: skip
+    "no wait for the mbarrier": (replaced(WAIT), "unwritten"),
+    "more bytes than come": (replaced(r"(expect_tx[^;]*), 8192", r"\1, 16384"), "deadlock"),
+    "no mbarrier.init": (replaced(r"@%p\d+ mbarrier\.init[^;]*;"), "unwritten"),
+    "no fence.proxy.async": (replaced(r"fence\.proxy\.async[^;]*;"), "fence"),
+    "a copy by every thread": (replaced(r"@%p\d+ (cp\.async\.bulk\.tensor)", r"\1"), "divergence"),
+    "no wait for products": (replaced(r"wgmma\.wait_group\.sync\.aligned 1;"), "race"),
+    "no barriers": (replaced(r"bar\.sync[^;]*;"), "race"),
+    "no map": (replaced(r"@%p\d+ tensormap\.cp_fenceproxy[^;]*;"), "unwritten"),
+}
 
 
 @pytest.mark.parametrize(("rewrite", "kind"), SPOILT.values(), ids=SPOILT)
 def test_what_is_spoilt_is_noticed(rewrite, kind):
-    _, _, _, machine = products_of("sm_90", rewrite=rewrite)
-    assert kind in {fault.kind for fault in machine.faults}, machine.faults
+    machine = products_of("sm_90", rewrite=rewrite)[3]
+    assert kind in kinds(machine), machine.faults
 
 
 @triton.jit
@@ -157,20 +108,32 @@ def twice(x, y, N: tl.constexpr):
     target.store([N, 0], tile * 2)
 
 
-@pytest.mark.parametrize("removed", ["", r"cp\.async\.bulk\.wait_group\.read\s+0;"])
-def test_a_tile_is_not_overwritten_while_it_is_stored(removed):
-    rewrite = without(removed) if removed else None
+@pytest.mark.parametrize("rewrite", [None, replaced(r"cp\.async\.bulk\.wait_group\.read\s+0;")])
+def test_a_tile_is_not_overwritten_while_it_is_stored(rewrite):
     with executed("sm_90", raising=False, rewrite=rewrite) as machine:
         x, y = torch.randn(32, 32), torch.empty(64, 32)
         twice[(1,)](x, y, 32)
     assert torch.equal(y, torch.cat([x, 2 * x]))
-    assert {fault.kind for fault in machine.faults} == ({"race"} if removed else set())
+    assert kinds(machine) == ({"race"} if rewrite else set())
 
 
-def test_a_tensor_of_odd_rows_is_no_tensor_of_tiles():
-    with executed("sm_90", raising=False) as machine:
-        doubled[(1, 1)](torch.zeros(16, 33), torch.zeros(16, 33), 16, 33, 16, 16)
-    assert "alignment" in {fault.kind for fault in machine.faults}
+@triton.jit
+def shifted(x, y, PLANES: tl.constexpr, M: tl.constexpr, N: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [PLANES, M, N], [M * N, N, 1], [1, B, B])
+    tile = source.load([tl.program_id(0), D, -D]).reshape(B, B)
+    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    tl.store(y + tl.program_id(0) * B * B + i * B + j, tile)
+
+
+def test_what_lies_outside_of_a_descriptor_of_the_kernel_is_zero():
+    x, wanted = torch.randn(3, 20, 32), torch.zeros(3, 16, 16)
+    with executed("sm_90"):
+        shifted[(3,)](x, y := torch.empty(3, 16, 16), 3, 20, 32, 16, 8)
+    wanted[:, :12, 8:] = x[:, 8:, :8]
+    assert torch.equal(y, wanted)
+
+
+# ------------------------------------------------------------------------------------------- descriptors of the host
 
 
 @triton.jit
@@ -207,10 +170,10 @@ def test_a_descriptor_of_the_host_may_round_to_tf32(wrapped):
 
 
 @triton.jit
-def first_planes(sources, y, SIZE: tl.constexpr, N: tl.constexpr):
+def planes(sources, y, D: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, SIZE * N)
     for number in tl.static_range(2):
-        tl.store(y + number * SIZE * N + i, sources[number].load([1, 0, 0]).reshape(SIZE * N))
+        tl.store(y + number * SIZE * N + i, sources[number].load([1, D, -D]).reshape(SIZE * N))
 
 
 @pytest.mark.sample(2)
@@ -221,29 +184,36 @@ def test_what_lies_outside_of_a_descriptor_of_the_host_is_filled(chip, padding):
     with executed(chip):
         y = torch.empty(2, 2, 32, 32)
         sources = tuple(TensorDescriptor.from_tensor(part, [2, 32, 32], padding=padding) for part in (x[1:], x[:2]))
-        first_planes[(1,)](sources, y, 64, 32)
-    for found, wanted in zip(y, (x[2], x[1]), strict=True):
-        torch.testing.assert_close(found[0, :20], wanted, rtol=0, atol=0)
-        rest = torch.cat([found[0, 20:].ravel(), found[1].ravel()])
-        assert (rest.isnan() if padding == "nan" else rest == 0).all()
+        planes[(1,)](sources, y, 8, 64, 32)
+    wanted = torch.full((2, 2, 32, 32), float("nan") if padding == "nan" else 0.0)
+    wanted[0, 0, :12, 8:], wanted[1, 0, :12, 8:] = x[2, 8:, :24], x[1, 8:, :24]
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
+def reduced(x, y, M, N: tl.constexpr, OPERATION: tl.constexpr):
+    target = tl.make_tensor_descriptor(y, [M, N], [N, 1], [N, N])
+    i = tl.arange(0, N)
+    tile = tl.load(x + tl.program_id(0) * N * N + i[:, None] * N + i[None, :])
+    getattr(target, OPERATION)([0, 0], tile)
 
 
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("chip", ["sm_80", *CHIPS])
 @pytest.mark.parametrize(
-    ("operation", "dtype"),
-    [("add", torch.float32), ("add", torch.float16), ("min", torch.int32), ("max", torch.int32), ("and", torch.int32),
-     ("or", torch.int32), ("xor", torch.int32)],
-    ids=str,
-)  # fmt: skip
-def test_sums_into_a_tensor_by_tiles(chip, operation, dtype):
+    ("operation", "dtype", "function"),
+    [
+        ("atomic_add", torch.float32, torch.add),
+        ("atomic_add", torch.float16, torch.add),
+        ("atomic_min", torch.int32, torch.minimum),
+        ("atomic_max", torch.int32, torch.maximum),
+        ("atomic_and", torch.int32, torch.bitwise_and),
+        ("atomic_or", torch.int32, torch.bitwise_or),
+        ("atomic_xor", torch.int32, torch.bitwise_xor),
+    ],
+)
+def test_sums_into_a_tensor_by_tiles(chip, operation, dtype, function):
     x, before = torch.randint(-40, 40, (2, 32, 32)).to(dtype), torch.randint(-40, 40, (20, 32)).to(dtype)
     with executed(chip):
         reduced[(2,)](x, y := before.clone(), 20, 32, operation)
-    wanted = before
-    for each in x[:, :20]:
-        wanted = {
-            "add": torch.add, "min": torch.minimum, "max": torch.maximum,
-            "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
-        }[operation](wanted, each)  # fmt: skip
-    assert torch.equal(y, wanted)
+    assert torch.equal(y, function(function(before, x[0, :20]), x[1, :20]))

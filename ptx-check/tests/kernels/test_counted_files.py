@@ -12,7 +12,7 @@ from ptx_check.ledger.collect import collected, compiled_for
 
 SOURCE = """
 import torch, triton, triton.language as tl
-{imports}
+from ptx_check import executed
 
 @triton.jit
 def add(x, y, out, n, BLOCK: tl.constexpr):
@@ -23,10 +23,20 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
         total += tl.exp(tl.load(x + at, mask=inside, other=0.0)) * tl.load(y + at, mask=inside, other=0.0)
     tl.store(out + tl.arange(0, BLOCK), total)
 
-
-{launch}
 """
-LAUNCH = "x = torch.ones(5000{device})\n{indent}add[(5,)](x, x, x, 5000, BLOCK=1024)"
+LAUNCHED = """
+x = torch.ones(5000)
+add[(5,)](x, x, x, 5000, BLOCK=1024)
+assert x[0] == 3, 'not computed'
+torch.testing.assert_close(x, x + 1)
+add[(1,)](x, x, x, 9, BLOCK=16)
+"""
+EXECUTED = """
+with executed("sm_90") as machine:
+    x = torch.ones(5000, device="cuda")
+    add[(5,)](x, x, x, 5000, BLOCK=1024)
+assert not machine.faults
+"""
 
 
 def counts(capsys, *words) -> list[list[str]]:
@@ -36,11 +46,13 @@ def counts(capsys, *words) -> list[list[str]]:
 
 
 def test_the_kernels_that_a_file_launches_are_counted(tmp_path, capsys):
+    """Checks of numbers that nothing computes are left out."""
     file = tmp_path / "mine.py"
-    file.write_text(SOURCE.format(imports="", launch=LAUNCH.format(device="", indent="")))
+    file.write_text(SOURCE + LAUNCHED)
     head, *lines = counts(capsys, file, "--chips", "sm_60,sm_80,gfx942")
     assert "latency" in head
-    loops = [cells for cells in lines if cells[2] == "1"]
+    assert {cells[0].split()[1] for cells in lines} == {"BLOCK=1024", "BLOCK=16"}
+    loops = [cells for cells in lines if cells[2] == "1" and "BLOCK=1024" in cells[0]]
     assert [cells[:2] for cells in loops] == [
         ["add BLOCK=1024 num_warps=4 num_stages=3", "sm_60"],
         ["add BLOCK=1024 num_warps=4 num_stages=3", "sm_80"],
@@ -49,34 +61,12 @@ def test_the_kernels_that_a_file_launches_are_counted(tmp_path, capsys):
     assert [cells[head.index("mufu")] for cells in loops[:2]] == ["4.0", "8.0"]  # an exponential an element
 
 
-@pytest.mark.parametrize(
-    ("words", "chips"),
-    [
-        ((), ["sm_90"]),
-        (("--chips", "sm_75,sm_120"), ["sm_75", "sm_120"]),
-        (("--chips", "sm_86,gfx942"), ["sm_86", "gfx942"]),
-    ],
-)
-def test_a_file_that_executes_is_counted_for_its_chip_or_those_that_are_named(tmp_path, capsys, words, chips):
-    inside = LAUNCH.format(device=", device='cuda'", indent="    ")
+@pytest.mark.parametrize("named", ["", "sm_86,gfx942"])
+def test_a_file_that_executes_is_counted_for_its_chip_or_those_that_are_named(tmp_path, capsys, named):
     file = tmp_path / "mine.py"
-    file.write_text(
-        SOURCE.format(
-            imports="from ptx_check import executed",
-            launch=f'with executed("sm_90") as machine:\n    {inside}\nassert not machine.faults',
-        )
-    )
-    _, *lines = counts(capsys, file, *words)
-    assert sorted({cells[1] for cells in lines}) == sorted(chips)
-
-
-def test_checks_of_numbers_that_nothing_computes_are_left_out(tmp_path, capsys):
-    launch = LAUNCH.format(device="", indent="")
-    checks = "assert x[0] == 3, 'not computed'\ntorch.testing.assert_close(x, x + 1)\nadd[(1,)](x, x, x, 9, BLOCK=16)"
-    file = tmp_path / "mine.py"
-    file.write_text(SOURCE.format(imports="", launch=f"{launch}\n{checks}"))
-    _, *lines = counts(capsys, file, "--chips", "sm_80")
-    assert {cells[0].split()[1] for cells in lines} == {"BLOCK=1024", "BLOCK=16"}
+    file.write_text(SOURCE + EXECUTED)
+    _, *lines = counts(capsys, file, *(("--chips", named) if named else ()))
+    assert sorted({cells[1] for cells in lines}) == (sorted(named.split(",")) if named else ["sm_90"])
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,19 @@ from ptx_check import CHIPS, executed
 BOUND = current_device, is_available
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-def test_torch_cuda_speaks_of_the_chip(chip):
-    with executed(chip):
-        assert torch.cuda.is_available()
-        assert torch.cuda.device_count() == 1
-        assert torch.cuda.get_device_capability("cuda") == CHIPS[chip].capability
-        properties = torch.cuda.get_device_properties(torch.device("cuda:0"))
-        assert (properties.major, properties.minor) == CHIPS[chip].capability
-        assert properties.multi_processor_count == CHIPS[chip].processors
-        assert torch.cuda.get_device_name() == CHIPS[chip].product
-        assert triton.runtime.driver.active.get_active_torch_device() == torch.device("cuda", 0)
-        assert torch.cuda.is_bf16_supported(including_emulation=False) == (CHIPS[chip].number >= 80)
-    assert not torch.cuda.is_available() or torch.cuda.get_device_name() != CHIPS[chip].product
+def test_torch_cuda_speaks_of_the_chip():
+    for name, chip in CHIPS.items():
+        with executed(name):
+            assert torch.cuda.is_available()
+            assert torch.cuda.device_count() == 1
+            assert torch.cuda.get_device_capability("cuda") == chip.capability
+            properties = torch.cuda.get_device_properties(torch.device("cuda:0"))
+            assert (properties.major, properties.minor) == chip.capability
+            assert properties.multi_processor_count == chip.processors
+            assert torch.cuda.get_device_name() == chip.product
+            assert triton.runtime.driver.active.get_active_torch_device() == torch.device("cuda", 0)
+            assert torch.cuda.is_bf16_supported(including_emulation=False) == (chip.number >= 80)
+        assert not torch.cuda.is_available() or torch.cuda.get_device_name() != chip.product
 
 
 def test_tensors_on_a_device_lie_on_the_cpu_and_say_that_they_do_not():
@@ -51,11 +51,28 @@ def test_tensors_on_a_device_lie_on_the_cpu_and_say_that_they_do_not():
     for tensor in made:
         assert not tensor.is_cuda
         assert tensor.device.type == "cpu"
+    with executed("sm_90", cuda=False):
+        assert torch.zeros(1).device.type == "cpu"
+        assert not torch.zeros(1).is_cuda
     with pytest.raises((RuntimeError, AssertionError)):
         torch.zeros(2, device="cuda:77")
 
 
-def test_training_goes_on_as_on_a_cpu():
+class Tripled(torch.autograd.Function):
+    """An operator whose gradient is allocated where its input lies."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.device = x.device
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        made = torch.empty(gradient.shape, device=ctx.device)
+        return made.copy_(gradient * 3)
+
+
+def test_training_goes_on_as_on_a_cpu_and_backward_functions_are_answered_too():
     """PyTorch itself is told the truth: autograd, optimizers and random numbers look for no device."""
     with executed("sm_90"):
         torch.manual_seed(1)
@@ -67,6 +84,10 @@ def test_training_goes_on_as_on_a_cpu():
         optimizer.step()
         torch.testing.assert_close(layer.weight, layer.weight.to("cpu").clone())
         assert "cuda" not in repr(layer.weight.detach())
+        x = torch.randn(4, device="cuda", requires_grad=True)
+        (gradient,) = torch.autograd.grad(Tripled.apply(x).sum(), x)
+        Tripled.apply(x).sum().backward()
+    assert gradient.tolist() == x.grad.tolist() == [3.0] * 4
 
 
 def test_what_was_bound_at_import_answers_too_and_is_itself_again_afterwards():
@@ -88,13 +109,11 @@ def test_a_generator_autocast_compile_and_the_accelerator_are_the_devices():
             assert torch.get_autocast_dtype("cuda") == torch.bfloat16
             assert (x.cuda() @ w.cuda()).dtype == torch.bfloat16
         assert not torch.is_autocast_enabled("cuda")
-        with torch.autocast("cuda"):
-            assert (x @ w).dtype == torch.float16
+        for made in (torch.autocast("cuda"), torch.amp.autocast("cuda"), torch.cuda.amp.autocast()):
+            with made:
+                assert (x @ w).dtype == torch.float16
         with torch.autocast("cuda", enabled=False):
             assert (x @ w).dtype == torch.float32
-        for other in (torch.amp.autocast("cuda"), torch.cuda.amp.autocast()):
-            with other:
-                assert (x @ w).dtype == torch.float16
 
         @torch.compile(fullgraph=True)
         def doubled(x):
@@ -103,39 +122,6 @@ def test_a_generator_autocast_compile_and_the_accelerator_are_the_devices():
 
         assert torch.equal(doubled(x), 2 * x)
     assert x.is_cpu
-
-
-def test_the_answers_can_be_left_out():
-    with executed("sm_90", cuda=False):
-        assert torch.zeros(1).device.type == "cpu"
-        assert not torch.zeros(1).is_cuda
-
-
-class Tripled(torch.autograd.Function):
-    """An operator whose gradient is allocated where its input lies."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.device = x.device
-        return x * 3
-
-    @staticmethod
-    def backward(ctx, gradient):
-        made = torch.empty(gradient.shape, device=ctx.device)
-        return made.copy_(gradient * 3)
-
-
-@pytest.mark.parametrize("by_grad", [True, False])
-def test_backward_functions_are_answered_too(by_grad):
-    with executed("sm_90"):
-        x = torch.randn(4, device="cuda", requires_grad=True)
-        total = Tripled.apply(x).sum()
-        if by_grad:
-            (found,) = torch.autograd.grad(total, x)
-        else:
-            total.backward()
-            found = x.grad
-    assert found.tolist() == [3.0] * 4
 
 
 @triton.jit
@@ -152,19 +138,16 @@ def _twice_by_an_operator(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def test_an_operator_of_a_library_is_answered_in_its_body_too():
+@pytest.mark.parametrize("programs", [None, 4])
+def test_an_operator_of_a_library_is_answered_in_its_body_and_what_it_leaves_unwritten_is_noticed(programs):
     numpy = torch.Tensor.numpy
-    with executed("sm_80") as machine:
+    with executed("sm_80", programs=programs, raising=False) as machine:
         x = torch.randn(50, device="cuda")
         assert torch.equal(_twice_by_an_operator(x), 2 * x)
-    assert torch.Tensor.numpy is numpy, "each block inside another leaves it as it was"
-    assert len(machine.launches) == 1
-
-
-@pytest.mark.parametrize("programs", [None, 4])
-def test_what_an_operator_of_a_library_leaves_unwritten_is_noticed(programs):
-    with executed("sm_80", programs=programs, raising=False) as machine:
-        torch.library.wrap_triton(_twice)[(1,)](x := torch.randn(50), out := torch.empty(60), 50, N=64)
+        assert len(machine.launches) == 1
+        torch.library.wrap_triton(_twice)[(1,)](x, out := torch.empty(60), 50, N=64)
         assert torch.equal(out[:50], 2 * x)
+        assert not machine.faults
         _twice_by_an_operator(out)
+    assert torch.Tensor.numpy is numpy, "each block inside another leaves it as it was"
     assert [fault.kind for fault in machine.faults] == ["unwritten"]

@@ -21,22 +21,6 @@ def _added_up_under_a_lock(x, total, lock, N: tl.constexpr, SEM: tl.constexpr, B
     tl.atomic_xchg(lock, 0, sem=SEM)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-def test_a_lock_orders_programs(chip):
-    x, total = torch.randn(5, 256), torch.zeros(256)
-    with executed(chip):
-        _added_up_under_a_lock[(5,)](x, total, torch.zeros(1, dtype=torch.int32), N=256, SEM="release", BARRIER=True)
-    torch.testing.assert_close(total, x.sum(0))
-
-
-@pytest.mark.parametrize(("sem", "barrier"), [("relaxed", True), ("release", False)])
-def test_a_lock_that_tells_nobody_what_was_done_orders_nothing(sem, barrier):
-    """Relaxed, or released before the program's other threads have stored."""
-    lock = torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(FaultyKernel, match="programs: global memory"), executed("sm_80"):
-        _added_up_under_a_lock[(3,)](torch.randn(3, 256), torch.zeros(256), lock, N=256, SEM=sem, BARRIER=barrier)
-
-
 @triton.jit
 def _last_adds_up(x, parts, out, counter, N: tl.constexpr, P: tl.constexpr, SEM: tl.constexpr):
     pid = tl.program_id(0)
@@ -46,20 +30,41 @@ def _last_adds_up(x, parts, out, counter, N: tl.constexpr, P: tl.constexpr, SEM:
         tl.store(counter, 0)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-def test_the_last_program_reads_what_the_others_stored_and_sets_the_counter_back(chip):
+def lock(chip: str, sem: str, barrier: bool = True) -> None:
+    x, total = torch.randn(5, 256), torch.zeros(256)
+    with executed(chip):
+        _added_up_under_a_lock[(5,)](x, total, torch.zeros(1, dtype=torch.int32), N=256, SEM=sem, BARRIER=barrier)
+    torch.testing.assert_close(total, x.sum(0))
+
+
+def last(chip: str, sem: str) -> None:
     x, out, counter = torch.randn(8, 64), torch.zeros(1), torch.zeros(1, dtype=torch.int32)
     with executed(chip):
-        _last_adds_up[(8,)](x, torch.empty(8), out, counter, N=64, P=8, SEM="acq_rel")
+        _last_adds_up[(8,)](x, torch.empty(8), out, counter, N=64, P=8, SEM=sem)
     torch.testing.assert_close(out[0], x.sum())
     assert counter.item() == 0
 
 
-@pytest.mark.parametrize("sem", ["relaxed", "acquire", "release"])
-def test_the_last_program_that_was_told_nothing_reads_what_others_may_still_store(sem):
-    counter = torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(FaultyKernel, match="programs: "), executed("sm_80"):
-        _last_adds_up[(8,)](torch.randn(8, 64), torch.empty(8), torch.zeros(1), counter, N=64, P=8, SEM=sem)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(("way", "sem"), [(lock, "release"), (last, "acq_rel")])
+def test_a_lock_orders_programs_and_the_last_one_reads_what_the_others_stored(way, sem, chip):
+    way(chip, sem)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        (lock, ("relaxed",)),
+        (lock, ("release", False)),  # before the program's other threads have stored
+        (last, ("relaxed",)),
+        (last, ("acquire",)),
+        (last, ("release",)),
+    ],
+)
+def test_what_tells_nobody_or_is_told_nothing_orders_nothing(way, words):
+    with pytest.raises(FaultyKernel, match="programs: "):
+        way("sm_80", *words)
 
 
 @triton.jit
@@ -73,13 +78,10 @@ def _wait_for_the_next(out, flags, LAST: tl.constexpr):
     tl.atomic_add(flags + pid, 1)
 
 
-def test_programs_that_wait_for_later_ones_take_turns():
+def test_programs_that_wait_for_later_ones_take_turns_and_for_ever_is_told():
     out, flags = torch.zeros(7), torch.zeros(6, dtype=torch.int32)
     with executed("sm_80"):
         _wait_for_the_next[(6,)](out, flags, LAST=5)
     assert out.tolist() == [6, 5, 4, 3, 2, 1, 0]
-
-
-def test_programs_that_wait_for_ever_are_told_of():
     with pytest.raises(Unsupported, match="wait for each other"), executed("sm_80"):
         _wait_for_the_next[(2,)](torch.zeros(4), torch.zeros(4, dtype=torch.int32), LAST=7)

@@ -9,68 +9,51 @@ import traceback
 from pathlib import Path
 
 import pytest
-from _pytest.assertion.rewrite import AssertionRewritingHook
+
+from ptx_check.__main__ import main
 
 SUITE = Path(__file__).with_name("suite.txt").read_text()
 
 
-def run(folder, *arguments):
-    """Runs Python with these arguments in a fork, which has Triton loaded; its status and output.
+def run(folder, call, *arguments):
+    """Calls a function in a fork, which has Triton loaded; its status and output.
 
     Triton's cache is the folder's own: the same kernel of another run would bring that run's file along.
     """
     with tempfile.TemporaryFile("w+") as said:
         child = os.fork()
         if not child:
-            for number in (1, 2):
-                os.dup2(said.fileno(), number)
-            _become(folder, *arguments)
+            status = 1
+            try:
+                for number in (1, 2):
+                    os.dup2(said.fileno(), number)
+                sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+                os.chdir(folder)
+                os.environ["TRITON_CACHE_DIR"] = str(folder / "cache")
+                status = int(call(*arguments) or 0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said.seek(0)
         return status, said.read()
 
 
-def _become(folder, *arguments):
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    os.chdir(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "cache")
-    sys.path.insert(0, str(folder))
-    # pytest's loader, which other tests' imports came by, gives runpy no code
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, AssertionRewritingHook)]
-    sys.modules.pop("ptx_check.__main__", None)
-    is_module = arguments[0] == "-m"
-    sys.argv[:] = arguments[is_module:]
-    status = 0
-    try:
-        if is_module:
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        status = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
+def run_suite(folder, *arguments, text=SUITE):
+    """Runs pytest with the plugin on a suite."""
+    (folder / "test_suite.py").write_text(text)
+    words = ["-q", "-p", "ptx_check.plugin", "-p", "no:cacheprovider", "test_suite.py"]
+    return run(folder, pytest.main, [*words, *arguments])
 
 
-@pytest.fixture
-def suite(tmp_path):
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    return tmp_path
-
-
-PYTEST = ("-m", "pytest", "-q", "-p", "ptx_check.plugin", "-p", "no:cacheprovider", "test_suite.py")
-
-
-def test_a_suite_written_for_a_device_runs_on_every_chip_that_is_named(suite):
-    status, text = run(suite, *PYTEST, "--ptx-check=sm_80,sm_90", "--ptx-report=faults.sarif")
+def test_a_suite_written_for_a_device_runs_on_every_chip_that_is_named(tmp_path):
+    status, text = run_suite(tmp_path, "--ptx-check=sm_80,sm_90", "--ptx-report=faults.sarif")
     assert status == 1
     assert "2 failed, 5 passed" in text, text
     assert "4 launches, 2 faults, 0 notes" in text
-    report = json.loads((suite / "faults.sarif").read_text())["runs"][0]
+    report = json.loads((tmp_path / "faults.sarif").read_text())["runs"][0]
     assert [result["ruleId"] for result in report["results"]] == ["bounds"] * 2
     place = report["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "test_suite.py"
@@ -78,20 +61,30 @@ def test_a_suite_written_for_a_device_runs_on_every_chip_that_is_named(suite):
     assert {result["properties"]["chip"] for result in report["results"]} == {"sm_80", "sm_90"}
 
 
+ON_ONE_CHIP, TEST_OLD = 'ptx_check("sm_90")', "class TestOld"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "changed", "told"),
     [
-        (["--ptx-check=sm_81"], "choose among sm_60"),
-        (["--ptx-check=sm_80", "--ptx-report=faults.xml"], "ends with one of .txt, .json, .sarif"),
-        (["--ptx-report=faults.json"], "--ptx-report needs --ptx-check"),
-        (["--ptx-programs=4"], "--ptx-programs needs --ptx-check"),
-        (["--ptx-check=sm_80", "--ptx-programs=0"], "must be at least 1"),
+        (["--ptx-check=sm_81"], (), "choose among sm_60"),
+        (["--ptx-check=sm_80", "--ptx-report=faults.xml"], (), "ends with one of .txt, .json, .sarif"),
+        (["--ptx-report=faults.json"], (), "--ptx-report needs --ptx-check"),
+        (["--ptx-check=sm_80", "--ptx-programs=0"], (), "must be at least 1"),
+        (["--ptx-check=sm_80"], (ON_ONE_CHIP, 'ptx_check("sm_9O")'), "of 'sm_9O': takes sm_60"),
+        (["--ptx-check=sm_80"], (ON_ONE_CHIP, 'ptx_check("sm_90", check=False)'), "of check: takes sm_60"),
+        (["--ptx-check=sm_80"], ('sizes={"n"', 'sizes={"m"'), "names m, which no parametrize of this test has"),
     ],
 )
-def test_wrong_options_are_refused_in_a_line(suite, arguments, said):
-    status, text = run(suite, *PYTEST, *arguments)
-    assert status == 4
-    assert said in text
+def test_wrong_options_and_marks_are_refused_in_a_line(tmp_path, arguments, changed, told):
+    status, text = run_suite(tmp_path, *arguments, text=SUITE.replace(*changed) if changed else SUITE)
+    assert status != 0
+    assert told in text
+
+
+def test_a_method_of_unittest_for_other_chips_is_not_run(tmp_path):
+    marked = SUITE.replace(TEST_OLD, f'@pytest.mark.ptx_check("sm_60")\n{TEST_OLD}')
+    assert "1 skipped" in run_suite(tmp_path, "-k", "TestOld", "--ptx-check=sm_80", text=marked)[1]
 
 
 SAMPLED = """
@@ -126,8 +119,8 @@ def test_out_of_bounds():
 
 
 def test_a_sample_of_programs_decides_only_what_it_computed(tmp_path):
-    (tmp_path / "test_suite.py").write_text(SAMPLED)
-    status, text = run(tmp_path, *PYTEST, "-rA", "--ptx-check=sm_80", "--ptx-programs=4", "--ptx-report=out.json")
+    words = ("-rA", "--ptx-check=sm_80", "--ptx-programs=4", "--ptx-report=out.json")
+    status, text = run_suite(tmp_path, *words, text=SAMPLED)
     assert status == 1
     assert "2 failed, 1 passed, 1 skipped" in text, text
     for name in ("PASSED test_suite.py::test_by_torch", "FAILED test_suite.py::test_wrong_number",
@@ -135,31 +128,6 @@ def test_a_sample_of_programs_decides_only_what_it_computed(tmp_path):
         assert name in text, name
     assert "faults, 0 notes; 385 programs left out" in text
     assert json.loads((tmp_path / "out.json").read_text())["left_out"] == 385
-
-
-@pytest.mark.parametrize(
-    ("mark", "said"), [('"sm_9O"', "of 'sm_9O': takes sm_60"), ('"sm_90", check=False', "of check: takes sm_60")]
-)
-def test_a_mark_of_what_there_is_not_is_refused(suite, mark, said):
-    (suite / "test_suite.py").write_text(SUITE.replace('ptx_check("sm_90")', f"ptx_check({mark})"))
-    status, text = run(suite, *PYTEST, "--ptx-check=sm_80")
-    assert status != 0
-    assert said in text
-
-
-def test_a_method_of_unittest_for_other_chips_is_not_run(suite):
-    (suite / "test_suite.py").write_text(
-        SUITE.replace("class TestOld", '@pytest.mark.ptx_check("sm_60")\nclass TestOld')
-    )
-    _, text = run(suite, *PYTEST, "-k", "TestOld", "--ptx-check=sm_80")
-    assert "1 skipped" in text
-
-
-def test_sizes_for_a_parameter_that_a_test_does_not_have_are_refused(suite):
-    (suite / "test_suite.py").write_text(SUITE.replace('sizes={"n"', 'sizes={"m"'))
-    status, text = run(suite, *PYTEST, "--ptx-check=sm_80")
-    assert status != 0
-    assert "names m, which no parametrize of this test has" in text
 
 
 SCRIPT = """
@@ -171,50 +139,59 @@ def one(x, n, N: tl.constexpr):
     tl.store(x + i, i, mask=i < n)
 
 one[(1,)](torch.zeros(100, dtype=torch.int32, device="cuda"), int(sys.argv[1]), N=128)
-print("went on")
+print("went on with", sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize(("count", "status"), [(100, 0), (101, 1)])
-def test_a_script_is_run_by_the_command(tmp_path, count, status):
+def test_a_script_is_run_by_the_command_with_its_own_options_behind_two_dashes(tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT)
-    command = ("-m", "ptx_check", "--chips", "sm_80,sm_90", "--report", "out.json", "mine.py", str(count))
-    found, text = run(tmp_path, *command)
-    assert found == status, text
-    assert text.count("went on") == 2
+    order = ("mine.py", "100", "--chips", "sm_80,sm_90", "--report", "out.json", "--", "--chips", "none", "--", "x")
+    status, text = run(tmp_path, main, [*order])
+    assert status == 0, text
+    assert text.count("went on with ['--chips', 'none', '--', 'x']") == 2
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["launches"] == 2
-    assert [fault["chip"] for fault in report["faults"]] == (["sm_80", "sm_90"] if status else [])
+    assert not report["faults"]
 
 
-def test_options_follow_the_script_and_its_own_follow_two_dashes(tmp_path):
-    (tmp_path / "mine.py").write_text(SCRIPT + "print(sys.argv[1:])\n")
-    order = ("mine.py", "100", "--chips", "sm_80,sm_90", "--report", "out.json", "--", "--chips", "none", "--", "x")
-    status, text = run(tmp_path, "-m", "ptx_check", *order)
-    assert status == 0, text
-    assert text.count("['100', '--chips', 'none', '--', 'x']") == 2
-    assert json.loads((tmp_path / "out.json").read_text())["launches"] == 2
-
-
-def test_what_a_script_ends_with_is_printed(tmp_path):
-    (tmp_path / "mine.py").write_text("import sys\nsys.exit('no such file')\n")
-    status, text = run(tmp_path, "-m", "ptx_check", "mine.py")
-    assert status == 1
-    assert "no such file" in text
-
-
-def test_a_script_that_fails_is_reported_on_every_chip(tmp_path):
+def test_faults_and_failures_of_a_script_are_reported_on_every_chip(tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT + "assert False, 'wrong numbers'\n")
-    status, text = run(tmp_path, "-m", "ptx_check", "--chips", "sm_80,sm_90", "mine.py", "101")
+    order = ("--chips", "sm_80,sm_90", "--report", "out.json", "mine.py", "101")
+    status, text = run(tmp_path, main, [*order])
     assert status == 1
-    assert text.count("AssertionError: wrong numbers") == 2
+    assert text.count("went on") == text.count("AssertionError: wrong numbers") == 2
     assert "2 launches, 2 faults, 0 notes" in text
+    assert [fault["chip"] for fault in json.loads((tmp_path / "out.json").read_text())["faults"]] == ["sm_80", "sm_90"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--chips", "sm_81", __file__], "--chips sm_81: choose among sm_60"),
+        (["--report", "a.xml", __file__], "ends with one of .txt"),
+        (["--programs", "0", __file__], "--programs 0: must be at least 1"),
+        (["none.py"], "none.py is not a file"),
+        (["--machine-code", "--chips", "sm_80,sm_90", __file__], "is for --chips sm_90, not for sm_80,sm_90"),
+        (["--ptxas", __file__, __file__], "--ptxas needs --machine-code"),
+        (["--machine-code", "--ptxas", "none", __file__], "--ptxas none is not a file"),
+    ],
+)
+def test_the_command_tells_what_is_wrong_in_one_line(words, told, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_a_script_ends_with_is_printed(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit('no such file')\n")
+    assert main([str(tmp_path / "mine.py")]) == 1
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_the_lines_of_the_readme_give_what_it_shows(tmp_path):
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (tmp_path / "first.py").write_text(readme.split("```python\n")[1].split("```")[0])
-    status, text = run(tmp_path, "first.py")
+    status, text = run(tmp_path, runpy.run_path, "first.py")
     assert status == 1
     shown = " ".join(readme.split("```\n\n```\n")[1].split("```")[0].split())
     assert shown in " ".join(text.split())
