@@ -100,8 +100,8 @@ def test_loops_within_loops_meet_after_each_round_and_threads_may_end_within():
 
 
 def test_immediate_post_dominators():
-    diamond = [[1, 2], [3], [3], [4]]
-    assert joins(diamond) == [3, 3, 3, 4]
+    diamond_and_more = [[1, 2], [3], [3], [4], [5]]
+    assert joins(diamond_and_more) == [3, 3, 3, 4, 5]  # the nearest
     loop_with_two_exits = [[1], [2, 4], [3, 5], [1], [6], [6]]
     assert joins(loop_with_two_exits) == [1, 6, 6, 1, 6, 6]
     assert joins([[0]]) == [1]  # never ends

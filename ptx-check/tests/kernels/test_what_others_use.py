@@ -99,6 +99,7 @@ def _through_pointers(sources, targets, n, FAR: tl.constexpr, N: tl.constexpr):
     tl.store(target + i, tl.load(source + i, mask=i < n) * 2, mask=i < (n + FAR))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("programs", [None, 2])
 def test_memory_whose_addresses_a_kernel_loads(programs):
     """Groups of tensors of their own sizes, whose addresses lie in one more; others' memory is out of bounds."""
