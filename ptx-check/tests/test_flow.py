@@ -165,17 +165,3 @@ def test_what_no_list_has_is_refused_by_name_and_line(line):
     opcode = line.split(" ")[0].rstrip(";")
     with pytest.raises(Unsupported, match=rf"{opcode}[ ,].*probe, PTX line \d+$"):
         run(f"mov.u32 %r2, %tid.x;\n{line}", target="sm_90a", shared=1024, y=np.zeros(32, "u4"))
-
-
-def test_a_label_of_inline_assembly_belongs_to_its_braces():
-    loop = """{{
-.reg .pred done;
-again:
-add.u32 {0}, {0}, 1;
-setp.ge.u32 done, {0}, {1};
-@!done bra.uni again;
-}}
-"""
-    body = "mov.u32 %r2, 0;\nmov.u32 %r3, 0;\n" + loop.format("%r2", 3) + loop.format("%r3", 5)
-    ran = run(f"{body}st.global.b32 [%rd1], %r2;\nst.global.b32 [%rd1+4], %r3;", x=np.zeros(2, "u4"))
-    assert ran["x"].tolist() == [3, 5]

@@ -30,8 +30,7 @@ ROOT = Path(__file__).parents[2]
 VARIABLE = "EXECUTED_BEFORE"
 _FOR_DEBUGGERS = re.compile(r"\.loc|\.file|\$L__(tmp|func)\w*:")
 _MACHINE = ROOT / "ptx-check" / "src" / "ptx_check"
-_ELSEWHERE = {"__main__.py", "plugin.py", "reports.py", "support.py", "version.py", "unchanged.py", "speeds.py",
-              "foreign.py"}  # fmt: skip
+_ELSEWHERE = {"__main__.py", "plugin.py", "reports.py", "support.py", "version.py", "unchanged.py", "speeds.py"}
 """Files that no case depends on."""
 _BESIDE = ("gpu/problems.py", "kernels/accuracy.py", "kernels/attention_once.py", "kernels/test_search_kernels.py",
            "keep_mask.py", "search_step.py")  # fmt: skip
