@@ -74,10 +74,12 @@ def test_results_are_known_where_programs_of_the_sample_wrote(checks):
         machine.differing = False
         assert not torch.allclose(y, 3 * x)
         assert machine.differing
+        doubled[(100,)](x, zeros := torch.zeros(100 * N), TOO_FAR=0, N=N)
     known = machine.known(y)
     assert known.view(100, N).all(1).nonzero().flatten().tolist() == [0, 1, 98, 99]
     assert known.sum() == 4 * N
     torch.testing.assert_close(y[known], 2 * x[known])
+    assert machine.known(zeros).sum() == 4 * N
     assert machine.known(x).all()
     assert machine.launches[0].left_out == 96
 
