@@ -1,5 +1,6 @@
 """Fixtures: records with invented figures, which stay in the tests' folders, and models whose searches end."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.measure import records
 from fasttfm.data.tokenizer import EOS
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -25,10 +27,15 @@ MACHINE = {
 }
 
 
+READ = records.read
+READ_ONCE = functools.cache(READ)
+
+
 @pytest.fixture(autouse=True)
-def quick_speed(monkeypatch):
-    """Measures the machine's speed with a small product: no test here depends on it."""
+def quick(monkeypatch):
+    """The machine's speed is measured with a small product, and files of this repository's records are read once."""
     monkeypatch.setattr("benchmarks.measure.machine._SIDE", 128)
+    monkeypatch.setattr(records, "read", lambda path: (READ_ONCE if path.parent == records.RESULTS else READ)(path))
 
 
 @pytest.fixture(scope="session")
@@ -85,28 +92,12 @@ def record():
 
 @pytest.fixture
 def end_to_end():
-    """end_to_end(corpus, bleu=..., field=...): a valid record of an end-to-end run."""
+    """end_to_end(corpus, field=...): a record of this repository with other fields."""
 
     def make(corpus: str = "demo", *, machine: dict | None = None, **fields: Any) -> dict[str, Any]:
-        results = {
-            "benchmark": "end_to_end",
-            "corpus": corpus,
-            "train_command": "fasttfm train --preset demo",
-            "training_minutes": 4.0,
-            "updates": 1000,
-            "target_tokens": 2_000_000,
-            "target_tokens_per_second": 10_000,
-            "padding": 0.025,
-            "translate_seconds": 4.0,
-            "lines": 500,
-            "bleu": 30.0,
-            "bleu_signature": "BLEU|made up",
-            "chrf": 50.0,
-            "chrf_signature": "chrF2|made up",
-            "training_curve": [[250, 2.5]],
-            "validation_curve": [{"step": 500, "seconds": 120.0, "bleu": 28.0}],
-        }
-        return results | {"machine": MACHINE | (machine or {})} | fields
+        kept = records.read(records.RESULTS / "end-to-end-multi30k-fast.jsonl")[0]
+        known = {"training_minutes": 4.0, "updates": 1000, "train_command": "fasttfm train --preset demo"}
+        return kept | known | {"corpus": corpus} | {"machine": MACHINE | (machine or {})} | fields
 
     return make
 

@@ -48,19 +48,14 @@ def test_the_records_of_this_repository_are_fit():
     assert not [reason for reason in reasons if "which this checkout does not have" not in reason]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b'{"schema": 1, "group"', b"[1]", b"null", b"\n", b"{}", b"[" * 100_000],
-    ids=lambda text: text[:9].decode(),
-)
+@pytest.mark.parametrize("text", [b'{"schema": 1, "group"', b"[1]", b"null", b"\n", b"{}", b"[" * 100_000, b"\xff"])
 def test_an_invalid_line_is_named(checked, line, text):
     status, output = checked(line().encode() + text + b"\n")
     assert status == 2
-    assert "a.jsonl, line 2, is not a record of this suite" in output
+    assert ("not UTF-8 text" if text == b"\xff" else "a.jsonl, line 2, is not a record of this suite") in output
 
 
 def test_files_without_records_are_rejected_and_other_suffixes_skipped(tmp_path, checked, capsys, line):
-    assert "not UTF-8 text" in checked(b"\xff\xfe\x00")[1]
     assert "no records" in checked("")[1]
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n")
     (tmp_path / "b.jsonl").write_text(line())
@@ -77,14 +72,12 @@ def test_files_without_records_are_rejected_and_other_suffixes_skipped(tmp_path,
         ('"p50": 100.0', '"p50": NaN', "has NaN, which is not a JSON number"),
         ('"p80": 102.0', '"p80": 1e999', "time_us.p80 has a number that is too large"),
         ('"p50": 100.0', '"p50": -100.0', "equal to the minimum of 0"),
+        ('"p50": 100.0', '"p50": true', "time_us.p50"),
         ('"p50": 100.0, ', "", "record.time_us: 'p50' is a required property"),
         ('"p20": 98.0', '"p20": 103.0', "time_us is not in order: p20 103.0, p50 100.0, p80 102.0"),
-        ('"runs": 20', '"runs": 0', "runs: 0 is less than the minimum of 1"),
         ('"schema": 1', '"schema": true', "schema"),
         ('"seed": 0', '"seed": 0, "trust_me": 1', "'trust_me' was unexpected"),
-        ('"group": "kernels"', '"group": "krnels"', "record.group: 'krnels' is not one of"),
         ('"causal": true', '"causal": [1]', "shape.causal: [1] is not"),
-        ('"launches": null', '"launches": true', "launches: True is not of type"),
         ('"commit": "', '"commit": "-n ', "commit: '-n "),
         ('"status": "timed"', '"status": "absent"', "status is absent but record.time_us is"),
         ('"reason": null', '"reason": "too slow"', "status is timed but record.reason is 'too slow'"),
@@ -126,9 +119,8 @@ def test_what_is_not_fit_is_named(checked, line, fields, why):
 )
 def test_a_file_with_too_many_noisy_rows_is_not_fit(checked, line, noisy, status, why):
     found, output = checked("".join(line(provider=f"p{n}", noisy=n < noisy) for n in range(8)))
-    assert found == status
+    assert (found, why in output) == (status, True), output
     assert f"8 records ({noisy} noisy, 8 timed) of AMD EPYC, 2 cores" in output
-    assert why in output
 
 
 def test_the_summary_has_the_number_of_commits_since_the_oldest_record(monkeypatch, write, record):

@@ -1,49 +1,38 @@
-"""End-to-end runs: arguments, records, and the plain torch.nn trainer with its greedy search."""
+"""End-to-end runs and the speedrun: arguments, records, minutes, and the plain trainer's greedy search."""
 
 import json
-import random
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import end_to_end
+from benchmarks import end_to_end, length_penalties
 from benchmarks.__main__ import main
 from benchmarks.cases import synthetic
 from benchmarks.measure import records
 from benchmarks.peers.torch_nn import TorchTransformer
 from benchmarks.peers.torch_nn_trainer import greedy
+from fasttfm.cli.main import main as fasttfm_main
+from fasttfm.config.presets import preset_section
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, translate_ids
 
-WORDS = [*"abcdefghijklmnopqrst"]
-
-
-@pytest.fixture
-def text(tmp_path):
-    """A folder of train, valid and test files; targets are reversed sources."""
-    draw = random.Random(1)
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for name, pairs in (("train", 300), ("valid", 12), ("test_2016_flickr", 12)):
-        sources = [draw.choices(WORDS, k=draw.randint(2, 9)) for _ in range(pairs)]
-        for side, lines in (("en", sources), ("de", [words[::-1] for words in sources])):
-            (folder / f"{name}.{side}").write_text("".join(" ".join(words) + "\n" for words in lines))
-    return folder
+FAST = "multi30k-fast"
 
 
 @pytest.mark.whole
 @pytest.mark.slow
-def test_a_run_of_the_plain_trainer_keeps_a_record(text, tmp_path, monkeypatch, capfd):
-    small = {"test": "test_2016_flickr", "prepare": ("--vocab-size", "300"), "train": ("--preset", "multi30k")}
-    monkeypatch.setitem(end_to_end.CORPORA, "multi30k", end_to_end.Corpus(**small))
-    folders = ["--text", str(text), "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+def test_a_run_of_the_plain_trainer_keeps_a_record(tmp_path, capfd):
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     peer = ["--peer", "torch.nn", "--minutes", "0.1", "--threads", "1"]
-    assert main(["end_to_end", "multi30k", *folders, *peer]) == 0
-    (record,) = records.read(tmp_path / "results" / "end-to-end-multi30k-torch-nn.jsonl")
-    assert record["corpus"] == "multi30k, torch.nn"
+    assert main(["end_to_end", "demo", *folders, *peer]) == 0
+    (record,) = records.read(tmp_path / "results" / "end-to-end-demo-torch-nn.jsonl")
+    assert record["corpus"] == "demo, torch.nn"
     assert record["training_minutes"] >= 0.1
     assert record["updates"] >= 1
-    assert record["lines"] == 12
+    assert record["lines"] > 10
     assert "--minutes 0.1" in record["train_command"]
     log = [json.loads(line) for line in (tmp_path / "work" / "torch.nn" / "log.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in log][-2:] == ["end", "translate"]
@@ -107,3 +96,75 @@ def test_the_plain_greedy_search_equals_ours():
     expected = translate_ids(model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=17, allow_unk=True))
     assert results == [ids[:17] for ids in expected]
     assert len({tuple(ids) for ids in results}) > 3
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """fasttfm commands of a run, recorded instead of run."""
+    recorded: list[list[str]] = []
+
+    def fasttfm(words, **options):
+        recorded.append(words)
+        if words[0] == "train":
+            out = Path(words[words.index("--out") + 1])
+            out.mkdir(parents=True, exist_ok=True)
+            counts = {"kind": "train", "target_tokens": 100, "tokens_per_second": 50, "padding": 0.1}
+            lines = [{"step": step, "seconds": step / 5, "loss": 9 - step / 100, **counts} for step in (250, 500)]
+            (out / "train.log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        bleu = {"lines": 1, "bleu": 39.2, "bleu_signature": "nrefs:1", "chrf": 60.0, "chrf_signature": "nrefs:1"}
+        return subprocess.CompletedProcess(words, 0, json.dumps(bleu) if words[0] == "score" else "")
+
+    monkeypatch.setattr(end_to_end, "fasttfm", fasttfm)
+    for name in ("train.en", "train.de", "valid.en", "valid.de"):
+        (tmp_path / name).write_text("a\n")
+    return recorded
+
+
+def test_the_minutes_cover_all_steps_and_a_resumed_run_has_none_and_claims_no_goal(tmp_path, commands, capsys):
+    arguments = ["--text", str(tmp_path), "--results", str(tmp_path), "--note", "a test"]
+    assert end_to_end.main([FAST, *arguments, "--", "--seed", "3", "--max-update", "500"]) == 0
+    assert [words[0] for words in commands] == ["prepare", "train", "translate", "score"]
+    train = commands[1]
+    assert train[train.index("--seed") + 1] == "3"
+    assert train[train.index("--max-update") + 1] == "500"
+    assert commands[2][-2:] == ["--checkpoint", "last"]
+    assert "39.0 in 20 minutes is reached" in capsys.readouterr().out
+    for words in (commands[0], train):
+        with pytest.raises(SystemExit) as stop:
+            raise SystemExit(fasttfm_main([*words, "--help"]))
+        assert stop.value.code == 0
+    (tmp_path / "work" / "model").mkdir(parents=True)
+    assert end_to_end.main([FAST, *arguments, "--work", str(tmp_path / "work")]) == 0
+    assert "reached" not in capsys.readouterr().out.splitlines()[-1]
+    record, resumed = records.read(tmp_path / "end-to-end-multi30k-fast.jsonl")
+    assert (record["updates"], record["target_tokens"], record["note"]) == (500, 200, "a test")
+    assert [*record["minutes_of"]] == ["prepare", "train", "translate", "score"]
+    assert record["training_curve"] == [[250, 6.5], [500, 4.0]]
+    assert "minutes_of" not in resumed
+
+
+def test_the_preset_of_the_speedrun_leaves_time_for_the_other_steps():
+    """The longest time of any record, and ten seconds to save and end after the last update."""
+    training = preset_section(FAST, "training")
+    kept = records.read(records.RESULTS / f"end-to-end-{FAST}.jsonl")
+    runs = [run["minutes_of"] for run in kept if "minutes_of" in run]  # not of a resumed run
+    others = max(run["prepare"] + run["translate"] + run["score"] for run in runs)
+    assert 0 < training["max_minutes"] <= end_to_end.CORPORA[FAST].goal[1] - others - 10 / 60
+    assert training["schedule"] == "cosine-minutes"  # the rate is 0 at the end, on any machine
+    assert training["valid_interval_updates"] == 0
+
+
+def test_the_seconds_of_a_length_penalty_are_those_of_the_search_without_its_score(monkeypatch):
+    now = [0.0]
+
+    def passes(seconds, result):
+        now[0] += seconds
+        return result
+
+    copier = SimpleNamespace(translate=lambda sources: passes(2.0, list(sources)))
+    monkeypatch.setattr(length_penalties, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(length_penalties, "Translator", SimpleNamespace(from_directory=lambda *_, **__: copier))
+    monkeypatch.setattr(length_penalties, "BEAMS", (1,))
+    monkeypatch.setattr(length_penalties, "bleu", lambda *_, **__: passes(5.0, SimpleNamespace(value=1.0)))
+    (row,) = length_penalties.measured(Path(), ["a b"], ["a b"])
+    assert row["seconds"] == 2.0

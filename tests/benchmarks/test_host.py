@@ -10,15 +10,17 @@ from forked import run
 
 from benchmarks import host
 from benchmarks.measure import records
-from benchmarks.report.page import machine_page
 from fasttfm.system.children import child_environment
 
-CPU = torch.device("cpu")
+
+def ran(*words):
+    """Finished process of the command."""
+    command = [sys.executable, "-m", "benchmarks", "host", *words]
+    return run(command, env=child_environment(), capture_output=True, text=True)
 
 
 def measured(*words):
-    command = [sys.executable, "-m", "benchmarks", "host", "--json", *words]
-    done = run(command, env=child_environment(), capture_output=True, text=True)
+    done = ran("--json", *words)
     assert done.returncode == 0, done.stderr
     return {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
 
@@ -57,16 +59,15 @@ def test_a_time_is_the_minimum_of_alternating_runs(monkeypatch):
 
         return run
 
-    assert host.least([call("slow"), call("quick")], CPU, 0.1) == pytest.approx([6000.0, 4000.0])
+    times = host.least([call("slow"), call("quick")], torch.device("cpu"), 0.1)
+    assert times == pytest.approx([6000.0, 4000.0])
 
 
 @pytest.mark.whole
-def test_rows_have_our_cost_and_the_peers():
-    rows = measured("--only", "norm", "--quick")
-    assert list(rows) == [
-        "layer_norm, forward + backward", "residual_layer_norm, dropout, forward + backward",
-        "layer_norm in float32, forward + backward", "a launch alone, layer_norm",
-    ]  # fmt: skip
+def test_a_complete_run_with_our_cost_and_the_peers_is_kept(tmp_path):
+    rows = measured("--quick", "--results", str(tmp_path))
+    (record,) = records.read(tmp_path / "host.jsonl")
+    assert (record["measured"], record["stands_in_for"]) == ([*rows.values()], host.STANDS_IN_FOR)
     norm, absent = rows["layer_norm, forward + backward"], rows["layer_norm in float32, forward + backward"]
     assert absent["peer"] == "Liger Kernel"
     assert "absent" not in absent or "liger_kernel" in absent["absent"]
@@ -78,30 +79,14 @@ def test_rows_have_our_cost_and_the_peers():
 
 
 def test_a_word_without_cases_is_refused_with_their_names():
-    command = [sys.executable, "-m", "benchmarks", "host", "--only", "nonsense"]
-    done = run(command, env=child_environment(), capture_output=True, text=True)
+    done = ran("--only", "nonsense")
     assert done.returncode == 2
     (message,) = done.stderr.splitlines()
     assert "no case contains 'nonsense': attention, no gradient; " in message
 
 
-def test_the_report_says_that_a_stand_in_is_not_a_gpu(record):
-    row = {"what": "norm", "peer": "PyTorch", "calls": 1200, "triton": 3, "aten": 1, "us": 80.0,
-           "peer_calls": 53, "peer_triton": 0, "peer_aten": 5, "peer_us": 40.0, "ratio": 2.0}  # fmt: skip
+def test_a_stand_in_is_no_gpu_and_a_missing_peer_is_absent():
+    assert "**Not run on a GPU**" in host.note({"stands_in_for": "sm_90"})
+    assert "Not run" not in host.note({})
     absent = {"what": "other", "peer": "Liger Kernel", "absent": "No module named 'liger_kernel'"}
-    for fields, warned in (({"stands_in_for": "sm_90"}, True), ({}, False)):
-        host_record = {"benchmark": "host", "measured": [row, absent], **fields, "machine": record()["machine"]}
-        records.validate(host_record)
-        entry = records.Entry("host.jsonl", 1, host_record)
-        page = machine_page("a machine", [entry], [entry], charted=False)
-        assert ("**Not run on a GPU**" in page) is warned
-        assert "| norm | 1,200 | 80.0 | 3 + 1 | PyTorch | 53 | 40.0 | 0 + 5 | 2.00 |" in page
-        assert "Liger Kernel, absent" in page
-
-
-@pytest.mark.whole
-def test_a_complete_run_is_kept(tmp_path):
-    rows = measured("--quick", "--results", str(tmp_path))
-    (record,) = records.read(tmp_path / "host.jsonl")
-    assert record["measured"] == list(rows.values())
-    assert record["stands_in_for"] == host.STANDS_IN_FOR
+    assert host.cells(absent) == ["other", "", "", "", "Liger Kernel, absent", "", "", "", ""]

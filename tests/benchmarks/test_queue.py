@@ -10,10 +10,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forked import Popen
-from forked import run as run_forked
 from waiting import PATIENCE, wait_for_end, wait_until
 
 from benchmarks import command
@@ -23,12 +23,13 @@ from benchmarks.queue.questions import ASK_AGAIN, SHIP, TAKE_BACK, Expected, Que
 from fasttfm.errors import UserError
 
 ROOT = machine.ROOT
-TIME = Expected(what="time", predicted=3, before=5, line=r"found (\d+) us")
+TIME = {"what": "time", "predicted": 3, "before": 5, "line": r"found (\d+) us"}
+EXPECTED = (Expected(**TIME),)
 
 
-def question(name="first", command="python -c \"print('found 3 us')\"", *, seconds=20, answers=(TIME,), **fields):
+def question(name="first", command="python -c \"print('found 3 us')\"", *, answers=EXPECTED, **fields):
     measures = "benchmarks/queue/questions.py"
-    fields |= {"decides": f"what {name} is", "seconds": seconds, "measures": measures, "answers": answers}
+    fields = {"decides": f"what {name} is", "seconds": 20, "measures": measures, "answers": answers, **fields}
     return Question(name=name, command=command, **fields)
 
 
@@ -94,21 +95,21 @@ def test_questions_run_in_order_within_the_time_and_are_not_repeated(tmp_path, m
         question("absent", needs="data"),
         question("broken", "python -c \"print('found 9 us'); raise SystemExit(3)\""),
         question("missing", "no-such-program"),
-        question("suite", "python -m benchmarks check no-such-file.jsonl"),
+        question("ours", 'python -c "import benchmarks, ptx_check, fasttfm_pretraining; assert 0, 7"'),
     ]
     done = run.run(asked, 300, results=tmp_path)
     assert [(r["question"], r["status"], r["answers"][0]["verdict"]) for r in done] == [
         ("first", "done", SHIP), ("broken", "failed", TAKE_BACK), ("missing", "failed", ASK_AGAIN),
-        ("suite", "failed", ASK_AGAIN),
+        ("ours", "failed", ASK_AGAIN),
     ]  # fmt: skip
-    assert "no-such-file.jsonl cannot be read" in done[-1]["output"]
+    assert "AssertionError: 7" in done[-1]["output"]
     text = capsys.readouterr().out
     assert "long: skipped, its limit is 1000 s" in text
     assert "absent: skipped, data is not prepared" in text
     assert re.search(r"\| first +\| time, us +\| 5\.00 +\| 3\.00 +\| 3\.00 +\| ship", text)
     assert run.load(tmp_path) == done
     again = run.run(asked, 300, results=tmp_path)
-    assert [r["question"] for r in again] == ["missing", "suite"]  # those without a number
+    assert [r["question"] for r in again] == ["missing", "ours"]  # those without a number
     assert f"first: answered on {done[0]['machine']['time'][:10]}\n" in capsys.readouterr().out
     assert run.run(asked[:1], 300, results=tmp_path, again=True)[0]["question"] == "first"
 
@@ -132,7 +133,6 @@ def test_a_question_at_its_limit_is_stopped_with_its_children_and_its_output_cou
     )
     (record,) = run.run([question(command=f"python {program}", seconds=3)], 60, results=tmp_path / "r")
     assert (record["status"], record["answers"][0]["measured"]) == ("stopped", 3)
-    assert 3 <= record["seconds"] < 3 + 1 + 5
     wait_for_end([int((tmp_path / "child").read_text())])
 
 
@@ -161,17 +161,16 @@ def queue_process(results: Path, file: Path, seconds: int) -> subprocess.Popen:
 
 
 def test_a_queue_killed_at_random_times_loses_no_answer_and_resumes(tmp_path):
-    slow = "python -c \"import time; time.sleep(0.3); print('found 3 us')\""
-    answers = [{"what": "time", "predicted": 3, "line": r"found (\d+) us"}]
-    names = [f"q{number}" for number in range(5)]
-    file = asked_file(tmp_path, *names, command=slow, seconds=20, answers=answers)
+    slow = "python -c \"import time; time.sleep(0.2); print('found 3 us')\""
+    names = [f"q{number}" for number in range(4)]
+    file = asked_file(tmp_path, *names, command=slow, seconds=20, answers=[TIME])
     results, draw = tmp_path / "results", random.Random(5)
     known: set[str] = set()
     for kills in range(2, -1, -1):
         process = queue_process(results, file, 200)
         if kills:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(draw.uniform(0.2, 4))
+                process.wait(draw.uniform(0.2, 2))
             process.kill()
         process.communicate()
         answered = {record["question"] for record in run.load(results)}
@@ -196,24 +195,20 @@ def test_a_stopped_queue_ends_its_command(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"seconds": "soon"}, "asked.seconds: 'soon' is not of type 'integer'"),
+        ({"seconds": "soon"}, ".seconds: 'soon' is not of type 'integer'"),
         ({"second": 3}, "'second' was unexpected"),
-        ({"answers": []}, "asked needs an answer"),
+        ({"answers": []}, "needs an answer"),
         ({"answers": [{"what": "x", "predicted": 1}]}, "needs either row"),
         ({"answers": [X | {"over": {}}]}, "needs either row"),
         ({"answers": [X | {"line": "x"}]}, "needs one group"),
         ({"answers": [X | {"line": "("}]}, "is not a regular expression"),
-        ({"answers": [X | {"predicted": "soon"}]}, "asked.answers[0].predicted: 'soon'"),
+        ({"answers": [X | {"predicted": "soon"}]}, ".answers[0].predicted: 'soon'"),
         ({"measures": "no/such/*.py"}, "matches no file of the checkout"),
     ],
 )
 def test_an_invalid_question_is_refused_with_its_name(fields, message, tmp_path):
-    with pytest.raises(UserError, match=re.escape("questions.yaml: asked")) as error:
+    with pytest.raises(UserError, match=rf"^questions\.yaml: asked.*{re.escape(message)}"):
         questions.read(asked_file(tmp_path, "asked", **fields))
-    assert message in str(error.value)
-
-
-def test_an_invalid_file_is_named(tmp_path):
     (tmp_path / "questions.yaml").write_text("a: [")
     with pytest.raises(UserError, match=r"^questions\.yaml "):
         questions.read(tmp_path / "questions.yaml")
@@ -233,7 +228,7 @@ def test_the_shipped_questions_have_commands_that_exist_and_are_on_the_page():
     assert run.page_table(asked, run.load(records.RESULTS)) in text, "run python -m benchmarks queue --page"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [each.name for each in questions.read() if not each.needs])
 def test_a_shipped_question_runs_on_the_stand_in_with_a_short_limit(name, tmp_path, monkeypatch):
     """Its command starts as on a chip, and ends or is stopped with a record."""
@@ -246,29 +241,6 @@ def test_a_shipped_question_runs_on_the_stand_in_with_a_short_limit(name, tmp_pa
     assert {answer["verdict"] for answer in record["answers"]} <= {SHIP, TAKE_BACK, ASK_AGAIN}
 
 
-def test_only_a_dry_run_needs_no_device():
-    line = [sys.executable, "-m", "benchmarks", "queue"]
-    done = run_forked([*line, "--seconds", "5"], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "needs a CUDA or ROCm device" in done.stderr
-    words = [*line, "--dry-run", "--seconds", "300"]
-    dry = run_forked(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "kernels-attention: the faster tiles" in dry.stdout
-    assert re.search(r"^\d+ of 300 s planned$", dry.stdout, re.MULTILINE)
-
-
-PROGRAM = """
-import torch
-from fasttfm import functional as F
-
-x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-w = torch.ones(64, device="cuda", dtype=torch.bfloat16)
-F.layer_norm(x, w, w).sum().backward()
-y = F.layer_norm(x, w, w) @ torch.ones(64, 5, device="cuda", dtype=torch.bfloat16)
-assert (y.shape, y.is_cuda, y.device.type, torch.cuda.get_device_capability()) == ((3, 5), True, "cuda", (9, 0))
-"""
-
-
 def living_in_group(number):
     try:
         os.killpg(number, 0)
@@ -277,16 +249,22 @@ def living_in_group(number):
     return True
 
 
-def test_kernels_are_prepared_on_all_cores_and_an_interrupted_preparation_ends_its_commands(tmp_path, monkeypatch):
-    program = """
+MEET = """
 import pathlib, sys, time
 here, other = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 here.touch()
 while not other.exists(): time.sleep(0.05)
 sys.exit(int(sys.argv[3]))
 """
-    (tmp_path / "meet.py").write_text(program)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *map(str, run.SOURCES)]))
+
+
+def test_kernels_are_prepared_on_all_cores_and_an_interrupted_preparation_ends_its_commands(tmp_path, monkeypatch):
+    (tmp_path / "meet.py").write_text(MEET)
+    python = tmp_path / "python"  # instead of the stand-in for a chip, which imports torch
+    python.write_text(f'#!/bin/sh\nshift 4\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(prepare, "sys", SimpleNamespace(executable=str(python), stderr=sys.stderr))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(prepare, "allowed_cores", lambda: 2)
     a, b, never = (tmp_path / name for name in ("a", "b", "never"))
     asked = [
@@ -305,6 +283,18 @@ sys.exit(int(sys.argv[3]))
             prepare._compile([late], "sm_90", tmp_path)
     assert started[0].process.poll() is not None
     wait_until(lambda: not living_in_group(started[0].process.pid))
+
+
+PROGRAM = """
+import torch
+from fasttfm import functional as F
+
+x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+w = torch.ones(64, device="cuda", dtype=torch.bfloat16)
+F.layer_norm(x, w, w).sum().backward()
+y = F.layer_norm(x, w, w) @ torch.ones(64, 5, device="cuda", dtype=torch.bfloat16)
+assert (y.shape, y.is_cuda, y.device.type, torch.cuda.get_device_capability()) == ((3, 5), True, "cuda", (9, 0))
+"""
 
 
 def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_path, monkeypatch, capsys):
@@ -327,6 +317,15 @@ def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_
     (record,) = run.run([late], 60, results=tmp_path / "r", prepared=tmp_path / "b")
     assert record["compiled"] == ["_late-KEY"]
     assert "error: 1 kernels were not prepared: _late-KEY\n" in capsys.readouterr().out
+
+
+def test_only_a_dry_run_needs_no_device(capsys):
+    with pytest.raises(UserError, match="needs a CUDA or ROCm device"):
+        run.main(["--seconds", "5"])
+    assert run.main(["--dry-run", "--seconds", "300"]) == 0
+    dry = capsys.readouterr().out
+    assert "kernels-attention: the faster tiles" in dry
+    assert re.search(r"^\d+ of 300 s planned$", dry, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

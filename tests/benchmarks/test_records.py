@@ -10,20 +10,14 @@ from benchmarks.measure import records
 def test_write_replaces_equal_keys_and_keeps_other_records(tmp_path, record):
     file = tmp_path / "new" / "kernels.jsonl"
     records.write(file, [record(), record(provider="torch eager")])
-    records.write(file, [record(time_us={"p20": 4.0, "p50": 5.0, "p80": 6.0, "runs": 7}), record(case="embedding")])
-    results = records.read(file)
-    assert [(r["case"], r["provider"], r["time_us"]["p50"]) for r in results] == [
-        ("attention", "torch eager", 100.0),
-        ("attention", "fasttfm", 5.0),
-        ("embedding", "fasttfm", 100.0),
-    ]
-    assert [path.name for path in file.parent.iterdir()] == ["kernels.jsonl"]
-
-
-def test_invalid_records_are_not_written(tmp_path):
+    records.write(file, [record(p50=5.0), record(case="embedding")])
+    results = [(row["case"], row["provider"], row["time_us"]["p50"]) for row in records.read(file)]
+    right = [("attention", "torch eager", 100.0), ("attention", "fasttfm", 5.0), ("embedding", "fasttfm", 100.0)]
+    assert results == right
     with pytest.raises(ValueError, match="required property"):
-        records.write(tmp_path / "a.jsonl", [{"schema": 1}])
-    assert not list(tmp_path.iterdir())
+        records.write(file, [record(case="another"), {"schema": 1}])
+    assert len(records.read(file)) == 3
+    assert [path.name for path in file.parent.iterdir()] == ["kernels.jsonl"]
 
 
 def test_numbers_are_rounded_to_four_digits_and_are_valid_json():
@@ -34,7 +28,5 @@ def test_numbers_are_rounded_to_four_digits_and_are_valid_json():
 
 def test_a_file_name_has_group_and_machine():
     assert records.file_name("blocks", {"device": "NVIDIA H200"}) == "blocks-nvidia-h200.jsonl"
-    machine = {"processor": "AMD EPYC", "cores": 2}
-    assert records.file_name("kernels", machine) == "kernels-amd-epyc-2-cores.jsonl"
-    with_amx = machine | {"instruction_sets": ["avx2", "avx512f", "amx_bf16"]}
-    assert records.file_name("kernels", with_amx) == "kernels-amd-epyc-amx-2-cores.jsonl"
+    machine = {"processor": "AMD EPYC", "cores": 2, "instruction_sets": ["avx2", "avx512f", "amx_bf16"]}
+    assert records.file_name("kernels", machine) == "kernels-amd-epyc-amx-2-cores.jsonl"

@@ -1,4 +1,7 @@
-"""The report: a short page per machine, with all cases and the status of all rows."""
+"""The report, README's blocks and the pictures match the records; what counts in them, and what is marked.
+
+The form of pages, index and blocks is held by the kept ones: a change makes them differ from the records.
+"""
 
 import csv
 import io
@@ -6,98 +9,34 @@ import re
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.measure.machine import machine_name, slug
 from benchmarks.measure.records import RESULTS, load
 from benchmarks.report import page as report
+from benchmarks.report import pictures, readme
+from benchmarks.report.rows import quiet, suite
 from fasttfm.errors import UserError
 
-ROOF = {"floor_us": 40.0, "share": 0.4, "ceilings": {"gb_per_s": 12.5, "tflop_per_s": 0.125}}
-LONGER = {"B": 1, "H": 8, "L": 54, "D": 64, "causal": True}
+
+def test_readme_the_report_and_the_pictures_match_the_records(capsys):
+    assert main(["check"]) == 0, capsys.readouterr().out
 
 
-@pytest.fixture
-def folder(tmp_path, write, record):
-    """A group on a CPU with every status, two lengths, and a decoding group with two batches."""
-    rates = {"roofline": ROOF, "tflop_per_s": 0.01, "gb_per_s": 2.0}
-    batches = [
-        record(group="decoding", case="translate", shape={"batch": batch}, provider=provider, **{"pass": "decode"})
-        for batch in (1, 8)
-        for provider in ("fasttfm", "CTranslate2")
-    ]
-    write(
-        "results/kernels-cpu.jsonl",
-        record(p50=100.0, peak_bytes=3 << 20, **rates),
-        record(p50=200.0, provider="torch eager", **rates),
-        record(provider="SDPA flash", status="refused", reason="RuntimeError: No available kernel <here>"),
-        record(provider="odd", status="wrong", reason="error 0.5 against the reference, 0.001 is allowed"),
-        record(provider="xformers", status="absent", reason="pip install xformers; needs a CUDA device"),
-        record(p50=150.0, shape=LONGER, **rates),
-    )
-    write("results/decoding-cpu.jsonl", *batches)
-    return tmp_path / "results"
-
-
-def written(folder, out):
-    """Name -> text of all pages."""
-    assert report.main(["--results", str(folder), "--out", str(out)]) == 0
-    return {path.stem: path.read_text(encoding="utf-8") for path in out.glob("*.md")}
-
-
-def test_a_page_has_a_line_per_case_and_the_reasons_of_rows_without_a_time(folder, tmp_path):
-    text = written(folder, tmp_path / "out")["amd-epyc-2-cores"]
-    assert "10 rows: 7 timed, 1 refused, 1 wrong, 1 absent" in text
-    lines = [line for line in text.splitlines() if line.startswith("| attention ")]
-    assert [line.split(" | ")[2:] for line in lines] == [
-        ["100 µs ±2%", "torch eager 200 µs", "2.00x", "40%", "3.00", " |"],
-        ["150 µs ±2%", "", "", "40%", "", " |"],
-    ]
-    for words in (
-        "| SDPA flash | refused | 1 | RuntimeError: No available kernel <here> |",
-        "| odd | wrong | 1 | error 0.5 against the reference, 0.001 is allowed |",
-        "| xformers | absent | 1 | pip install xformers; needs a CUDA device |",
-        "[Kernels, fp32, 1 thread](#kernels-fp32-1-thread)",
-        "## Kernels, fp32, 1 thread",
-    ):
-        assert words in text
-
-
-def test_noisy_cases_and_smoke_runs_are_marked(tmp_path, write, record):
-    write("results/a.jsonl", record(noisy=True, level="smoke"), record(provider="torch eager", p50=80.0))
-    text = written(tmp_path / "results", tmp_path / "out")["amd-epyc-2-cores"]
-    assert "| **100 µs ±2%** | torch eager 80.0 µs | 0.80x, noisy |" in text
-    assert "their times are meaningless" in text
-
-
-def test_all_rows_can_be_printed_as_csv(folder, tmp_path, capsys):
-    assert report.main(["--results", str(folder), "--all", "--out", str(tmp_path / "out")]) == 0
-    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert len(lines) == 10
-    assert (lines[4]["file"], lines[4]["time_us.p50"]) == ("kernels-cpu.jsonl", "100.0")
-    assert not (tmp_path / "out").exists()
-
-
-def test_every_machine_has_a_page_and_every_page_says_which_devices_were_timed(folder, tmp_path, write, record):
-    pages = written(folder, tmp_path / "out")
-    assert all("All times were measured on a CPU. No GPU has run these kernels" in text for text in pages.values())
-    write("results/gpu.jsonl", record(machine={"device": "NVIDIA H200"}))
-    pages = written(folder, tmp_path / "out")
-    assert set(pages) == {"report", "nvidia-h200", "amd-epyc-2-cores"}
-    assert all("Timed on NVIDIA H200; rows marked CPU were measured on a CPU." in text for text in pages.values())
-    assert (
-        "| [CPU: AMD EPYC, 2 cores](amd-epyc-2-cores.md) | 2026-01-02 | kernels, decoding | 10 rows" in pages["report"]
-    )
-
-
-def test_memory_of_a_cuda_graph_measured_without_its_pool_is_not_shown(tmp_path, write, record):
-    fields = {"group": "training_step", "provider": "fasttfm, CUDA graph", "pass": "step"}
-    gpu = {"device": "NVIDIA H200"}
-    old = record(peak_bytes=303_104, launches=34, machine=gpu, shape={"rows": 1}, **fields)
-    new = record(peak_bytes=5 << 30, machine=gpu, shape={"rows": 2}, **fields)
-    write("results/a.jsonl", old, new)
-    text = written(tmp_path / "results", tmp_path / "out")["nvidia-h200"]
-    cells = [line.split(" | ")[6] for line in text.splitlines() if line.startswith("| attention rows=")]
-    assert cells == ["", "5,120"]
-    assert "Memory of CUDA graphs is left out: it was measured without the graph's pool." in text
+def test_stale_files_are_named(tmp_path, monkeypatch, capsys):
+    """README and a page with other text, charts and pictures missing or with other numbers."""
+    text = readme.README.read_text(encoding="utf-8")
+    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    monkeypatch.setattr(report, "OUT", tmp_path / "report")
+    monkeypatch.setattr(pictures, "OUT", tmp_path)
+    readme.README.write_text(text.replace("0.70x", "1.70x"), encoding="utf-8")
+    entries = load(RESULTS)
+    pictures.save(tmp_path / "roofline.png", *pictures.roofline(entries))
+    pictures.save(tmp_path / "training.png", *pictures.roofline(entries))
+    assert report.main(["--check"]) == 1
+    out = capsys.readouterr().out
+    for name in ("README.md", "report/nvidia-h200.md", "report/nvidia-h200.png", "training.png", "host-time.png"):
+        assert f"{tmp_path / name} differs from the records" in out
+    assert "roofline.png" not in out
 
 
 def test_the_kept_pages_are_short_and_in_the_sites_contents():
@@ -112,25 +51,127 @@ def test_the_kept_pages_are_short_and_in_the_sites_contents():
             assert (report.OUT / picture).stat().st_size > 1_000
 
 
-def test_invalid_records_are_named_and_no_page_is_written(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"schema": 2}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl, line 1, .*record.schema: 1 was expected"):
-        report.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
+@pytest.fixture
+def folder(tmp_path, write, record, end_to_end):
+    """Records of a CPU: every status, a row of level smoke, a noisy one, and a run with uncommitted changes."""
+    roof = {"floor_us": 40.0, "share": 0.4, "ceilings": {"gb_per_s": 12.5, "tflop_per_s": 0.125}}
+    rates = {"roofline": roof, "tflop_per_s": 0.01, "gb_per_s": 2.0}
+    longer = {"shape": {"B": 1, "H": 8, "L": 54, "D": 64, "causal": True}}
+    write(
+        "results/kernels-cpu.jsonl",
+        record(p50=100.0, peak_bytes=3 << 20, **rates),
+        record(p50=200.0, provider="torch eager", **rates),
+        record(provider="SDPA flash", status="refused", reason="RuntimeError: No available kernel <here>"),
+        record(provider="odd", status="wrong", reason="error 0.5 against the reference, 0.001 is allowed"),
+        record(provider="xformers", status="absent", reason="pip install xformers; needs a CUDA device"),
+        record(p50=150.0, level="smoke", noisy=True, **rates, **longer),
+        record(p50=120.0, provider="torch eager", **rates, **longer),
+    )
+    changed = {"commit": "ab" * 20, "uncommitted_changes": True, "time": "2026-11-20T00:00:00+00:00"}
+    write("results/runs.jsonl", end_to_end(note="other jobs ran", machine=changed))
+    return tmp_path / "results"
+
+
+def test_a_page_has_a_line_per_case_what_is_doubtful_and_why_rows_have_no_time(folder, tmp_path):
+    assert report.main(["--results", str(folder), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "amd-epyc-2-cores.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| attention ")]
+    assert [line.split(" | ")[2:] for line in lines] == [
+        ["100 µs ±2%", "torch eager 200 µs", "2.00x", "40%", "3.00", " |"],
+        ["**150 µs ±2%**", "torch eager 120 µs", "0.80x, noisy", "40%", "", " |"],
+    ]
+    for words in (
+        "7 rows: 4 timed, 1 refused, 1 wrong, 1 absent",
+        "All times were measured on a CPU. No GPU has run these kernels",
+        "their times are meaningless",
+        "| SDPA flash | refused | 1 | RuntimeError: No available kernel <here> |",
+        "| odd | wrong | 1 | error 0.5 against the reference, 0.001 is allowed |",
+        "| xformers | absent | 1 | pip install xformers; needs a CUDA device |",
+        "| `--preset demo` | abababa with changes of 2026-11-20; other jobs ran | 1,000 | 4.0 |",
+    ):
+        assert words in text
+
+
+def test_all_rows_can_be_printed_as_csv(folder, tmp_path, capsys):
+    assert report.main(["--results", str(folder), "--all", "--out", str(tmp_path / "out")]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(line["file"], line["time_us.p50"]) for line in lines[:2]] == [
+        ("kernels-cpu.jsonl", "100.0"),
+        ("kernels-cpu.jsonl", "200.0"),
+    ]
+    assert len(lines) == 7
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("flag", "message"), [("--results", "none does not exist"), ("--out", r"file/none cannot be written to")]
+    ("flag", "name", "message"),
+    [
+        ("--results", "a.jsonl", r"a\.jsonl, line 1, .*record.schema: 1 was expected"),
+        ("--results", "none", "none does not exist"),
+        ("--out", "a.jsonl/none", r"a\.jsonl/none cannot be written to"),
+    ],
 )
-def test_folders_that_cannot_be_used_are_named(flag, message, tmp_path, folder):
-    (tmp_path / "file").write_text("")
-    paths = {"--results": folder, "--out": tmp_path / "out"} | {flag: tmp_path / "file" / "none"}
+def test_what_cannot_be_used_is_named_and_no_page_is_written(flag, name, message, tmp_path, folder):
+    (tmp_path / "a.jsonl").write_text('{"schema": 2}\n')
+    paths = {"--results": folder, "--out": tmp_path / "out"} | {flag: tmp_path / name}
     with pytest.raises(UserError, match=message):
         report.main([str(word) for pair in paths.items() for word in pair])
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_peer_on_the_same_corpus_has_its_own_line(tmp_path, write, end_to_end):
-    peer = "python -m benchmarks.peers.torch_nn_trainer --preset demo"
-    write("runs/a.jsonl", end_to_end(), end_to_end("demo, torch.nn", train_command=peer))
-    text = written(tmp_path / "runs", tmp_path / "out")["amd-epyc-2-cores"]
-    assert "| `torch_nn_trainer --preset demo` |" in text
+def test_a_line_has_the_mean_the_worst_shape_and_the_number_of_slower_shapes(write, record):
+    shape = {"B": 4, "H": 8, "L": 27, "mask": "lengths", "dropout": 0.1}
+    fields = {"shape": shape, "machine": {"device": "A GPU", "chip": "sm_90"}}
+    rows = [
+        record(p50=time, provider=provider, noisy=noisy, **{"pass": name}, **fields)
+        for name, times, noisy in (
+            ("training forward", {"fasttfm": 50.0, "torch eager": 400.0, "SDPA": 200.0}, False),
+            ("backward", {"fasttfm": 200.0, "SDPA": 100.0}, False),
+            ("forward", {"fasttfm": 200.0, "SDPA": 1.0}, True),
+        )
+        for provider, time in times.items()
+    ]
+    markers = "".join(f"<!-- {name}: here -->\nold\n<!-- end -->\n" for name in ("status", "figures", "measured"))
+    entries = load(write("a.jsonl", *rows))
+    with pytest.raises(UserError, match="README lacks the block chips"):
+        readme.updated(markers, entries)
+    text = readme.updated(f"before\n{markers}<!-- chips: here -->\nold\n<!-- end -->\nafter\n", entries)
+    assert re.fullmatch(r"(?s)before\n<!-- status: .*<!-- end -->\nafter\n", text)
+    assert "old" not in text
+    worst = "0.50x: B=4 H=8 L=27 mask=lengths dropout=0.1, backward; SDPA"
+    assert f"| Attention with dropout, fp32 | A GPU | 1.41x | {worst} | 1 of 2 | 2026-01-02 |" in text
+    assert "beside SDPA: **1.41x** on A GPU, worst shape 0.50x" in text
+
+
+SHORT, MIDDLE, LONG = ({"shape": {"B": 1, "L": length}} for length in (10, 20, 30))
+OURS, GRAPH, EAGER, SDPA = "fasttfm", "fasttfm, CUDA graph", "torch eager", "torch SDPA"
+
+
+@pytest.mark.parametrize(
+    ("rows", "ratios"),
+    [
+        (
+            [
+                *((OURS, 200, SHORT), (EAGER, 400, SHORT), (SDPA, 100, SHORT)),
+                *((OURS, 100, LONG), (EAGER, 800, LONG), (SDPA, 900, LONG)),
+            ],
+            [0.5, 8.0],
+        ),
+        ([(OURS, 200, {}), (GRAPH, 25, {}), ("torch.nn", 100, {})], [0.5]),
+        ([(OURS, 200, {}), (GRAPH, 25, {}), ("torch.nn, CUDA graph", 100, {})], [4.0]),
+        (
+            [
+                *((OURS, 200, SHORT), (EAGER, 400, SHORT), (OURS, 200, MIDDLE), (EAGER, 400, MIDDLE)),
+                (SDPA, 100, MIDDLE | {"spread": 0.3}),  # before the field `noisy`; ours would win beside eager alone
+                *((OURS, 200, LONG | {"noisy": True}), (EAGER, 100, LONG)),
+            ],
+            [2.0],
+        ),
+        ([(OURS, 100, {"level": "smoke"}), (EAGER, 100, {})], []),
+        ([(OURS, 100, {"status": "wrong"}), (EAGER, 100, {})], []),
+    ],
+    ids=["the fastest other", "no other graph", "another graph", "noisy", "smoke", "wrong"],
+)
+def test_ours_is_compared_with_the_fastest_other_in_cases_that_count(rows, ratios, write, record):
+    file = write("a.jsonl", *(record(provider=name, p50=float(time), **fields) for name, time, fields in rows))
+    assert quiet(suite(load(file))).ratio.tolist() == ratios

@@ -1,4 +1,4 @@
-"""Rules for every documentation page: GPU status, figures from records, defined names, widths."""
+"""Rules for every documentation page: GPU status, figures from records, defined names, widths; CONTRIBUTING's hour."""
 
 import re
 import subprocess
@@ -10,28 +10,25 @@ import pytest
 from .blocks import blocks
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
 
 
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_that_mentions_cuda_says_which_devices_have_run_the_kernels():
+    status = re.compile("an H100 has run (these kernels|them)|No other device has run these kernels", re.IGNORECASE)
+    of_gpus = {name: text for name, text in PAGES.items() if re.search("cuda|rocm", text, re.IGNORECASE)}
+    assert [name for name, text in of_gpus.items() if not status.search(text)] == []
 
 
-@EVERY_PAGE
-def test_a_page_that_mentions_cuda_says_which_devices_have_run_the_kernels(page):
-    text = page.read_text(encoding="utf-8")
-    if re.search("cuda|rocm", text, re.IGNORECASE):
-        status = "an H100 has run (these kernels|them)|No other device has run these kernels"
-        assert re.search(status, text, re.IGNORECASE)
-
-
-@EVERY_PAGE
-def test_the_python_of_a_page_has_no_undefined_name(page):
+def test_the_python_of_a_page_has_no_undefined_name(tmp_path):
     pytest.importorskip("ruff")
-    code = "\n".join(blocks(page))
-    if code:
-        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F823", "-"]
-        done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
+    for name in PAGES:
+        (tmp_path / f"{name.replace('/', '-')}.py").write_text("\n".join(blocks(ROOT / name)), encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F823", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 GENERATED = re.compile(r"<!-- (?!end|the end)[^>]*-->.*?<!-- (?:the )?end.*?-->", re.DOTALL)
@@ -42,24 +39,22 @@ FIGURE = re.compile(
 )
 
 
-PREDICTIONS = "gpu-predictions.md"
-"""Page whose paragraphs and tables may have figures that they call predicted."""
-
-
 def measured_figures(text: str, *, predictions: bool = False) -> list[str]:
-    """Lines with times, rates, scores or ratios, except generated blocks and lines with a link (others' figures)."""
+    """Lines with times, rates, scores or ratios, except generated blocks and lines with a link (others' figures).
+
+    predictions: paragraphs and tables may have figures that they call predicted.
+    """
     parts = re.split(r"\n\s*\n", re.sub(r"`[^`\n]*`", "", GENERATED.sub("", text)))
     if predictions:
         parts = [part for part in parts if not re.search("predict", part, re.IGNORECASE)]
     return [line for part in parts for line in part.splitlines() if FIGURE.search(line) and "](http" not in line]
 
 
-@EVERY_PAGE
-def test_all_measured_figures_are_generated_from_records(page):
-    """The whole report is generated (tests/benchmarks/test_readme_table.py)."""
-    if page.parent.name != "benchmark-report":
-        text = page.read_text(encoding="utf-8")
-        assert measured_figures(text, predictions=page.name == PREDICTIONS) == []
+def test_all_measured_figures_are_generated_from_records():
+    """The whole report is generated (tests/benchmarks/test_report.py)."""
+    written = {name: text for name, text in PAGES.items() if "/benchmark-report/" not in name}
+    found = {name: measured_figures(text, predictions="predictions" in name) for name, text in written.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -80,9 +75,8 @@ SMALL, MOST_COLUMNS = 12, 19
 """Tables with more columns than SMALL have smaller type and break words anywhere."""
 
 
-@EVERY_PAGE
-def test_a_line_of_code_fits_the_site(page):
-    code = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def test_a_line_of_code_fits_the_site():
+    code = [block for text in PAGES.values() for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", text)]
     assert [line for block in code for line in block.splitlines() if len(line) > LONGEST_LINE] == []
 
 
@@ -98,15 +92,29 @@ def least_width(table: str) -> float:
     return width
 
 
-@EVERY_PAGE
-def test_a_table_fits_the_site(page):
-    for table in re.findall(r"(?:^\|.*\|\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
-        columns = len(re.split(r"(?<!\\)\|", table.splitlines()[0])) - 2
-        assert columns <= MOST_COLUMNS, table.splitlines()[0]
-        if columns <= SMALL:
-            assert least_width(table) <= PIXELS, table.splitlines()[0]
+def test_a_table_fits_the_site():
+    for text in PAGES.values():
+        for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+            head = table.splitlines()[0]
+            columns = len(re.split(r"(?<!\\)\|", head)) - 2
+            assert columns <= MOST_COLUMNS, head
+            assert columns > SMALL or least_width(table) <= PIXELS, head
 
 
 def test_a_wide_table_is_noticed():
     assert least_width("| a | b |\n|---|---|\n| " + "x" * 150 + " | b |\n") > PIXELS
     assert least_width("| a | b |\n|---|---|\n| " + "x " * 150 + "| `" + "b" * 150 + "` |\n") < PIXELS
+
+
+def test_the_newcomers_hour_has_fewer_than_2000_lines_and_its_ten_answers_exist():
+    text = PAGES["CONTRIBUTING.md"]
+    hour = text[text.index("### A newcomer's hour") : text.index("## Rings of proof")]
+    files = re.findall(r"^\d\. `([^`]+)`", hour, re.MULTILINE)
+    assert len(files) == 7
+    assert sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in files) < 2000
+    rows = re.findall(r"^\| [^|]+\? \| `([^`]+)`: `(\w+)` \| `([^`]+)` \|$", text, re.MULTILINE)
+    assert len(rows) == 10
+    for file, name, _ in rows:
+        assert re.search(rf"^(?:def|class) {name}\b", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), name
+    named = re.findall(r"`((?:fasttfm|kernels|tests)/[\w/]+\.py)`", hour) + [test for _, _, test in rows]
+    assert [name for name in named if not (ROOT / name).is_file()] == []

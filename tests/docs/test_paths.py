@@ -1,4 +1,4 @@
-"""Walks through pages in an empty folder: replacing torch.nn, training, training on WMT.
+"""Walks through pages in an empty folder: replacing torch.nn, training, fine-tuning, training on WMT.
 
 Blocks run in order as printed: commands in a shell, consecutive Python blocks as one file. Installs are skipped; `make
 dist` runs README's, installs included. Of alternatives (comments that begin with "# or") the last one runs, which is
@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from forked import forked_children, write_programs
 
-from .blocks import all_blocks
+from fasttfm.data.demo import write_demo_corpus
 
-ROOT = Path(__file__).parents[2]
+from .blocks import DOCS, all_blocks
+
+ROOT = DOCS.parent
 
 
 def commands(block: str) -> list[str]:
@@ -91,6 +93,30 @@ def test_from_text_to_bleu(reader):
     assert (reader.here / "attention.png").stat().st_size > 1000
 
 
+SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --max-update 3"
+CPU = "--device cpu --workers 1"
+QUICK = {"train": f"{CPU} --max-update 2", "translate": CPU}
+
+
+@pytest.mark.whole
+def test_fine_tuning(reader):
+    write_demo_corpus(reader.here / "demo")
+    for name, split, count in (("old", "train", 300), ("new", "train", 100), ("dev", "valid", 8), ("test", "test", 5)):
+        for language in ("en", "de"):
+            reader.type(f"head -n {count} demo/{split}.{language} > {name}.{language}")
+    reader.type("rm -r demo")
+    old = "--src old.en --tgt old.de --valid-src dev.en --valid-tgt dev.de --vocab-size 400 --out OLD"
+    reader.type(f"fasttfm prepare {old} && fasttfm train --data OLD --out MODEL {SMALL} {CPU} --no-tensorboard")
+    page = (DOCS / "how-to-fine-tune.md").read_text(encoding="utf-8")
+    found = re.findall(r"^ +fasttfm (\w+) (.*)$", page, re.MULTILINE)
+    assert [verb for verb, _ in found] == ["prepare", "train", "translate", "translate", "score"]
+    for verb, words in found:
+        reader.type(f"fasttfm {verb} {QUICK.get(verb, '')} {words}")
+    models = [(reader.here / folder / "spm.model").read_bytes() for folder in ("DATA", "MODEL")]
+    assert models[0] == models[1]
+    assert " -> " in reader.output  # before and after
+
+
 @pytest.mark.whole
 @pytest.mark.slow
 def test_training_on_wmt(tmp_path):
@@ -99,11 +125,3 @@ def test_training_on_wmt(tmp_path):
     assert commands(blocks[0][1])[0].startswith("fasttfm recipe paper-base-en-de --dry-run --train")
     reader.walk(blocks)
     assert "BLEU" in reader.output
-
-
-def test_outside_a_clone_there_is_no_module_benchmarks(tmp_path):
-    """As docs/benchmarks.md says."""
-    command = [sys.executable, "-I", "-m", "benchmarks"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert re.fullmatch(r".*: No module named benchmarks\n", done.stderr)
-    assert "`No module named benchmarks`" in (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")

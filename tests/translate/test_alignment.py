@@ -1,4 +1,7 @@
-"""Cross-attention of given pairs, the coverage penalty, and word alignments."""
+"""Cross-attention of given pairs, the coverage penalty, word alignments, and attention plots.
+
+tests/cli/test_translate.py draws a plot from the command line.
+"""
 
 import math
 import random
@@ -7,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary, train_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, search_ids
@@ -15,16 +18,17 @@ from fasttfm.search.coverage import coverage, cross_attention
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.search.streaming import stream_ids
 from fasttfm.translate.alignment import WORDS, pharaoh, word_links
+from fasttfm.translate.attention_plot import Attention, _fonts_for, _readable, attention_of, draw_attention
+from fasttfm.translate.translator import Translator
+from tests.search.small_models import model_of
 
 EOS = 3
 
 
 def make_model(seed: int = 5, decoder_layers: int = 3) -> Transformer:
     torch.manual_seed(seed)
-    config = TransformerConfig(
-        vocab_size=40, d_model=48, heads=3, d_ff=96, encoder_layers=1, decoder_layers=decoder_layers
-    )
-    return Transformer(config)
+    sizes = {"vocab_size": 40, "d_model": 48, "heads": 3, "d_ff": 96, "encoder_layers": 1}
+    return Transformer(TransformerConfig(**sizes, decoder_layers=decoder_layers))
 
 
 def pairs(count: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -44,32 +48,27 @@ def test_attention_has_the_same_bits_in_every_batch_and_its_rows_sum_to_one(dtyp
         assert torch.equal(weights, cross_attention(model, [source], [target], DecodingConfig())[0])
 
 
-def test_the_layer_can_be_chosen_and_defaults_to_the_last_but_one_or_the_last_of_two():
-    model = make_model()
-    sources, targets = pairs(1)
-    layers = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in range(4)]
-    assert torch.equal(layers[0], layers[2])
-    assert not torch.equal(layers[1], layers[2])
-    assert not torch.equal(layers[3], layers[2])
-    with pytest.raises(UserError, match="alignment_layer 4 is not there: the model has layers 1 to 3"):
-        cross_attention(model, sources, targets, DecodingConfig(alignment_layer=4))
-    for layers in (1, 2):
-        model = make_model(decoder_layers=layers)
-        actual = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, layers)]
-        assert torch.equal(*actual)
+@pytest.mark.parametrize(("layers", "default"), [(1, 1), (2, 2), (3, 2)])
+def test_the_layer_can_be_chosen_and_defaults_to_the_last_but_one_or_the_last_of_two(layers, default):
+    model = make_model(decoder_layers=layers)
+    each = [cross_attention(model, *pairs(1), DecodingConfig(alignment_layer=n))[0] for n in range(layers + 1)]
+    assert [torch.equal(each[0], weights) for weights in each[1:]] == [n == default for n in range(1, layers + 1)]
+    with pytest.raises(UserError, match=f"alignment_layer 4 is not there: the model has layers 1 to {layers}"):
+        cross_attention(model, *pairs(1), DecodingConfig(alignment_layer=4))
+    with pytest.raises(ValueError, match="layer 4 is not there"):
+        model.cross_attention(torch.tensor([[5, EOS]]), torch.tensor([[2, 5]]), layer=4)
 
 
 def test_an_ensemble_averages_cross_attention():
     models = [make_model(1), make_model(2, decoder_layers=1)]
     sources, targets = pairs(3)
-    each = [cross_attention(model, sources, targets, DecodingConfig()) for model in models]
-    together = cross_attention(Ensemble(models), sources, targets, DecodingConfig())
+    *each, together = (
+        cross_attention(model, sources, targets, DecodingConfig()) for model in (*models, Ensemble(models))
+    )
     for one, other, mean in zip(*each, together, strict=True):
         torch.testing.assert_close(mean, (one + other) / 2)
     with pytest.raises(UserError, match="layers 1 to 1"):
         cross_attention(Ensemble(models), sources, targets, DecodingConfig(alignment_layer=2))
-    with pytest.raises(ValueError, match="layer 4 is not there"):
-        models[0].cross_attention(torch.tensor([[5, EOS]]), torch.tensor([[2, 5]]), layer=4)
 
 
 def test_coverage_is_the_papers_formula():
@@ -79,7 +78,7 @@ def test_coverage_is_the_papers_formula():
     assert math.isfinite(coverage(torch.zeros(2, 3))), "weights that underflow in bfloat16 give a finite penalty"
 
 
-def test_the_coverage_penalty_reranks_all_finished_hypotheses():
+def test_the_coverage_penalty_reranks_all_finished_hypotheses_but_no_samples():
     model = make_model()
     sources, _ = pairs(30)
     plain = search_ids(model, sources, DecodingConfig(beam=5, nbest=5, max_len_b=3))
@@ -87,21 +86,18 @@ def test_the_coverage_penalty_reranks_all_finished_hypotheses():
     changed = 0
     for source, before, actual in zip(sources, plain, search_ids(model, sources, settings), strict=True):
         attention = cross_attention(model, [source] * 5, [each.tokens for each in before], settings)
-        expected = sorted(((each.score + 2.0 * coverage(a), each) for each, a in zip(before, attention)), reverse=True,
-                          key=lambda pair: pair[0])  # fmt: skip
-        assert [each.tokens for each in actual] == [each.tokens for _, each in expected[:2]]
-        assert [each.score for each in actual] == pytest.approx([score for score, _ in expected[:2]])
-        assert actual[0].log_probability == expected[0][1].log_probability
+        scores = [each.score + 2.0 * coverage(weights) for each, weights in zip(before, attention)]
+        order = sorted(range(5), key=lambda place: -scores[place])
+        assert [each.tokens for each in actual] == [before[place].tokens for place in order[:2]]
+        assert [each.score for each in actual] == pytest.approx([scores[place] for place in order[:2]])
+        assert actual[0].log_probability == before[order[0]].log_probability
         changed += actual[0].tokens != before[0].tokens
     assert changed > 3, "the penalty must change some"
 
-
-def test_samples_are_not_reranked_and_one_hypothesis_is_streamed():
-    model, (sources, _) = make_model(), pairs(5)
-    settings = DecodingConfig(beam=1, sampling=True, nbest=5, max_len_b=3)
-    reranking = replace(settings, coverage_penalty=2.0)
-    assert search_ids(model, sources, reranking) == search_ids(model, sources, settings)
-    greedy = replace(reranking, sampling=False, nbest=1)
+    sampling = replace(settings, beam=1, sampling=True, nbest=5)
+    unranked = replace(sampling, coverage_penalty=0.0)
+    assert search_ids(model, sources[:5], sampling) == search_ids(model, sources[:5], unranked)
+    greedy = replace(settings, beam=1, nbest=1)
     assert list(stream_ids(model, sources[0], greedy)) == search_ids(model, sources[:1], greedy)[0][0].tokens
 
 
@@ -124,39 +120,81 @@ def test_words_are_linked_if_a_token_of_theirs_is():
     assert word_links(attention[:, :1], source, source_tokens, target, target_tokens) == ((0, 0), (0, 1), (0, 2))
 
 
-def test_words_are_linked_with_words_and_punctuation_with_itself():
+@pytest.mark.parametrize(
+    ("source", "target", "links"),
+    [
+        ("a , b", "x , y", ((1, 1), (2, 0), (2, 2))),
+        ("a , b", "x ! y", ((1, 1), (2, 0), (2, 2))),
+        ("a . b", ", , ,", ((1, 1), (1, 2), (2, 0))),
+        (". . .", "x , y", ((1, 1), (1, 2), (2, 0))),
+    ],
+)
+def test_words_are_linked_with_words_and_punctuation_with_itself(source, target, links):
     attention = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1], [0.1, 0.6, 0.3]])
     spans = [(0, 1), (1, 3), (3, 5)]
-    assert word_links(attention, "a , b", spans, "x , y", spans) == ((1, 1), (2, 0), (2, 2))
-    assert word_links(attention, "a , b", spans, "x ! y", spans) == ((1, 1), (2, 0), (2, 2))
-    assert word_links(attention, "a . b", spans, ", , ,", spans) == ((1, 1), (1, 2), (2, 0))
-    assert word_links(attention, ". . .", spans, "x , y", spans) == ((1, 1), (1, 2), (2, 0))
+    assert word_links(attention, source, spans, target, spans) == links
+
+
+UNUSUAL = ["a  dog\t\u00fcber \u65e5 the\u00a0 x \u2581 \u2581x", "\ufb01 dog  ", " \u2028dog", ""]
+UNUSUAL += ["\U0001f469\u200d\U0001f469 dog\r"]
 
 
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 def test_token_spans_of_unusual_text_belong_to_their_words(normalization):
     tokenizer = train_tokenizer(["a dog runs over the green grass"] * 2, vocab_size=290, normalization=normalization)
-    texts = [
-        "a  dog\t\u00fcber \u65e5 the\u00a0 x \u2581 \u2581x",
-        "\ufb01 dog  ",
-        " \u2028dog",
-        "\U0001f469\u200d\U0001f469 dog\r",
-        "",
-    ]
-    for text in texts:
-        ids = tokenizer.encode(text)
-        spans = tokenizer.spans(text)
+    for text in UNUSUAL:
+        ids, spans = tokenizer.encode(text), tokenizer.spans(text)
         assert len(spans) == len(ids)
         assert spans == sorted(spans)
         assert all(0 <= begin <= end <= len(text) for begin, end in spans)
         written, positions = tokenizer.decode(ids), tokenizer.decoded_spans(ids)
         assert "".join(written[begin:end] for begin, end in positions) == written
+        links = word_links(torch.eye(len(ids)), text, spans, written, positions)
         if normalization == "identity":
             assert "".join(text[begin:end] for begin, end in spans) == text.strip(" ")
-        identity = torch.eye(len(ids))
-        links = word_links(identity, text, spans, written, positions)
-        if normalization == "identity":
-            count = len(WORDS.findall(text))
-            assert links == tuple((word, word) for word in range(count))
+            assert links == tuple((word, word) for word in range(len(WORDS.findall(text))))
     broken = [4 + 0xC3, 4 + 0x41, 5]
     assert len(tokenizer.decoded_spans(broken)) == 3
+
+
+def test_characters_without_a_font_are_escaped():
+    families, unknown = _fonts_for(frozenset("aß▁\ue123"))
+    assert families[0] == "DejaVu Sans"
+    assert unknown <= {"\ue123"}, "letters are in the font that comes with matplotlib"
+    assert "Last Resort" not in " ".join(families)
+    assert _readable("▁犬a", frozenset("犬")) == "▁\\u72aca"
+
+
+@pytest.mark.filterwarnings("error")  # of dollar signs and of other scripts
+def test_there_is_a_row_per_kind_and_layer_and_a_column_per_head(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    grids = []
+    subplots = Figure.subplots
+
+    def watched(self, *shape, **rest):
+        grids.append(shape)
+        return subplots(self, *shape, **rest)
+
+    monkeypatch.setattr(Figure, "subplots", watched)
+    read, kinds = ["<s>", "▁ein", "犬"], ("encoder", "cross", "decoder")
+    weights = {kind: [torch.rand(3, 3, 3).softmax(-1) for _ in range(2)] for kind in kinds}
+    sides = {"source": ["▁a", "▁$x$", "</s>"], "read": read, "written": [*read[1:], "</s>"]}
+    attention = Attention(weights=weights, translation="ein", **sides)
+    draw_attention(attention, tmp_path / "all.png")
+    draw_attention(attention, tmp_path / "one.png", layers=[2])
+    assert grids == [(6, 3), (3, 3)]
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_language_codes_of_an_imported_model_are_read_and_written(tokenizer):
+    pieces = tokenizer.pieces(range(len(tokenizer)))
+    sides = [
+        Tokenizer(tokenizer.model, Vocabulary(pieces=[*pieces[:4], code, *pieces[5:]], prefix=[code], silent=[code]))
+        for code in ("__en__", "__de__")
+    ]
+    translator = Translator(model_of("fp32", len(tokenizer), 32), *sides, DecodingConfig(max_len_b=8))
+    attention = attention_of(translator, "a dog")
+    assert (attention.source[0], attention.written[0]) == ("__en__", "__de__")
+    assert attention.translation == translator.translate(["a dog"])[0]
+    assert attention.weights["cross"][0].shape[1:] == (len(attention.written), len(attention.source))

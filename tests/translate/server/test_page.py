@@ -66,18 +66,23 @@ def shown(url, lines, beam="2", fault=None, split=""):
 
 
 def test_the_page_translates_its_text(url, translator):
-    page = requests.get(url, timeout=PATIENCE).text
-    named = set(re.findall(r'\$\("(\w+)"\)', page))
-    assert named
-    assert named <= set(re.findall(r'id="(\w+)"', page)), "the script refers to a missing element"
     lines = [*LINES[:3], ""]
     translated = "\n".join(best[0].text for best in translator.translate_nbest(lines))
     assert shown(url, lines) == [translated, "4 lines translated", [4]]
     assert shown(url, lines[:1])[1] == "1 line translated"
-    assert re.match("0 of 4 lines received: .*beam", shown(url, lines, "1000")[1])
-    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines received: the response was cut off: try again"
-    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines received: the server answers with status 502"
-    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines received: the connection was lost")
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [
+        ({"beam": "1000"}, "0 of 4 lines received: .*beam"),
+        ({"fault": "cut"}, "4 of 4 lines received: the response was cut off: try again$"),
+        ({"fault": "proxy"}, "0 of 4 lines received: the server answers with status 502$"),
+        ({"fault": "lost"}, "0 of 4 lines received: the connection was lost"),
+    ],
+)
+def test_the_page_tells_what_went_wrong(url, given, state):
+    assert re.match(state, shown(url, [*LINES[:3], ""], **given)[1])
 
 
 def test_the_page_splits_its_text_into_requests_within_the_limits(translator):
@@ -100,12 +105,18 @@ def test_the_page_splits_sentences_by_default_and_halves_refused_requests(transl
         assert "from line 2: 5 sentences were given" in shown(url, ["A dog.", "A dog. " * 5], split=None)[1]
 
 
-def test_the_page_lists_lines_with_empty_translations(translator):
-    class Mute(Slow):
-        def translate_nbest(self, lines, *_):
-            return [[Translation("" if "dog" in line else line, 0.0, 0.0)] for line in lines]
+class Mute(Slow):
+    """Has no translation of a dog."""
 
+    def translate_nbest(self, lines, *_):
+        return [[Translation("" if "dog" in line else line, 0.0, 0.0)] for line in lines]
+
+
+def test_empty_translations_are_marked_and_the_page_lists_their_lines(translator):
     with serving({"small": Mute(translator)}) as url:
+        request = {"text": ["a boat", "a dog", " ", "a boat\na dog"]}
+        answer = requests.post(f"{url}/translate", json=request, timeout=PATIENCE).json()["translations"]
+        assert [best[0].get("empty", False) for best in answer] == [False, True, False, True]
         translation, state, _ = shown(url, ["a boat", "a dog", "", "two dogs"])
     assert translation == "a boat\n\n\n"
     assert state.startswith("4 lines translated. Part of line 2, 4 has an empty translation: ")
@@ -122,3 +133,4 @@ def test_a_page_allows_only_its_own_scripts_and_no_framing(url, path):
         hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in blocks]
         assert [rule for rule in rules if rule.startswith(kind)] == [f"{kind}-src 'sha256-{each}'" for each in hashes]
     assert not re.search(r"innerHTML|insertAdjacent|document\.write|\son\w+=|\sstyle=", page.text)
+    assert set(re.findall(r'\$\("(\w+)"\)', page.text)) <= set(re.findall(r'id="(\w+)"', page.text))
