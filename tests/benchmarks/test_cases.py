@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -236,9 +237,11 @@ def sets(hypotheses):
         ("ctranslate2", PRE_NORM, 2),
     ],
 )
-def test_a_peer_with_our_weights_finds_the_same_hypotheses(peer, config, beam, model):
+def test_a_peer_with_our_weights_finds_the_same_hypotheses(peer, config, beam, model, monkeypatch):
+    """The gate's case in this process: another one takes seconds to start."""
     pytest.importorskip(peer)
     if config is PRE_NORM:
+        monkeypatch.setattr(ctranslate2, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
         torch.manual_seed(3)
         model = Transformer(config).eval()
         with torch.no_grad():

@@ -57,7 +57,7 @@ def test_missing_arguments_are_named_in_one_line(arguments, message, tmp_path, c
 
 
 def test_the_built_in_corpus_runs_ours_and_the_plain_trainer(tmp_path, monkeypatch, capsys, request):
-    """With stubs for the two runs, which take minutes and have tests of their own."""
+    """With stubs for the corpus and the two runs, which take minutes; they have tests of their own."""
     record = request.getfixturevalue("end_to_end")()
     fields = {name: value for name, value in record.items() if name not in ("benchmark", "machine")}
     ran = []
@@ -67,6 +67,12 @@ def test_the_built_in_corpus_runs_ours_and_the_plain_trainer(tmp_path, monkeypat
         ran.append((name, *more))
         return fields | {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
 
+    def corpus(folder):
+        folder.mkdir()
+        (folder / "train.en").touch()
+        return [folder / "train.en"]
+
+    monkeypatch.setattr(end_to_end, "write_demo_corpus", corpus)
     monkeypatch.setattr(end_to_end, "run", run)
     monkeypatch.setattr(end_to_end, "run_peer", lambda *a: run(*a) | {"corpus": "demo, torch.nn"})
     end_to_end.run_built_in(tmp_path, "cpu", 3)

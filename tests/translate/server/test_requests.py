@@ -31,7 +31,6 @@ def refusal(body, translator):
     return ""
 
 
-TABLE = "terminology must be an object"
 INVALID = [
     (b"{", "is truncated"),
     (b"\xff", "not JSON"),
@@ -56,18 +55,13 @@ INVALID = [
     ({"text": LONG, "split_sentences": "en"}, "characters"),
     ({"split_sentences": "klingon please"}, "split_sentences 'klingon please'"),
     ({"split_sentences": LONG}, "split_sentences"),
-    ({"split_sentences": True}, "split_sentences must be a text"),
     ({"split_sentences": "en", "prefix": "der"}, "split_sentences and prefix do not go together"),
     ({"split_sentences": "en", "nbest": 2}, "one translation a line, not 2: leave out nbest"),
     ({"text": ["a", "b"], "prefix": ["eine"]}, "1 prefixes were given for 2 texts"),
     ({"text": ["a", "b"], "prefix": "eine"}, "1 prefixes were given for 2 texts"),
-    ({"prefix": [1]}, "prefix must be"),
     ({"prefix": LONG}, "characters"),
     ({"text": "a\nb", "prefix": "der"}, "a text of several lines has no prefix"),
     # terms
-    ({"terminology": ["dog"]}, TABLE),
-    ({"terminology": {"dog": 1}}, TABLE),
-    ({"terminology": {"dog": []}}, TABLE),
     ({"terminology": {" ": "Hund"}}, "the term is empty"),
     ({"terminology": {"dog": " "}}, "a translation is empty"),
     ({"terminology": {"dog": "Hund"}, "sampling": True}, "needs a beam search"),
@@ -79,13 +73,10 @@ INVALID = [
     ({"beam": 1000}, "beam"),
     ({"max_len_b": 100_000}, "max_len_b"),
     ({"max_len_a": 1e9}, "max_len_a"),
-    ({"alignment": 1}, "alignment must be true or false: 1 was given"),
     ({"nbest": "2"}, "nbest must be a whole number: '2' was given"),
     ({"temperature": 1e300, "sampling": True}, "temperature 1e+300 must be at most 1,000"),
-    ({"temperature": None}, "temperature must be a number: None was given"),
     ({"temperature": 0.5}, "temperature does nothing while sampling is false: omit it, or change sampling"),
     ({"alpha": 1.5, "length_penalty": "avg"}, "alpha does nothing while length_penalty is avg"),
-    ({"length_penalty": "long"}, "length_penalty must be one of wu, power, avg, none"),
     ({"length_penalty": LONG}, "length_penalty must be one of"),
     ({"model": LONG}, "model must be one of small"),
     ({"format": "html"}, "format was removed: text is plain"),
