@@ -53,7 +53,7 @@ def test_the_kept_pages_are_short_and_in_the_sites_contents():
 
 @pytest.fixture
 def folder(tmp_path, write, record, end_to_end):
-    """Records of a CPU: every status, a row of level smoke, a noisy one, and a run with uncommitted changes."""
+    """Records of a CPU: every status, a row of level smoke, a noisy one; of another a run with uncommitted changes."""
     roof = {"floor_us": 40.0, "share": 0.4, "ceilings": {"gb_per_s": 12.5, "tflop_per_s": 0.125}}
     rates = {"roofline": roof, "tflop_per_s": 0.01, "gb_per_s": 2.0}
     longer = {"shape": {"B": 1, "H": 8, "L": 54, "D": 64, "causal": True}}
@@ -67,14 +67,20 @@ def folder(tmp_path, write, record, end_to_end):
         record(p50=150.0, level="smoke", noisy=True, **rates, **longer),
         record(p50=120.0, provider="torch eager", **rates, **longer),
     )
-    changed = {"commit": "ab" * 20, "uncommitted_changes": True, "time": "2026-11-20T00:00:00+00:00"}
+    changed = {
+        "processor": "Another",
+        "commit": "ab" * 20,
+        "uncommitted_changes": True,
+        "time": "2026-11-20T00:00:00+00:00",
+    }
     write("results/runs.jsonl", end_to_end(note="other jobs ran", machine=changed))
     return tmp_path / "results"
 
 
 def test_a_page_has_a_line_per_case_what_is_doubtful_and_why_rows_have_no_time(folder, tmp_path):
     assert report.main(["--results", str(folder), "--out", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out" / "amd-epyc-2-cores.md").read_text(encoding="utf-8")
+    pages = [tmp_path / "out" / f"{name}-2-cores.md" for name in ("amd-epyc", "another")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     lines = [line for line in text.splitlines() if line.startswith("| attention ")]
     assert [line.split(" | ")[2:] for line in lines] == [
         ["100 µs ±2%", "torch eager 200 µs", "2.00x", "40%", "3.00", " |"],
@@ -82,6 +88,7 @@ def test_a_page_has_a_line_per_case_what_is_doubtful_and_why_rows_have_no_time(f
     ]
     for words in (
         "7 rows: 4 timed, 1 refused, 1 wrong, 1 absent",
+        "No rows of the suite",
         "All times were measured on a CPU. No GPU has run these kernels",
         "their times are meaningless",
         "| SDPA flash | refused | 1 | RuntimeError: No available kernel <here> |",
