@@ -72,7 +72,7 @@ INVALID = [
     # the search
     ({"beam": 1000}, "beam"),
     ({"max_len_b": 100_000}, "max_len_b"),
-    ({"max_len_a": 1e9}, "max_len_a"),
+    ({"max_len_a": 2}, "max_len_a 2 is more than 0"),
     ({"nbest": "2"}, "nbest must be a whole number: '2' was given"),
     ({"temperature": 1e300, "sampling": True}, "temperature 1e+300 must be at most 1,000"),
     ({"temperature": 0.5}, "temperature does nothing while sampling is false: omit it, or change sampling"),
