@@ -24,6 +24,15 @@ from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.requests import read_request
 
 
+def test_connections_beyond_the_limit_are_refused_and_counted(translator):
+    with serving({"small": translator}, Limits(connections=2)) as url:
+        with connected(url), connected(url):
+            answer = requests.get(f"{url}/health", timeout=PATIENCE)
+            assert (answer.status_code, "retry" in answer.json()["detail"]) == (503, True)
+        # this request itself may come before the two are closed, and is then refused and counted
+        wait_until(lambda: re.search(r"connections_refused_total [1-9]", metrics(url)))
+
+
 class Clock:
     """An event loop whose time the test advances."""
 
