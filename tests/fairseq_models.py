@@ -38,9 +38,9 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, pre, decoder):
+    def __init__(self, pre, decoder, activation):
         super().__init__()
-        self.pre, self.decoder = pre, decoder
+        self.pre, self.decoder, self.activation = pre, decoder, activation
         self.self_attn, self.self_attn_layer_norm = Attention(), nn.LayerNorm(WIDTH)
         if decoder:
             self.encoder_attn, self.encoder_attn_layer_norm = Attention(), nn.LayerNorm(WIDTH)
@@ -54,16 +54,16 @@ class Layer(nn.Module):
         x = self.add(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, y, causal=self.decoder))
         if self.decoder:
             x = self.add(x, self.encoder_attn_layer_norm, lambda y: self.encoder_attn(y, memory))
-        return self.add(x, self.final_layer_norm, lambda y: self.fc2(self.fc1(y).relu()))
+        return self.add(x, self.final_layer_norm, lambda y: self.fc2(self.activation(self.fc1(y))))
 
 
 class Side(nn.Module):
-    def __init__(self, size, pre, decoder, learned=0):
+    def __init__(self, size, pre, decoder, learned, layers, activation):
         super().__init__()
         if learned:  # fairseq/modules/positional_embedding.py
             self.embed_positions = nn.Embedding(learned + PAD + 1, WIDTH, PAD)
         self.embed_tokens = nn.Embedding(size, WIDTH, PAD)
-        self.layers = nn.ModuleList(Layer(pre, decoder) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(pre, decoder, activation) for _ in range(layers))
         if pre:
             self.layer_norm = nn.LayerNorm(WIDTH)
         if decoder:
@@ -83,20 +83,21 @@ class Side(nn.Module):
 class Reference(nn.Module):
     """One sentence at a time, without padding or dropout."""
 
-    def __init__(self, sizes, pre, shared, learned=(0, 0)):
+    def __init__(self, sizes, pre, shared, learned, layers, activation):
         super().__init__()
-        self.encoder, self.decoder = Side(sizes[0], pre, False, learned[0]), Side(sizes[1], pre, True, learned[1])
+        self.encoder, self.decoder = (
+            Side(sizes[side], pre, bool(side), learned[side], layers[side], activation) for side in (0, 1)
+        )
         for layer in self.modules():
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.normal_(layer.weight, std=0.5)  # or the likeliest token is the one before
-        nn.init.normal_(self.encoder.embed_tokens.weight, std=0.3)
-        nn.init.normal_(self.decoder.embed_tokens.weight, std=0.3)
         if shared == "all":
             self.encoder.embed_tokens = self.decoder.embed_tokens
+        for side in (self.encoder, self.decoder):
+            nn.init.normal_(side.embed_tokens.weight, std=0.3)
+            side.embed_tokens.weight.data[PAD] = 0
         if shared != "none":
             self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
-        for side in (self.encoder, self.decoder):
-            side.embed_tokens.weight.data[PAD] = 0
 
     def forward(self, source, target):
         return self.decoder.output_projection(self.decoder(target, self.encoder(source)))
@@ -113,11 +114,13 @@ class Reference(nn.Module):
         return target[1:]
 
 
-def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0), **changes):
+def write(
+    folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0), layers=(LAYERS, LAYERS), **changes
+):  # fmt: skip
     """Write checkpoint.pt, dict.*.txt and spm.model; returns the Reference and the pieces of both dictionaries.
 
     pieces: of another tokenizer than the SentencePiece model. learned: number of learned positions of source and
-    target; 0: sinusoids.
+    target; 0: sinusoids. changes: of the settings; activation_fn may be gelu.
     """
     pieces = pieces or tokenizer().pieces(range(4, len(tokenizer())))
     orders = [pieces[::-1], pieces[::-1] if shared == "all" else pieces[5:] + pieces[:5] + ["madeupword0000"]]
@@ -125,29 +128,27 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
         (folder / f"dict.{name}.txt").write_text("".join(f"{piece} {9}\n" for piece in order), encoding="utf-8")
     (folder / "spm.model").write_bytes(tokenizer().model)
     torch.manual_seed(3)
-    model = Reference([len(order) + 4 for order in orders], pre, shared, learned)
+    activation = nn.functional.gelu if changes.get("activation_fn") == "gelu" else torch.relu
+    model = Reference([len(order) + 4 for order in orders], pre, shared, learned, layers, activation)
     sizes = {"embed_dim": WIDTH, "ffn_embed_dim": INNER, "attention_heads": HEADS, "normalize_before": pre}
     settings = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
     settings |= {"arch": "transformer", "share_all_embeddings": shared == "all", "dropout": 0.3, **changes}
     weights = {**model.state_dict(), **{f"{side}.version": torch.tensor([3.0]) for side in ("encoder", "decoder")}}
     if new:  # fairseq/modules/transformer_layer.py of 0.12: buffers of its fast path
-        shapes = (("in_proj", 3 * WIDTH, WIDTH), ("out_proj", WIDTH, WIDTH))
-        shapes += (("fc1", INNER, WIDTH), ("fc2", WIDTH, INNER))
-        for name, rows, columns in shapes:
-            for number in range(LAYERS):
-                weights[f"encoder.layers.{number}.{name}_weight"] = torch.zeros(rows, columns)
-                weights[f"encoder.layers.{number}.{name}_bias"] = torch.zeros(rows)
+        shapes = {"in_proj": (3 * WIDTH, WIDTH), "out_proj": (WIDTH, WIDTH), "fc1": (INNER, WIDTH),
+                  "fc2": (WIDTH, INNER)}  # fmt: skip
+        for name, shape in shapes.items():
+            for number in range(layers[0]):
+                weights[f"encoder.layers.{number}.{name}_weight"] = torch.zeros(shape)
+                weights[f"encoder.layers.{number}.{name}_bias"] = torch.zeros(shape[0])
     if any(learned):
-        for side, most in zip(("source", "target"), learned):
-            flag = f"{'en' if side == 'source' else 'de'}coder_learned_pos"
-            settings = {f"max_{side}_positions": most, flag: True, **settings}
+        flags = dict.fromkeys(("encoder_learned_pos", "decoder_learned_pos"), True)
+        settings = {"max_source_positions": learned[0], "max_target_positions": learned[1], **flags, **settings}
     else:
         weights |= {
             f"{side}.embed_positions._float_tensor": torch.full((1,), torch.nan) for side in ("encoder", "decoder")
         }
     namespace = argparse.Namespace(**settings)
-    history = {"criterion_name": "LabelSmoothedCrossEntropyCriterion", "optimizer_name": "FairseqAdam"}
-    history |= {"lr_scheduler_state": {"best": None}, "num_updates": 7}
     torch.save(
         {
             "args": None if new else namespace,
@@ -155,9 +156,8 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
             "model": weights,
             # fairseq/trainer.py, state_dict()
             "criterion": None,
-            "optimizer_history": [history],
-            "task_state": {},
-            "extra_state": {"metrics": {}, "previous_training_time": 1.5, "epoch": 1, "val_loss": 2.0},
+            "optimizer_history": [{"optimizer_name": "FairseqAdam", "lr_scheduler_state": {"best": None}}],
+            "extra_state": {"metrics": {}, "epoch": 1, "val_loss": 2.0},
             "last_optimizer_state": {"state": {}, "param_groups": [{"lr": 0.0005, "betas": (0.9, 0.98)}]},
         },
         folder / "checkpoint.pt",

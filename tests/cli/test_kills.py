@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from convert.exported_once import exported_once
-from convert.test_spoiled_exports import COMMANDS, export_words, write_model
+from convert.test_spoiled_exports import COMMANDS, export_words, exported_once, write_model
 from forked import run
 from full_disk import largest_file
 from killed import calls_of, environment

@@ -10,26 +10,23 @@ import fasttfm.nn
 
 TESTS = Path(__file__).parents[1]
 PAGE = (Path(__file__).parents[2] / "docs" / "replace-torch-nn.md").read_text(encoding="utf-8")
+TABLES = PAGE[PAGE.index("## Every argument") :]
 
 
 def rows(columns: int) -> list[list[str]]:
-    """Table rows of "Every argument" with this many columns, without headers."""
-    table = PAGE[PAGE.index("## Every argument") :]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    """Rows of the tables with this many columns, without headers."""
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLES.splitlines() if line.startswith("|")]
     return [row for row in cells if len(row) == columns and row[0] not in ("argument", "what", "---")]
 
 
 def test_every_argument_of_torch_has_its_line_and_a_status() -> None:
     listed = {name for row in rows(5) for name in row[0].split(", ")}
-    for name in fasttfm.nn.__all__:
-        theirs = getattr(torch.nn, name, None)
-        if theirs is None:
-            continue
-        for module in (theirs, getattr(fasttfm.nn, name)):
+    for name in set(fasttfm.nn.__all__).intersection(dir(torch.nn)):
+        for module in (getattr(torch.nn, name), getattr(fasttfm.nn, name)):
             for method in (module.__init__, module.forward):
                 missing = set(inspect.signature(method).parameters) - {"self"} - listed
                 assert not missing, f"{module.__module__}.{name}: {missing}"
-    assert len(rows(5)) + len(rows(4)) == PAGE[PAGE.index("## Every argument") :].count("\n| ") - 3
+    assert len(rows(5)) + len(rows(4)) == TABLES.count("\n| ") - 3
     statuses = {row[2] for row in rows(5)} | {row[1] for row in rows(4)}
     assert statuses == {"supported", "through reference", "different on purpose"}
 

@@ -1,5 +1,6 @@
-"""Exported models, loaded by the other tool, translate as they do here."""
+"""Exported models: the other tool translates as we do, as the command has found, and they can be imported again."""
 
+import dataclasses
 import random
 
 import pytest
@@ -8,28 +9,27 @@ from docs.blocks import blocks, run
 from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
 
 from fasttfm.cli.main import main
-from fasttfm.convert import marian
-from fasttfm.convert.channels import halves_from_pairs, pairs_from_halves
+from fasttfm.convert import check, ctranslate2, ctranslate2_read, marian
 from fasttfm.convert.exchange import load
+from fasttfm.data.tokenizer import EOS
+from fasttfm.store.checkpoint import read_weights, save_checkpoint
+from fasttfm.store.steps import step_folder
 from fasttfm.translate import Translator
 
-ARCHITECTURES = {
-    "post-norm": {},
-    "pre-norm": {"norm_first": True, "final_norm": True, "positional_encoding": "tensor2tensor", "activation": "gelu"},
-    "without final norms": {"norm_first": True, "layer_norm_eps": 1e-6},
-    "learned positions": {"positional_encoding": "learned", "max_length": 48},
-    "three tables": {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True},
-}
+PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers"}
+BEAMS = {"ctranslate2": 2, "marian-hf": 4}
+"""CTranslate2's is its default: its directories have no search settings."""
+WRITERS = {"ctranslate2": ctranslate2, "marian-hf": marian}
 
 
-def export(model_dir, form: str):
+def export(model_dir, form: str, *more: str):
     out = model_dir.parent / form
-    assert main(["export", str(model_dir), "--format", form, "--out", str(out)]) == 0
+    assert main(["export", str(model_dir), "--format", form, "--out", str(out), *more]) == 0
     return out
 
 
 def by_ctranslate2(folder, beam: int) -> list[str]:
-    ctranslate2 = pytest.importorskip("ctranslate2")
+    import ctranslate2
     import sentencepiece
 
     source, target = (
@@ -47,20 +47,108 @@ def by_ctranslate2(folder, beam: int) -> list[str]:
     return [target.decode_pieces(each.hypotheses[0]).strip() for each in results]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_ctranslate2_translates_as_we_do(tmp_path, name):
-    model_dir = write_model_dir(tmp_path / "model", **ARCHITECTURES[name])
-    folder = export(model_dir, "ctranslate2")
+def by_marian(folder, beam: int) -> list[str]:
+    import transformers
+
+    theirs = transformers.MarianMTModel.from_pretrained(folder)
+    assert (theirs.generation_config.num_beams, theirs.generation_config.length_penalty) == (4, 0.0)
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    inputs = tokenizer(LINES, return_tensors="pt", padding=True)
+    with torch.inference_mode():
+        result = theirs.generate(
+            **inputs, num_beams=beam, max_new_tokens=LONGEST + 1, min_new_tokens=2, max_length=None
+        )  # fmt: skip
+    return tokenizer.batch_decode(result, skip_special_tokens=True)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("form", "fields"),
+    [
+        ("ctranslate2", {}),
+        ("ctranslate2", {"norm_first": True, "final_norm": True, "positional_encoding": "tensor2tensor",
+                         "activation": "gelu"}),
+        ("ctranslate2", {"norm_first": True, "layer_norm_eps": 1e-6}),
+        ("ctranslate2", {"positional_encoding": "learned", "max_length": 48}),
+        ("ctranslate2", {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True}),
+        ("ctranslate2", {"share_embeddings": "decoder", "activation": "gelu_tanh", "heads": 4, "decoder_layers": 3}),
+        ("marian-hf", {}),
+        ("marian-hf", {"share_embeddings": "decoder"}),
+        ("marian-hf", {"activation": "silu", "output_bias": True}),
+    ],
+)  # fmt: skip
+def test_the_other_tool_translates_as_we_do_and_the_model_comes_back(tmp_path, capsys, form, fields):
+    pytest.importorskip(PACKAGES[form])
+    model_dir = write_model_dir(tmp_path / "model", **fields)
+    told = f"note: 3 texts are translated as {PACKAGES[form]} translates them"
+    folder = export(model_dir, form)
+    assert told in capsys.readouterr().out.splitlines()
     for beam in (1, 4):
-        compare(model_dir, by_ctranslate2(folder, beam), beam)
+        compare(model_dir, {"ctranslate2": by_ctranslate2, "marian-hf": by_marian}[form](folder, beam), beam)
+    assert main(["import", str(folder), "--format", form, "--out", str(tmp_path / "back")]) == 0
+    notes = capsys.readouterr().out.splitlines()[1:]
+    assert told in notes
+    card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8").splitlines()
+    assert {f"- imported from {form} ({form})", *(line.replace("note: ", "- ") for line in notes)} <= {*card}
+    assert load(tmp_path / "back").decoding.beam == BEAMS[form]
+    if form == "ctranslate2":
+        given, back = load(model_dir), ctranslate2_read.read(folder)
+        sizes = {"max_length": back.config.max_length, "source_vocab_size": back.config.source_vocab_size}
+        assert back.config == dataclasses.replace(given.config, **sizes, dropout=0.1)
+        torch.testing.assert_close(back.weights, given.weights)
+
+
+@pytest.mark.parametrize("form", [*PACKAGES, "onnx"])
+def test_a_model_that_ends_every_translation_at_once_does_so_in_both(tmp_path, capsys, form):
+    """As after a few updates; our search alone would choose another first word."""
+    for package in ("onnxruntime", "onnxscript") if form == "onnx" else (PACKAGES[form],):
+        pytest.importorskip(package)
+    model_dir = write_model_dir(tmp_path / "model", trained=False, output_bias=True)
+    weights = read_weights(step_folder(model_dir, 1))
+    weights["output.bias"][EOS] = 1e3
+    save_checkpoint(step_folder(model_dir, 1), weights, {"step": 1, "best_step": 1})
+    export(model_dir, form)
+    assert "note: 3 texts are translated as" in capsys.readouterr().out
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("form", PACKAGES)
+@pytest.mark.parametrize(
+    "part",
+    ["encoder.layers.0.self_attn.in_proj_weight", "decoder.layers.1.linear2.weight",
+     "decoder.layers.0.multihead_attn.out_proj.weight"],
+)  # fmt: skip
+def test_a_model_that_differs_in_one_weight_is_not_written(tmp_path, refusal_of, monkeypatch, form, part):
+    pytest.importorskip(PACKAGES[form])
+    write = WRITERS[form].export
+
+    def wrong(model, folder):
+        torch.manual_seed(0)
+        told = write(model, folder)
+        model.weights[part].copy_(torch.randn_like(model.weights[part]))
+        return told
+
+    monkeypatch.setattr(WRITERS[form], "export", wrong)
+    model_dir = write_model_dir(tmp_path / "model", d_model=64)
+    line = refusal_of(["export", model_dir, "--format", form, "--out", tmp_path / form])
+    assert f"{PACKAGES[form]} translates" in line
+    assert "--no-check skips the comparison" in line
+    assert not (tmp_path / form).exists()
+    export(model_dir, form, "--no-check")
+
+
+def test_a_tool_that_is_not_installed_is_reported(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    export(write_model_dir(tmp_path / "model", trained=False), "ctranslate2")
+    assert "note: not compared with ctranslate2, which is not installed" in capsys.readouterr().out.splitlines()
 
 
 def test_the_documented_settings_give_the_same_search(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     draw = random.Random(1)
     words = [word for line in PAIRS for word in line.split()]
-    lines = [*PAIRS, *(" ".join(draw.choices(words, k=draw.randint(1, 6))) for _ in range(200))]
+    lines = [*PAIRS, *(" ".join(draw.choices(words, k=draw.randint(1, 6))) for _ in range(100))]
     (tmp_path / "valid.en").write_text("\n".join(lines), encoding="utf-8")
     model_dir = write_model_dir(tmp_path / "model", max_len_a=0.0)
     (model_dir / "data.yaml").write_text(f"files: [a, b, {tmp_path / 'valid.en'}, c]\n", encoding="utf-8")
@@ -69,56 +157,32 @@ def test_the_documented_settings_give_the_same_search(tmp_path, monkeypatch):
     (code,) = (block for block in blocks("export.md") if "translate_batch" in block)
     monkeypatch.chdir(tmp_path)
     names = run(code, tmp_path)
-    pieces = [names["source"].encode(line, out_type=str) for line in lines]
     results = names["translator"].translate_batch(
-        pieces, suppress_sequences=[["<blank>"], ["<s>"]], max_decoding_length=LONGEST, **names["same"]
-    )
+        [names["source"].encode(line, out_type=str) for line in lines],
+        suppress_sequences=[["<blank>"], ["<s>"]], max_decoding_length=LONGEST, **names["same"],
+    )  # fmt: skip
     theirs = [names["target"].decode(each.hypotheses[0]).strip() for each in results]
-    translator = Translator.from_directory(
-        model_dir, workers=1, beam=4, length_penalty="power", alpha=1.0, early_stopping=True
-    )
-    ours = translator.translate(lines)
+    search = {"beam": 4, "length_penalty": "power", "alpha": 1.0, "early_stopping": True}
+    ours = Translator.from_directory(model_dir, workers=1, **search).translate(lines)
     equal = sum(one.strip() == other for one, other in zip(ours, theirs, strict=True))
     assert equal >= 0.95 * len(lines), f"{equal} of {len(lines)}"
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("fields", [{}, {"activation": "silu", "output_bias": True}, {"share_embeddings": "decoder"}])
-def test_hugging_face_translates_as_we_do(tmp_path, fields):
-    transformers = pytest.importorskip("transformers")
-    model_dir = write_model_dir(tmp_path / "model", **fields)
-    folder = export(model_dir, "marian-hf")
-    theirs = transformers.MarianMTModel.from_pretrained(folder)
-    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
-    for beam in (1, 4):
-        inputs = tokenizer(LINES, return_tensors="pt", padding=True)
-        with torch.inference_mode():
-            result = theirs.generate(
-                **inputs, num_beams=beam, max_new_tokens=LONGEST + 1, min_new_tokens=2, max_length=None
-            )
-        compare(model_dir, tokenizer.batch_decode(result, skip_special_tokens=True), beam)
-    assert theirs.generation_config.num_beams == 4
-    assert theirs.generation_config.length_penalty == 0.0
 
 
 def test_settings_survive_a_way_to_hugging_face_and_back(tmp_path):
     rates = {"dropout": 0.1, "attention_dropout": 0.2, "relu_dropout": 0.3}
     model_dir = write_model_dir(tmp_path / "model", trained=False, no_repeat_ngram=3, beam=5, min_len=4, **rates)
-    out = tmp_path / "out"
-    assert main(["export", str(model_dir), "--format", "marian-hf", "--out", str(out), "--no-check"]) == 0
-    model = marian.read(out)
+    model = marian.read(export(model_dir, "marian-hf", "--no-check"))
     search = model.decoding
     assert (search.no_repeat_ngram, search.beam, search.allow_unk, search.min_len) == (3, 5, False, 4)
     assert {name: getattr(model.config, name) for name in rates} == rates
 
 
-@pytest.mark.parametrize("form", ["ctranslate2", "marian-hf"])
+@pytest.mark.parametrize("form", PACKAGES)
 def test_search_settings_that_are_not_recorded_are_told(tmp_path, form):
     pytest.importorskip("ctranslate2")
     others = {"diverse_beam_groups": 2, "coverage_penalty": 0.2}
     model_dir = write_model_dir(tmp_path / "model", trained=False, min_len=4, beam=6, **others)
-    assert main(["export", str(model_dir), "--format", form, "--out", str(tmp_path / "out"), "--no-check"]) == 0
-    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    card = (export(model_dir, form, "--no-check") / "README.md").read_text(encoding="utf-8")
     (told,) = (line for line in card.splitlines() if "left out its search settings" in line)
     assert all(f"{name} {value}" in told for name, value in others.items())
     assert "beam" not in told.replace("diverse_beam", "")
@@ -135,11 +199,3 @@ def test_models_that_marian_cannot_represent_are_refused(tmp_path, refusal_of, f
     model_dir = write_model_dir(tmp_path / "model", trained=False, **{field: value})
     assert field in refusal_of(["export", model_dir, "--format", "marian-hf", "--out", tmp_path / "out"])
     assert not (tmp_path / "out").exists()
-
-
-def test_another_order_of_channels_is_undone_by_its_inverse(tmp_path):
-    model = load(write_model_dir(tmp_path / "model", trained=False))
-    halves = halves_from_pairs(model.weights, 32)
-    assert not torch.equal(halves["encoder.layers.0.linear2.weight"], model.weights["encoder.layers.0.linear2.weight"])
-    restored = pairs_from_halves(halves, 32)
-    assert all(torch.equal(restored[name], weight) for name, weight in model.weights.items())

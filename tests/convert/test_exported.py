@@ -42,21 +42,20 @@ class Functions(torch.nn.Module):
         return F.linear_cross_entropy(y, self.table, tokens, label_smoothing=0.1)[0]
 
 
-def cases():
-    x, y = torch.randn(3, 7, 16), torch.randn(3, 4, 16)
-    hidden = torch.arange(7) >= torch.tensor([[7], [4], [0]])
-    layer = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "batch_first": True}
-    yield "encoder layer", nn.TransformerEncoderLayer(**layer), (x,), {}
-    yield "padding", nn.TransformerEncoderLayer(**layer, activation="gelu"), (x,), {"src_key_padding_mask": hidden}
-    decoder = nn.TransformerDecoderLayer(**layer, norm_first=True)
-    yield "pre-norm decoder layer", decoder, (y, x), {"tgt_is_causal": True}
-    yield "whole", nn.Transformer(16, 2, 1, 1, 32, batch_first=True), (x, y), {"tgt_is_causal": True}
-    yield "attention", nn.MultiheadAttention(16, 2, batch_first=True), (y, x, x), {"key_padding_mask": hidden}
-    yield "norm", nn.RMSNorm(16), (x,), {}
-    yield "functions", Functions(), (torch.randint(11, (3, 5)), torch.tensor([5, 2, 1])), {}
-
-
-CASES = {name: case for name, *case in cases()}
+X, Y = torch.randn(3, 7, 16), torch.randn(3, 4, 16)
+HIDDEN = torch.arange(7) >= torch.tensor([[7], [4], [0]])
+LAYER = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "batch_first": True}
+CASES = {
+    "encoder layer": (nn.TransformerEncoderLayer(**LAYER), (X,), {}),
+    "padding": (nn.TransformerEncoderLayer(**LAYER, activation="gelu"), (X,), {"src_key_padding_mask": HIDDEN}),
+    "pre-norm decoder layer": (
+        nn.TransformerDecoderLayer(**LAYER, norm_first=True), (Y, X), {"tgt_is_causal": True}
+    ),
+    "whole": (nn.Transformer(16, 2, 1, 1, 32, batch_first=True), (X, Y), {"tgt_is_causal": True}),
+    "attention": (nn.MultiheadAttention(16, 2, batch_first=True), (Y, X, X), {"key_padding_mask": HIDDEN}),
+    "norm": (nn.RMSNorm(16), (X,), {}),
+    "functions": (Functions(), (torch.randint(11, (3, 5)), torch.tensor([5, 2, 1])), {}),
+}  # fmt: skip
 
 
 @pytest.mark.sample(1)
@@ -75,7 +74,7 @@ def test_a_decomposed_export_loads_and_runs_without_fasttfm(tmp_path, name):
 def test_lengths_stay_open_in_a_decomposed_export():
     module = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=100)
-    program = export(module, (torch.randn(3, 7, 16),), decompose=True, dynamic_shapes=({0: batch, 1: length},))
+    program = export(module, (X,), decompose=True, dynamic_shapes=({0: batch, 1: length},))
     x = torch.randn(5, 40, 16)
     torch.testing.assert_close(program.module()(x), module(x), rtol=1e-5, atol=1e-6)
 
@@ -94,11 +93,14 @@ def test_an_export_on_our_operators_names_the_required_import(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "module.pt2"], check=True)
 
 
-def test_wrong_arguments_of_export_are_refused():
-    module, args, _ = CASES["norm"]
-    with pytest.raises(ArgumentTypeError, match=r"^module is a function: a Module is needed$"):
-        export(lambda x: x, args)
-    with pytest.raises(ArgumentTypeError, match=r"^args is a Tensor: a tuple is needed$"):
-        export(module, args[0])
-    with pytest.raises(ArgumentTypeError, match=r"^decompose is 'yes': True or False is needed$"):
-        export(module, args, decompose="yes")
+@pytest.mark.parametrize(
+    ("module", "args", "decompose", "message"),
+    [
+        (lambda x: x, (X,), False, "module is a function: a Module is needed"),
+        (torch.nn.Identity(), X, False, "args is a Tensor: a tuple is needed"),
+        (torch.nn.Identity(), (X,), "yes", "decompose is 'yes': True or False is needed"),
+    ],
+)
+def test_wrong_arguments_of_export_are_refused(module, args, decompose, message):
+    with pytest.raises(ArgumentTypeError, match=f"^{message}$"):
+        export(module, args, decompose=decompose)

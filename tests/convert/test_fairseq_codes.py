@@ -43,7 +43,11 @@ def corpus():
 
 def words(folder, *more):
     command = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
-    return [*command, "--dict", str(folder / "dict.src.txt"), "--codes", str(folder / "codes"), *more]
+    return [*command, "--dict", str(folder / "dict.src.txt"), *map(str, more)]
+
+
+def with_codes(folder, *more):
+    return words(folder, "--codes", folder / "codes", *more)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def model(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp("fairseq")
     reference, sides = write(folder, pieces=corpus.pieces, source_lang="en", target_lang="de")
     (folder / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
-    assert main(words(folder)) == 0
+    assert main(with_codes(folder)) == 0
     return folder, reference, sides[0]
 
 
@@ -74,8 +78,8 @@ def test_translations_equal_those_of_a_reimplementation(model, corpus):
 def test_sides_have_their_languages_and_notes_report_inferred_settings(tmp_path, capsys, refusal_of, corpus):
     write(tmp_path, pieces=corpus.pieces)
     (tmp_path / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
-    assert "--source-language: Moses' rules need it and the checkpoint lacks it" in refusal_of(words(tmp_path))
-    assert main(words(tmp_path, "--source-language", "en", "--target-language", "en")) == 0
+    assert "--source-language: Moses' rules need it and the checkpoint lacks it" in refusal_of(with_codes(tmp_path))
+    assert main(with_codes(tmp_path, "--source-language", "en", "--target-language", "en")) == 0
     told = "source text becomes Moses tokens (en), normalized, escaped, as its dictionary shows"
     assert told in capsys.readouterr().out
     given = load(tmp_path / "MODEL")
@@ -83,23 +87,21 @@ def test_sides_have_their_languages_and_notes_report_inferred_settings(tmp_path,
 
 
 def test_an_imported_vocabulary_prepares_data_and_trains(model, corpus, tmp_path):
-    folder = model[0] / "MODEL"
-    for split, pairs in (("train", corpus.pairs), ("valid", corpus.pairs[:5])):
-        for side, name in enumerate(LANGUAGES):
-            (tmp_path / f"{split}.{name}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    texts = [f"--{split}{side}={tmp_path / name}" for split, side, name in (
-        ("", "src", "train.en"), ("", "tgt", "train.de"), ("valid-", "src", "valid.en"), ("valid-", "tgt", "valid.de"),
-    )]  # fmt: skip
-    data = tmp_path / "DATA"
+    folder, data, out = model[0] / "MODEL", tmp_path / "DATA", tmp_path / "TUNED"
+    texts = []
+    for split, pairs in (("", corpus.pairs), ("valid-", corpus.pairs[:5])):
+        for side, name in enumerate(("src", "tgt")):
+            path = tmp_path / f"{split}{name}"
+            path.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+            texts.append(f"--{split}{name}={path}")
     assert main(["prepare", *texts, "--spm", str(folder), "--out", str(data)]) == 0
     prepared = PreparedData.open(data)
     assert prepared.source_tokenizer.pieces(prepared.train.source(0)) == corpus.cut(corpus.pairs[0][0], "en")
     assert prepared.target_tokenizer.decode(prepared.train.target(0)) == corpus.pairs[0][1]
-    out = tmp_path / "TUNED"
     settings = "--max-update=2 --d-model=32 --heads=4 --d-ff=48 --encoder-layers=2 --decoder-layers=2 --workers=1"
     settings += " --positional-encoding=tensor2tensor --first-position=2 --output-bias --no-valid-bleu"
-    command = ["train", "--data", str(data), "--out", str(out), "--init-from", str(folder), *settings.split()]
-    assert main([*command, "--valid-interval-updates=2"]) == 0
+    settings += " --valid-interval-updates=2"
+    assert main(["train", f"--data={data}", f"--out={out}", f"--init-from={folder}", *settings.split()]) == 0
     with Translator.from_directory(out, beam=1, workers=1) as translator:
         assert len(translator.translate(["the dog"])) == 1
 
@@ -110,30 +112,23 @@ def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
     assert main(["export", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "CT2")]) == 0
     assert "source text is tokenized by sacremoses and source.codes: Moses tokens (en)" in capsys.readouterr().out
     assert main(["import", str(tmp_path / "CT2"), "--format", "ctranslate2", "--out", str(tmp_path / "BACK")]) == 0
-    before, after = load(folder), load(tmp_path / "BACK")
-    line = "the dog runs ."
-    assert after.source_tokenizer.encode(line) == before.source_tokenizer.encode(line)
-    assert str(after.source_tokenizer.vocabulary) == str(before.source_tokenizer.vocabulary)
+    before, after = load(folder).source_tokenizer, load(tmp_path / "BACK").source_tokenizer
+    assert after.encode("the dog runs .") == before.encode("the dog runs .")
+    assert str(after.vocabulary) == str(before.vocabulary)
 
 
-def test_codes_of_another_corpus_are_refused_with_the_share(model, tmp_path, refusal_of, corpus):
-    folder = model[0]
-    others = tmp_path / "codes"
-    others.write_text(fastbpe_file(learn(["zyx zyx zyx wvu wvu"], 9)), encoding="utf-8")
-    command = ["import", folder / "checkpoint.pt", "--format=fairseq", f"--dict={folder / 'dict.src.txt'}"]
-    command += [f"--out={tmp_path / 'MODEL'}"]
-    single = sum(len(piece.removesuffix("@@")) == 1 for piece in corpus.pieces) / len(corpus.pieces)
-    for flag, message in (
-        (f"--codes={others}", f"has the pieces of {single:.1%} of the tokens in"),
-        (f"--spm={folder / 'spm.model'}", "give their --codes instead of --spm"),
-        (f"--codes={tmp_path / 'none'}", "no such file of codes"),
-    ):
-        assert message in refusal_of([*command, flag])
-    assert not (tmp_path / "MODEL").exists()
-
-
-def test_codes_for_a_dictionary_of_sentencepiece_are_refused(tmp_path, refusal_of, corpus):
-    write(tmp_path, source_lang="en", target_lang="de")
+def test_codes_of_another_corpus_or_tokenizer_are_refused(model, tmp_path, refusal_of, corpus):
+    (tmp_path / "other").write_text(fastbpe_file(learn(["zyx zyx zyx wvu wvu"], 9)), encoding="utf-8")
     (tmp_path / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
-    assert "0% of its tokens end in @@" in refusal_of(words(tmp_path))
-    assert "either --spm or --codes" in refusal_of(words(tmp_path, "--spm", str(tmp_path / "spm.model")))
+    write(tmp_path, source_lang="en", target_lang="de")  # its dictionary is of SentencePiece
+    spm = tmp_path / "spm.model"
+    single = sum(len(piece.removesuffix("@@")) == 1 for piece in corpus.pieces) / len(corpus.pieces)
+    for folder, given, message in (
+        (model[0], ("--codes", tmp_path / "other"), f"has the pieces of {single:.1%} of the tokens in"),
+        (model[0], ("--spm", spm), "give their --codes instead of --spm"),
+        (model[0], ("--codes", tmp_path / "none"), "no such file of codes"),
+        (tmp_path, ("--codes", tmp_path / "codes"), "0% of its tokens end in @@"),
+        (tmp_path, ("--codes", tmp_path / "codes", "--spm", spm), "either --spm or --codes"),
+    ):
+        assert message in refusal_of([*words(folder, *given), "--out", tmp_path / "refused"])
+    assert not (tmp_path / "refused").exists()

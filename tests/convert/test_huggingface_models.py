@@ -5,16 +5,22 @@ import sys
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from replayable import Watched
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
+import fasttfm  # noqa: E402
 from fasttfm import functional as F  # noqa: E402
 from fasttfm.convert import huggingface  # noqa: E402
+from fasttfm.kernels.jit import Launch  # noqa: E402
+from ptx_check.chips import CHIPS  # noqa: E402
+from ptx_check.cuda import Answers  # noqa: E402
 
-from .their_models import randomized  # noqa: E402
+from .test_huggingface import randomized  # noqa: E402
 
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -22,122 +28,139 @@ TEXT = {
     "eos_token_id": 1,
 }  # fmt: skip
 SLIDING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
-
-
-def gemma2(attn_logit_softcapping: float | None = 0.5) -> Any:
-    """Gemma 2 with a cap that the scores of random weights reach."""
-    more = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": attn_logit_softcapping}
-    return transformers.Gemma2Config(**TEXT, **SLIDING, **more)
-
-
-DECODERS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**TEXT, **SLIDING, use_sliding_window=True)
-    ),
-    "gemma3": lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**TEXT, **SLIDING)),
-    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**TEXT, sliding_window=3)),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(**TEXT, **SLIDING, use_sliding_window=True)
-    ),
-    "gemma2": lambda: transformers.Gemma2ForCausalLM(gemma2()),
-    "gemma2 without caps": lambda: transformers.Gemma2ForCausalLM(gemma2(attn_logit_softcapping=None)),
-    "gpt-oss": lambda: transformers.GptOssForCausalLM(
-        transformers.GptOssConfig(**TEXT, **SLIDING, num_local_experts=2, num_experts_per_tok=1)
-    ),
+CAP = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 0.5}
+"""A cap that the scores of random weights reach."""
+DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**SLIDING, "use_sliding_window": True}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", SLIDING),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": 3}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**SLIDING, "use_sliding_window": True}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", SLIDING | CAP),
+    "gemma2 without caps": ("Gemma2ForCausalLM", "Gemma2Config", SLIDING | CAP | {"attn_logit_softcapping": None}),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", {**SLIDING, "num_local_experts": 2, "num_experts_per_tok": 1}),
 }
 
 
-def padded(left: bool) -> dict[str, torch.Tensor]:
-    mask = torch.arange(9) < torch.tensor([9, 5, 7])[:, None]
-    mask = mask.flip(1) if left else mask
-    return {"input_ids": torch.randint(3, 37, (3, 9)).where(mask, 0), "attention_mask": mask.long()}
-
-
-def pair(make: Callable[[], Any]) -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    eager = randomized(make().eval())
-    ours = copy.deepcopy(eager)
+def by_name(model: Any) -> None:
     huggingface.register()
-    ours.set_attn_implementation("fasttfm")
-    return eager, ours
+    model.set_attn_implementation("fasttfm")
 
 
-def accelerated(make: Callable[[], Any]) -> tuple[Any, Any]:
-    eager, _ = pair(make)
+def pair(name: str, turn: Callable[[Any], Any] = by_name) -> tuple[Any, Any]:
+    """A decoder on eager attention and its copy on ours."""
+    torch.manual_seed(0)
+    kind, config, settings = DECODERS[name]
+    eager = randomized(getattr(transformers, kind)(getattr(transformers, config)(**TEXT, **settings)).eval())
     ours = copy.deepcopy(eager)
-    huggingface.accelerate(ours)
+    turn(ours)
     assert ours.config._attn_implementation == "fasttfm"
     return eager, ours
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("turn", [pair, accelerated])
+@pytest.mark.parametrize("turn", [by_name, huggingface.accelerate])
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, padding: bool, turn: Any) -> None:
     """Dynamic and static caches keep no more than the window."""
-    eager, ours = turn(DECODERS[name])
-    inputs = padded(left=True) if padding else {"input_ids": torch.randint(3, 37, (2, 9))}
-    rows = inputs["attention_mask"].bool() if padding else ...
-    expected, got = (model(**inputs).logits[rows] for model in (eager, ours))
+    models = pair(name, turn)
+    inputs, rows = {"input_ids": torch.randint(3, 37, (3, 9))}, ...
+    if padding:
+        rows = (torch.arange(9) < torch.tensor([9, 5, 7])[:, None]).flip(1)
+        inputs = {"input_ids": inputs["input_ids"].where(rows, 0), "attention_mask": rows.long()}
+    expected, got = (model(**inputs).logits[rows] for model in models)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    gradients = [
-        torch.autograd.grad(x.square().sum(), list(m.parameters())) for m, x in ((eager, expected), (ours, got))
-    ]
-    for theirs, mine in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
-    if turn is accelerated:
-        weights = [m(**inputs, output_attentions=True).attentions for m in (eager, ours)]
-        for theirs, mine in zip(*weights, strict=True):
-            torch.testing.assert_close(mine.transpose(1, 2)[rows], theirs.transpose(1, 2)[rows], rtol=1e-4, atol=1e-5)
+    theirs, mine = (
+        torch.autograd.grad(x.square().sum(), list(m.parameters())) for m, x in zip(models, (expected, got))
+    )
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    if turn is huggingface.accelerate:
+        theirs, mine = (m(**inputs, output_attentions=True).attentions for m in models)
+        for expected, got in zip(theirs, mine, strict=True):
+            torch.testing.assert_close(got.transpose(1, 2)[rows], expected.transpose(1, 2)[rows], rtol=1e-4, atol=1e-5)
         return
     for options in ({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 1, "cache_implementation": "static"}):
-        tokens = [m.generate(**inputs, max_new_tokens=6, do_sample=False, **options).tolist() for m in (eager, ours)]
+        tokens = [m.generate(**inputs, max_new_tokens=6, do_sample=False, **options).tolist() for m in models]
         assert tokens[1] == tokens[0]
 
 
-@torch.no_grad()
-def test_sinks_take_weight_and_a_cap_bounds_scores() -> None:
-    """Both affect the results of the models above, so that equality with eager is meaningful."""
-    for name, without in (
-        ("gpt-oss", lambda m: [layer.self_attn.sinks.fill_(-1e4) for layer in m.model.layers]),
-        ("gemma2", lambda m: [setattr(layer.self_attn, "attn_logit_softcapping", None) for layer in m.model.layers]),
-    ):
-        _, ours = pair(DECODERS[name])
-        ids = torch.randint(3, 37, (2, 9))
-        before = ours(ids).logits
-        without(ours)
-        assert not torch.allclose(ours(ids).logits, before, atol=1e-4)
+@pytest.mark.parametrize(("name", "norms"), [("llama", 5), ("mistral", 5), ("qwen3", 9), ("gemma2", 0)])
+def test_copies_of_llama_s_norm_are_replaced(name: str, norms: int) -> None:
+    """Gemma's norm differs: it multiplies by 1 + weight."""
+    eager, ours = pair(name, huggingface.accelerate)
+    assert sum(type(m).__name__ == "FusedRMSNorm" for m in ours.modules()) == norms
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(ours.model.norm(x * 1e-3), eager.model.norm(x * 1e-3), rtol=1e-5, atol=1e-6)
+
+
+def test_an_rms_norm_with_mixed_dtypes_equals_transformers() -> None:
+    theirs, ours = (model.model.norm for model in pair("llama", huggingface.accelerate))
+    x = torch.randn(3, 32, dtype=torch.bfloat16)
+    assert torch.equal(ours(x), theirs(x))
+    assert ours(x).dtype == torch.float32
 
 
 @torch.no_grad()
-def test_the_window_of_a_mask_is_that_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' mask equals window=(sliding_window - 1, 0), and is not read without padding."""
+def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
+    """Token and position differ between steps; calls, launches and addresses do not."""
+    _, model = pair("llama", huggingface.accelerate)
+    logits, cache = torch.zeros(2, 1, 37), transformers.StaticCache(config=model.config, max_cache_len=32)
+
+    def forward(tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        places = {"cache_position": position, "position_ids": position[None]}
+        return model(tokens, past_key_values=cache, use_cache=True, **places).logits
+
+    watched = Watched(torch.device("cpu"))
+    unlaunched = mock.patch.object(Launch, "__call__", return_value=None)
+    with Answers(CHIPS["sm_90"]), fasttfm.backend("triton"), unlaunched:
+        forward(torch.randint(3, 37, (2, 5)), torch.arange(5))
+        for number in range(5, 9):
+            given = torch.full((2, 1), number), torch.tensor([number])
+            watched(lambda *inputs: logits.copy_(forward(*inputs)), None, given)
+    launches = [name for name, *_ in watched.runs[None][-1].made if "." not in name]
+    assert len(watched.runs[None]) == 4
+    assert len(launches) == 7, "attention of two layers, and five norms"
+
+
+@pytest.mark.parametrize("size", [None, 3], ids=["causal", "window"])
+@torch.no_grad()
+def test_a_causal_mask_is_marked_without_padding_until_it_is_modified(
+    size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' mask equals causal=True and window=(sliding_window - 1, 0), and is not read if it is marked."""
     huggingface.register()
-    config = transformers.MistralConfig(**TEXT, sliding_window=3)
+    config = transformers.MistralConfig(**TEXT, sliding_window=size)
     config._attn_implementation = "fasttfm"
+    made = "create_causal_mask" if size is None else "create_sliding_window_causal_mask"
+    window = None if size is None else (size - 1, 0)
     q, k, v = (torch.randn(2, 4, 9, 8) for _ in range(3))
-    given: list[dict[str, Any]] = []
+    given: list[tuple[bool, Any]] = []
     attend = F.attention
-    monkeypatch.setattr(F, "attention", lambda *x, **options: given.append(options) or attend(*x, **options))
-    for lengths in (None, torch.tensor([9, 9]), torch.tensor([9, 6])):
-        padding = None if lengths is None else torch.arange(9) < lengths[:, None]
-        mask = transformers.masking_utils.create_sliding_window_causal_mask(
-            config=config, inputs_embeds=q[:, 0], attention_mask=padding, past_key_values=None
-        )
+
+    def mask_of(padding: torch.Tensor | None) -> torch.Tensor:
+        inputs = {"inputs_embeds": q[:, 0], "attention_mask": padding, "past_key_values": None}
+        return getattr(transformers.masking_utils, made)(config=config, **inputs)
+
+    def result(mask: torch.Tensor) -> torch.Tensor:
         module = torch.nn.Module().eval()
-        got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
-        expected = attend(q, k, v, causal=True, window=(2, 0), key_lengths=lengths)
-        torch.testing.assert_close(got.transpose(1, 2), expected)
-    assert [(each["mask"] is None, each.get("window")) for each in given] == [(True, (2, None))] * 2 + [(False, None)]
-    mask = transformers.masking_utils.create_sliding_window_causal_mask(
-        config=config, inputs_embeds=q[:, 0], attention_mask=None, past_key_values=None
-    )
+        got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=size)
+        return got.transpose(1, 2)
+
+    def recorded(*x: torch.Tensor, **options: Any) -> torch.Tensor:
+        given.append((options["mask"] is None, options.get("window")))
+        return attend(*x, **options)
+
+    monkeypatch.setattr(F, "attention", recorded)
+    for lengths in (None, torch.tensor([9, 9]), torch.tensor([9, 6])):
+        got = result(mask_of(None if lengths is None else torch.arange(9) < lengths[:, None]))
+        expected = attend(q, k, v, causal=True, window=window, key_lengths=lengths)
+        torch.testing.assert_close(got, expected)
+    assert given == [(True, window and (window[0], None))] * 2 + [(False, None)]
+    mask = mask_of(None)
     mask[0, ..., 5] = False  # modified in place; the rows share their memory
-    got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
-    expected = attend(q, k, v, causal=True, window=(2, 0), mask=torch.arange(9) != 5)
-    torch.testing.assert_close(got.transpose(1, 2), expected)
+    expected = attend(q, k, v, causal=True, window=window, mask=torch.arange(9) != 5)
+    torch.testing.assert_close(result(mask), expected)
 
 
 def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
@@ -158,23 +181,9 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
         torch.testing.assert_close(found, right)
 
 
-@pytest.fixture
-def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that our attention has no soft cap."""
-    monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})
-
-
-@pytest.mark.parametrize("kind", huggingface.NEEDS)
-def test_unsupported_attention_arguments_of_a_model_type_are_refused(kind: str) -> None:
-    assert kind in transformers.CONFIG_MAPPING
-    x, option = torch.randn(1, 2, 3, 8), huggingface.NEEDS[kind]
-    with pytest.raises(ValueError, match=option):
-        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, **{option: torch.ones(1)})
-
-
-@pytest.mark.usefixtures("no_soft_cap")
 @torch.no_grad()
-def test_only_the_submodel_with_unsupported_attention_keeps_its_own() -> None:
+def test_only_the_submodel_with_unsupported_attention_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})  # as if our attention had none
     text = transformers.Gemma2Config(**TEXT, **SLIDING)
     vision = transformers.SiglipVisionConfig(
         hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
@@ -192,26 +201,12 @@ def test_only_the_submodel_with_unsupported_attention_keeps_its_own() -> None:
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_accelerate_registers_the_check_for_hard_coded_attention(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    theirs = transformers.PreTrainedModel.get_correct_attn_implementation
-    plain = getattr(theirs, "__wrapped__", theirs)
-    monkeypatch.setattr(transformers.PreTrainedModel, "get_correct_attn_implementation", plain)
-    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
-    huggingface.accelerate(transformers.BloomModel(transformers.BloomConfig(**sizes)))
-    with pytest.raises(ValueError, match="hard-codes its attention"):
-        transformers.BloomModel._from_config(transformers.BloomConfig(**sizes), attn_implementation="fasttfm")
+def test_an_argument_that_may_change_the_result_is_never_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paged cache, a tensor of any name, and parameters of eager attention in the modeling file."""
+    given = {"cache": object(), "block_indices": object(), "bias": torch.randn(2), "bias_of_tomorrow": 0.5, "stride": 2}
+    assert {*huggingface.NEEDS} <= {*transformers.CONFIG_MAPPING.keys()}
+    assert {*huggingface.NEEDS.values()} <= given.keys()
 
-
-@pytest.mark.parametrize("name", ["cache", "block_indices", "bias_of_tomorrow"])
-def test_an_argument_that_may_change_the_result_is_never_ignored(name: str) -> None:
-    x, value = torch.randn(1, 2, 3, 8), torch.randn(2)
-    with pytest.raises(ValueError, match=name):
-        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, is_causal=True, **{name: value})
-
-
-def test_parameters_of_a_file_s_eager_attention_are_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, stride=None, **kwargs):
         """Attention of a modeling file outside transformers."""
 
@@ -219,9 +214,10 @@ def test_parameters_of_a_file_s_eager_attention_are_not_ignored(monkeypatch: pyt
     file.eager_attention_forward = eager_attention_forward
     monkeypatch.setitem(sys.modules, file.__name__, file)
     module = type("Attention", (torch.nn.Module,), {"__module__": file.__name__})()
-    x = torch.randn(1, 4, 3, 8)
-    with pytest.raises(ValueError, match="stride"):
-        huggingface.attention_forward(module, x, x, x, None, is_causal=True, stride=2)
+    x = torch.randn(1, 2, 3, 8)
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"has no {name}, which Attention needs"):
+            huggingface.attention_forward(module, x, x, x, None, is_causal=True, **{name: value})
     huggingface.attention_forward(module, x, x, x, None, stride=None, use_cache=True)
 
 

@@ -1,11 +1,9 @@
 """transformers' own model tests (ModelTesterMixin) on AutoModelForSeq2SeqLM of our directories.
 
-They are in transformers' source distribution, not in its wheel:
+They are in transformers' source distribution, not in its wheel, and need the package parameterized:
 
     pip download --no-deps --no-binary transformers transformers==5.23.0 && tar xzf transformers-5.23.0.tar.gz
     FASTTFM_TEST_TRANSFORMERS=transformers-5.23.0 python -m pytest -o addopts= tests/convert/test_model_tester.py
-
-They also need the package parameterized, and markers of their own, which -o addopts= allows.
 """
 
 import os
@@ -60,36 +58,24 @@ def mixin() -> type:
 class Tester:
     """A tiny model and its inputs."""
 
-    batch_size, seq_length, is_training = 3, 7, True
-    hidden_size, num_hidden_layers, num_attention_heads, vocab_size = 32, 2, 4, 40
+    is_training, batch_size, seq_length, hidden_size, num_hidden_layers, num_attention_heads = True, 3, 7, 32, 2, 4
     encoder_seq_length = decoder_seq_length = key_length = seq_length
 
-    def __init__(self, parent: unittest.TestCase) -> None:
-        self.parent = parent
-
     def get_config(self) -> FasttfmConfig:
-        return FasttfmConfig(
-            vocab_size=self.vocab_size, d_model=self.hidden_size, heads=self.num_attention_heads, d_ff=48,
-            encoder_layers=2, decoder_layers=2, max_length=64, dropout=0.0,
-        )  # fmt: skip
+        sizes = {"d_model": 32, "heads": 4, "d_ff": 48, "encoder_layers": 2, "decoder_layers": 2, "max_length": 64}
+        return FasttfmConfig(vocab_size=40, dropout=0.0, **sizes)
 
     def prepare_config_and_inputs_for_common(self) -> tuple[FasttfmConfig, dict[str, torch.Tensor]]:
-        tokens = torch.randint(4, self.vocab_size, (2, self.batch_size, self.seq_length))
-        source, target = tokens
+        source, target = torch.randint(4, 40, (2, self.batch_size, self.seq_length))
         source[:, -1], target[:, 0] = EOS, BOS
-        return self.get_config(), {
-            "input_ids": source,
-            "attention_mask": torch.ones_like(source),
-            "decoder_input_ids": target,
-        }
+        inputs = {"input_ids": source, "attention_mask": torch.ones_like(source), "decoder_input_ids": target}
+        return self.get_config(), inputs
 
 
 class TestFasttfmForSeq2SeqLM(mixin(), unittest.TestCase):  # type: ignore[misc]
     all_model_classes = (FasttfmForSeq2SeqLM,)
     is_encoder_decoder = True
-
-    def setUp(self) -> None:
-        self.model_tester = Tester(self)
+    model_tester = Tester()
 
     def _prepare_for_class(self, inputs, model_class, return_labels=False):
         """The mixin adds labels only for classes of transformers."""

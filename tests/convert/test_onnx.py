@@ -45,9 +45,10 @@ def greedy(folder, sources: list[list[int]]) -> list[list[int]]:
          "norm_first": True, "final_norm": True},
     ],
 )  # fmt: skip
-def test_onnxruntime_gives_the_same_tokens(tmp_path, fields):
+def test_onnxruntime_gives_the_same_tokens(tmp_path, capsys, fields):
     model_dir = write_model_dir(tmp_path / "model", **fields)
     assert main(["export", str(model_dir), "--format", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    assert "note: 3 texts are translated as onnxruntime translates them" in capsys.readouterr().out.splitlines()
     ours = Translator.from_directory(model_dir)
     sources = [[*ours.source_tokenizer.encode(line), EOS] for line in LINES]
     config = DecodingConfig(beam=1, min_len=fields.get("min_len", 1), max_len_a=0.0, max_len_b=LONGEST)

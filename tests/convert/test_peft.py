@@ -30,6 +30,10 @@ def folder(tmp_path_factory):
     return model_dir.parent / "base"
 
 
+def loaded(folder):
+    return AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
 def lora(**targets):
     return peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=8, init_lora_weights=False, **targets)
 
@@ -40,8 +44,8 @@ def logits(model):
 
 
 @pytest.mark.parametrize("targets", TARGETS)
-def test_lora_trains_saves_and_loads(folder, tmp_path, targets):
-    base = AutoModelForSeq2SeqLM.from_pretrained(folder)
+def test_lora_trains_saves_loads_and_merges(folder, tmp_path, targets):
+    base = loaded(folder)
     plain = logits(base)
     model = peft.get_peft_model(base, lora(**targets))
     adapted = logits(model)
@@ -50,32 +54,25 @@ def test_lora_trains_saves_and_loads(folder, tmp_path, targets):
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)) == parameter.requires_grad, name
     search = {"input_ids": SOURCE, "num_beams": 2, "max_new_tokens": 6}
-    written = model.generate(**search)
-    assert torch.equal(written, model.generate(**search, use_cache=False))
+    assert torch.equal(model.generate(**search), model.generate(**search, use_cache=False))
     model.save_pretrained(tmp_path / "adapter")
-    again = peft.PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(folder), tmp_path / "adapter")
-    torch.testing.assert_close(logits(again), adapted)
-    torch.testing.assert_close(logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")), adapted)
+    torch.testing.assert_close(logits(peft.PeftModel.from_pretrained(loaded(folder), tmp_path / "adapter")), adapted)
+    torch.testing.assert_close(logits(loaded(tmp_path / "adapter")), adapted)
     with pytest.raises(ValueError, match="the model has adapters in it"):
         model.get_base_model().save_pretrained(tmp_path / "wrapped")
     assert not (tmp_path / "wrapped").exists()
-
-
-@pytest.mark.parametrize("targets", TARGETS[:4])
-def test_a_merged_model_is_one_of_ours(folder, tmp_path, targets):
-    model = peft.get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(folder), lora(**targets))
-    adapted = logits(model)
-    model.merge_and_unload().save_pretrained(tmp_path)
-    torch.testing.assert_close(logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)), adapted, rtol=1e-4, atol=1e-4)
+    if "modules_to_save" in targets:  # an output beside the table
+        return
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(loaded(tmp_path / "merged")), adapted, rtol=1e-4, atol=1e-4)
     target = torch.cat([torch.full((2, 1), 2), LABELS[:, :-1]], dim=1)
-    ours = Transformer.from_pretrained(tmp_path)(SOURCE, target)
+    ours = Transformer.from_pretrained(tmp_path / "merged")(SOURCE, target)
     torch.testing.assert_close(ours, adapted, rtol=1e-4, atol=1e-4)
 
 
 def test_an_adapter_of_transformers_own_is_saved_alone(folder, tmp_path):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model = loaded(folder)
     model.add_adapter(lora(target_modules=["linear1"]))
-    adapted = logits(model)
     model.save_pretrained(tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
-    torch.testing.assert_close(logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)), adapted)
+    torch.testing.assert_close(logits(loaded(tmp_path)), logits(model))

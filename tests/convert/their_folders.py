@@ -7,6 +7,11 @@ import pytest
 import torch
 from model_dirs import tokenizer
 
+M2M_SIZES = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "init_std": 0.3,
+}  # fmt: skip
+
 
 def write_opus(folder: Path) -> None:
     """Write a random OPUS-MT model: </s> is the first token, padding the last and also the start token."""
@@ -21,10 +26,9 @@ def write_opus(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     torch.manual_seed(3)
     config = transformers.MarianConfig(
-        vocab_size=len(words), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, activation_function="swish",
-        max_position_embeddings=64, scale_embedding=True, pad_token_id=len(words) - 1, eos_token_id=0, bos_token_id=0,
-        decoder_start_token_id=len(words) - 1, forced_eos_token_id=None, num_beams=4, init_std=0.3,
+        **M2M_SIZES, vocab_size=len(words), activation_function="swish", scale_embedding=True, eos_token_id=0,
+        pad_token_id=len(words) - 1, bos_token_id=0, decoder_start_token_id=len(words) - 1, forced_eos_token_id=None,
+        num_beams=4,
     )  # fmt: skip
     model = transformers.MarianMTModel(config).eval()
     with torch.no_grad():
@@ -43,10 +47,7 @@ def write_m2m(folder: Path) -> None:
     pieces = transformers.M2M100Tokenizer(str(folder / "v.json"), str(folder / "s.model"), src_lang="en", tgt_lang="de")
     pieces.save_pretrained(folder)
     torch.manual_seed(3)
-    config = transformers.M2M100Config(
-        vocab_size=len(words) + 108, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, init_std=0.3,
-    )  # fmt: skip
+    config = transformers.M2M100Config(vocab_size=len(words) + 108, **M2M_SIZES)
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.model.shared.weight[len(words) :] *= 0.1  # otherwise translations consist of language tokens

@@ -35,12 +35,12 @@ def _late(*_: object) -> None:
 
 
 def settle(name: str) -> tuple[str, dict[str, str]]:
-    """Return "compared" or "refused", and the verdict of each way and batch. Raises NotBuilt."""
+    """Return "compared" or "refused", and the verdict of each way and batch; or "not built", and the reason."""
     try:
         signal.alarm(SECONDS)
         found = verdicts.verdicts(name)
-    except Late:
-        raise small.NotBuilt(f"longer than {SECONDS} s") from None
+    except (small.NotBuilt, Late) as error:
+        return "not built", {"reason": str(error) or f"longer than {SECONDS} s"}
     finally:
         signal.alarm(0)
     by_name = {verdict for case, verdict in found.items() if case.startswith("by name")}
@@ -60,31 +60,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     types = list(classes) if args.type is None else args.type
     counts, wrong, forward, absent = Counter[str](), dict[str, str](), 0, Counter[str]()
     for kind in types:
-        try:
-            verdict, found = settle(str(classes.get(kind, "")))
-        except small.NotBuilt as error:
-            counts["not built"] += 1
-            absent[str(error).split(":")[0]] += 1
-            print(f"{kind}: not built: {error}", flush=True)
-            continue
+        verdict, found = settle(str(classes.get(kind, "")))
         counts[verdict] += 1
+        if verdict == "not built":
+            absent[found["reason"].split(":")[0]] += 1
+            print(f"{kind}: not built: {found['reason']}", flush=True)
+            continue
         bad = {f"{kind}, {case}": each for case, each in found.items() if each not in verdicts.GOOD}
         forward += verdict == "compared" and "equal" not in found.values()
         print(f"{kind}: {verdict}: {bad or sorted(set(found.values()))}", flush=True)
         wrong |= bad
     print(f"{len(types)} types: {dict(counts)}, {forward} of the compared without gradients, {len(wrong)} wrong")
     if args.type is None:
-        counted = {name: counts[name] for name in ("compared", "refused", "not built")}
         command.keep(
-            args.results,
-            "registry",
-            transformers=transformers.__version__,
-            types=len(types),
-            counts=counted,
-            without_gradients=forward,
-            wrong=wrong,
-            not_built=dict(absent.most_common()),
-        )
+            args.results, "registry", transformers=transformers.__version__, types=len(types),
+            counts={name: counts[name] for name in ("compared", "refused", "not built")}, without_gradients=forward,
+            wrong=wrong, not_built=dict(absent.most_common()),
+        )  # fmt: skip
     return 1 if wrong else 0
 
 

@@ -156,11 +156,10 @@ def batches(model: Any) -> dict[str, tuple[dict[str, Any], dict[int, torch.Tenso
                 inputs = {"input_ids": ids.where(rows, 0), "attention_mask": rows.long()}
                 result[side] = (inputs | more, {9: rows})
         return result
-    pictures = {"pixel_values": torch.randn(2, 3, 16, 16)}
-    if "pixel_values" in wanted:
-        return {"pictures": (pictures, {})}
-    if "input_features" in wanted:
-        return {"sound": ({"input_features": torch.randn(2, 8, 64)}, {})}
-    if "input_values" in wanted:
-        return {"sound": ({"input_values": torch.randn(2, 1600)}, {})}
+    for name, what, *shape in (
+        ("pixel_values", "pictures", 2, 3, 16, 16), ("input_features", "sound", 2, 8, 64),
+        ("input_values", "sound", 2, 1600),
+    ):  # fmt: skip
+        if name in wanted:
+            return {what: ({name: torch.randn(*shape)}, {})}
     raise NotBuilt(f"takes {', '.join(list(wanted)[:3])}")

@@ -30,11 +30,13 @@ from fasttfm.store.weights import load_weights, model_weights, with_weights
 from fasttfm.training.average import average_last
 
 STATE = TrainingState(tensors={"moment": torch.arange(3.0)}, values={"step": 1, "best": [[1.5, 1]]})
+READERS = {"model.safetensors": read_weights, "state.safetensors": read_state, "meta.json": read_meta}
 
 
-def save(model_dir, step, value=0.0, best_step=None, state=STATE):
-    meta = {"step": step, "best_step": best_step}
-    save_checkpoint(step_folder(model_dir, step), {"weight": torch.full((2, 3), value)}, meta, state)
+def save(model_dir, step, value=0.0, state=STATE, **meta):
+    weights = {"weight": torch.full((2, 3), value)}
+    save_checkpoint(step_folder(model_dir, step), weights, {"step": step, "best_step": None, **meta}, state)
+    return step_folder(model_dir, step)
 
 
 def save_steps(model_dir, *steps):
@@ -42,21 +44,17 @@ def save_steps(model_dir, *steps):
         save(model_dir, step, float(step))
 
 
-def test_a_checkpoint_is_read_back(tmp_path):
-    save(tmp_path, 7, 1.25)
-    folder = step_folder(tmp_path, 7)
+def test_a_checkpoint_is_read_back_and_its_digests_are_in_sha256sums_format(tmp_path):
+    folder = save(tmp_path, 7, 1.25)
     assert torch.equal(read_weights(folder)["weight"], torch.full((2, 3), 1.25))
     state = read_state(folder)
     assert torch.equal(state.tensors["moment"], STATE.tensors["moment"])
     assert state.values == STATE.values
-
-
-def test_shapes_are_checked_before_a_model_is_allocated(tmp_path):
-    weights = {"weight": torch.ones(2, 3)}
-    model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)
-    assert torch.equal(model.weight, weights["weight"])
-    with pytest.raises(UserError, match=r"weight has shape \(2, 3\), this model needs \(2, 1000000000000000\)"):
-        with_weights(lambda: nn.Linear(10**15, 2, bias=False), weights, tmp_path)
+    files = ["model.safetensors", "state.safetensors"]
+    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in files]
+    assert (folder / "sha256sums").read_text().splitlines() == lines
+    (folder / "sha256sums").unlink()  # as of another program
+    assert read_weights(folder)["weight"][0, 0] == 1.25
 
 
 def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path):
@@ -68,22 +66,25 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path)
     assert os.listdir(folder) == ["step-000000007"]
 
 
+# Names
+
+
 def test_names_of_checkpoints(tmp_path):
-    save(tmp_path, 1, best_step=1)
-    save(tmp_path, 2, best_step=2)
+    save_steps(tmp_path, 1, 2)
+    assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)  # a run without validation
     save(tmp_path, 3, best_step=2)
-    assert resolve_checkpoint(tmp_path, "last") == step_folder(tmp_path, 3)
-    assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)
-    assert resolve_checkpoint(tmp_path, "1") == step_folder(tmp_path, 1)
     other = tmp_path / "mine.safetensors"
     other.write_bytes(b"")
+    for name, step in (("last", 3), ("best", 2), ("1", 1)):
+        assert resolve_checkpoint(tmp_path, name) == step_folder(tmp_path, step)
     assert resolve_checkpoint(tmp_path, str(other)) == other
-    with pytest.raises(UserError, match="fasttfm average"):
-        resolve_checkpoint(tmp_path, "average")
-    with pytest.raises(UserError, match=r"'9' was not found .* a step \(1, 2, 3\)"):
-        resolve_checkpoint(tmp_path, "9")
-    with pytest.raises(UserError, match="no checkpoint"):
-        resolve_checkpoint(tmp_path / "empty", "last")
+    for model_dir, name, message in (
+        (tmp_path, "average", "fasttfm average"),
+        (tmp_path, "9", r"'9' was not found .* a step \(1, 2, 3\)"),
+        (tmp_path / "empty", "last", "no checkpoint"),
+    ):
+        with pytest.raises(UserError, match=message):
+            resolve_checkpoint(model_dir, name)
 
 
 def test_other_names_are_no_checkpoints(tmp_path):
@@ -95,151 +96,30 @@ def test_other_names_are_no_checkpoints(tmp_path):
     assert saved_steps(tmp_path) == [1]
 
 
-def test_the_best_checkpoint_of_a_run_without_validation_is_the_last(tmp_path):
-    save_steps(tmp_path, 1, 2)
-    assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)
+def test_an_unreadable_folder_is_not_an_empty_one(tmp_path, monkeypatch):
+    folder = tmp_path / "M" / "checkpoints"
+    assert saved_steps(tmp_path / "M") == []
 
+    def refused(message):
+        with pytest.raises(UserError, match=message):
+            saved_steps(tmp_path / "M")
 
-def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(tmp_path):
-    save_steps(tmp_path, *range(1, 7))
-    prune(tmp_path, keep_last=3, keep={2})
-    assert saved_steps(tmp_path) == [2, 4, 5, 6]
-    with_state = [s for s in saved_steps(tmp_path) if (step_folder(tmp_path, s) / "state.safetensors").exists()]
-    assert with_state == [5, 6]
-    prune(tmp_path, keep_last=-1, keep=set())
-    assert saved_steps(tmp_path) == [2, 4, 5, 6]
+    folder.parent.mkdir()
+    folder.symlink_to(tmp_path / "unmounted")
+    refused(r"is a link to .*unmounted, which does not exist: mount that disk")
+    folder.unlink()
+    folder.write_text("a file")
+    refused("checkpoints: cannot be read: Not a directory")
+    folder.unlink()
+    folder.mkdir()
+    (folder / "step-000000004").symlink_to(tmp_path / "unmounted" / "step-000000004")
+    refused("step-000000004: is a link to")
 
+    def refusing(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-READERS = {"model.safetensors": read_weights, "state.safetensors": read_state, "meta.json": read_meta}
-
-
-@pytest.mark.parametrize("file", READERS)
-@pytest.mark.parametrize("left", [0, 1, 4, -1])
-def test_a_truncated_file_is_reported_with_the_remedy(tmp_path, file, left):
-    save(tmp_path, 5, best_step=5)
-    path = step_folder(tmp_path, 5) / file
-    content = path.read_bytes()
-    path.write_bytes(content[:left] if file != "meta.json" or left >= 0 else content[:-3])
-    with pytest.raises(UserError, match=rf"{path}: is truncated .*copy the file back") as error:
-        READERS[file](path.parent)
-    assert "delete" not in str(error.value)
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("file", [*READERS, "sha256sums"])
-def test_an_unreadable_file_is_not_called_damaged(tmp_path, monkeypatch, file, number):
-    save(tmp_path, 5)
-    folder, opened = step_folder(tmp_path, 5), io.open
-
-    def refusing(path, *arguments, **settings):
-        if str(path) == str(folder / file):
-            raise OSError(number, os.strerror(number), str(path))
-        return opened(path, *arguments, **settings)
-
-    monkeypatch.setattr(io, "open", refusing)
-    with pytest.raises(UserError, match=rf"cannot be read: {os.strerror(number)}; it may be intact") as error:
-        READERS.get(file, read_weights)(folder)
-    assert not any(word in str(error.value) for word in ("delete", "truncated", "damaged"))
-    assert not isinstance(error.value, DamagedCheckpoint)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    save(tmp_path, 5, state=None)
-    with pytest.raises(UserError, match=r"state\.safetensors: is missing"):
-        read_state(step_folder(tmp_path, 5))
-
-
-class Tied(nn.Module):
-    def __init__(self, rows=4, width=3):
-        super().__init__()
-        self.embedding = nn.Embedding(rows, width)
-        self.output = nn.Linear(width, rows, bias=False)
-        self.output.weight = self.embedding.weight
-
-
-def test_a_shared_weight_is_saved_once_and_stays_shared(tmp_path):
-    model, other = Tied(), Tied()
-    assert list(model_weights(model)) == ["embedding.weight"]
-    save_checkpoint(step_folder(tmp_path, 1), model_weights(model), {})
-    load_weights(other, read_weights(step_folder(tmp_path, 1)), tmp_path)
-    assert torch.equal(other.output.weight, model.embedding.weight)
-    assert other.output.weight is other.embedding.weight
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ({"embedding": (5, 3)}, r"another vocabulary: embedding\.weight has shape \(5, 3\), .* \(4, 3\)"),
-        ({"embedding": (4, 2)}, r"another model: embedding\.weight has shape"),
-        ({"other": (4, 3)}, r"has no embedding\.weight"),
-        ({"embedding": (4, 3), "more": (1,)}, r"it has more\.weight"),
-    ],
-)
-def test_weights_of_another_model_or_vocabulary_are_refused(shapes, message):
-    model = Tied()
-    before = model.embedding.weight.detach().clone()
-    with pytest.raises(UserError, match=message):
-        load_weights(model, {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}, "x")
-    assert torch.equal(model.embedding.weight, before)
-
-
-def test_truncated_digests_do_not_disable_the_check(tmp_path):
-    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(8)}, {"step": 3})
-    for content in ("", "00  other.safetensors\n"):
-        (step_folder(tmp_path, 3) / "sha256sums").write_text(content)
-        with pytest.raises(DamagedCheckpoint, match="it is missing from sha256sums"):
-            read_weights(step_folder(tmp_path, 3))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_nonfinite_weights_are_refused(tmp_path, dtype, value):
-    weight = torch.zeros(3, 4, dtype=dtype)
-    weight[1, 2] = value
-    save_checkpoint(step_folder(tmp_path, 3), {"weight": weight}, {"step": 3})
-    with pytest.raises(UserError, match=r"model\.safetensors: weight contains NaN or infinity"):
-        read_weights(step_folder(tmp_path, 3))
-
-
-def test_complex_weights_are_refused(tmp_path):
-    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(3, dtype=torch.complex64)}, {"step": 3})
-    with pytest.raises(UserError, match=r"weight is complex \(complex64\)"):
-        average_last(tmp_path, 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.bool])
-def test_integer_weights_are_refused(dtype):
-    model = torch.nn.Linear(2, 3)
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    with pytest.raises(UserError, match=rf"x: weight is {str(dtype).removeprefix('torch.')} without a scale"):
-        load_weights(model, {**before, "weight": torch.ones(3, 2, dtype=dtype)}, Path("x"))
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-
-
-def test_weights_that_overflow_float32_are_refused():
-    model = torch.nn.Linear(2, 3)
-    weights = {name: each.double() for name, each in model.state_dict().items()}
-    load_weights(model, weights, Path("x"))
-    with pytest.raises(UserError, match="x: bias contains NaN or infinity"):
-        load_weights(model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("x"))
-
-
-def test_integer_and_empty_tensors_are_finite(tmp_path):
-    weights = {"count": torch.arange(3), "mask": torch.ones(2, dtype=torch.bool), "empty": torch.zeros(0)}
-    save_checkpoint(step_folder(tmp_path, 3), weights, {"step": 3})
-    assert read_weights(step_folder(tmp_path, 3)).keys() == weights.keys()
-
-
-def test_a_checkpoint_of_another_vocabulary_is_refused_as_a_directory_and_as_a_file(tmp_path):
-    (tmp_path / "spm.model").write_bytes(b"these words")
-    other = step_folder(tmp_path / "other", 20)
-    save_checkpoint(other, {"weight": torch.zeros(2)}, {"step": 20, "vocabulary": "digest of those words"})
-    for checkpoint in (other, other / "model.safetensors"):
-        with pytest.raises(UserError, match="was trained with another vocabulary"):
-            check_vocabulary(checkpoint, tmp_path)
-    bare = tmp_path / "bare.safetensors"
-    bare.write_bytes((other / "model.safetensors").read_bytes())
-    check_vocabulary(bare, tmp_path)
+    monkeypatch.setattr(os, "listdir", refusing)
+    refused("checkpoints: cannot be read: Permission denied; it may be intact")
 
 
 def test_a_checkpoint_deleted_by_training_during_the_lookup_is_looked_up_again(tmp_path, monkeypatch):
@@ -260,94 +140,17 @@ def test_a_checkpoint_deleted_by_training_during_the_lookup_is_looked_up_again(t
         vocabulary.read_checkpoint(tmp_path, "last")
 
 
-def test_average_does_not_mix_vocabularies(tmp_path):
-    (tmp_path / "spm.model").write_bytes(b"second")
-    for step in (1, 2, 3):
-        meta = {"step": step, "vocabulary": "first" if step == 1 else vocabulary.vocabulary_digest(tmp_path)}
-        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.full((2,), float(step))}, meta)
-    with pytest.raises(UserError, match="step-000000001: was trained with another vocabulary than the SentencePiece"):
-        average_last(tmp_path, 3)
-    assert average_last(tmp_path, 2)[1] == [2, 3]
+# Pruning and resuming
 
 
-def test_average_excludes_an_old_checkpoint_kept_for_its_score(tmp_path):
-    previous = None
-    for step in (10, 20, 30, 40):
-        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.zeros(2)}, {"previous_step": previous})
-        previous = step
-    prune(tmp_path, keep_last=2, keep={10})
-    assert saved_steps(tmp_path) == [10, 30, 40]
-    with pytest.raises(UserError, match=r"has 2 checkpoints in a row \(that of update 10 .* give --last 2"):
-        average_last(tmp_path, 3)
-    assert average_last(tmp_path, 2)[1] == [30, 40]
-
-
-def test_average_is_the_mean_of_the_newest(tmp_path):
-    save_steps(tmp_path, 1, 2, 3)
-    target, steps = average_last(tmp_path, 2)
-    assert steps == [2, 3]
-    assert torch.equal(read_weights(target)["weight"], torch.full((2, 3), 2.5))
-    assert resolve_checkpoint(tmp_path, "average") == target
-
-
-def test_the_average_is_of_five_checkpoints_by_default_and_never_of_more_than_exist(tmp_path):
-    with pytest.raises(UserError, match="has no checkpoints"):
-        average_last(tmp_path, None)
-    save(tmp_path, 1)
-    with pytest.raises(UserError, match="has 1 checkpoint, fewer than --last 5: give --last 1"):
-        average_last(tmp_path, 5)
-    with pytest.raises(UserError, match="at least 1"):
-        average_last(tmp_path, 0)
-    save_steps(tmp_path, 2)
-    assert average_last(tmp_path, None)[1] == [1, 2]
-    save_steps(tmp_path, 3, 4, 5, 6)
-    assert average_last(tmp_path, None)[1] == [2, 3, 4, 5, 6]
-    save_checkpoint(step_folder(tmp_path, 7), {"weight": torch.zeros(3, 3)}, {})
-    with pytest.raises(UserError, match="another model"):
-        average_last(tmp_path, 2)
-
-
-def test_no_message_advises_deleting_a_users_file(tmp_path):
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match="is missing; give a checkpoint directory") as error:
-        read_weights(tmp_path / "mine")
-    assert "delete" not in str(error.value)
-    save(tmp_path, 1)
-    average_last(tmp_path, 1)
-    (tmp_path / "checkpoints" / "average" / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match="recreate it with fasttfm average"):
-        read_weights(tmp_path / "checkpoints" / "average")
-
-
-def test_a_header_with_an_impossible_shape_is_damage_and_not_a_lack_of_memory(tmp_path):
-    header = json.dumps({"weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}).encode()
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UserError, match="is truncated or damaged"):
-        read_weights(path)
-
-
-def test_weights_are_refused_as_training_state(tmp_path):
-    save(tmp_path, 1)
-    folder = step_folder(tmp_path, 1)
-    (folder / "state.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(UserError, match="has no training state"):
-        read_state(folder)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors"])
-def test_a_single_flipped_bit_is_noticed(tmp_path, file):
-    save(tmp_path, 3, 1.0)
-    path = step_folder(tmp_path, 3) / file
-    whole = path.read_bytes()
-    for position in (len(whole) - 1, len(whole) // 2, 9):
-        broken = bytearray(whole)
-        broken[position] ^= 1
-        path.write_bytes(broken)
-        with pytest.raises(UserError, match=rf"{file}: is truncated or damaged .*copy the file back"):
-            READERS[file](path.parent)
-    path.write_bytes(whole)
-    READERS[file](path.parent)
+def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(tmp_path):
+    save_steps(tmp_path, *range(1, 7))
+    prune(tmp_path, keep_last=3, keep={2})
+    assert saved_steps(tmp_path) == [2, 4, 5, 6]
+    with_state = [s for s in saved_steps(tmp_path) if (step_folder(tmp_path, s) / "state.safetensors").exists()]
+    assert with_state == [5, 6]
+    prune(tmp_path, keep_last=-1, keep=set())
+    assert saved_steps(tmp_path) == [2, 4, 5, 6]
 
 
 def test_pruning_goes_on_if_digests_are_damaged(tmp_path):
@@ -356,22 +159,10 @@ def test_pruning_goes_on_if_digests_are_damaged(tmp_path):
     (oldest / "sha256sums").write_bytes(b"\xff\xfe\n")
     prune(tmp_path, -1, set())
     assert sorted(os.listdir(oldest)) == ["meta.json", "model.safetensors", "sha256sums"]
-    with pytest.raises(DamagedCheckpoint, match="is missing from sha256sums"):
-        read_weights(oldest)
-
-
-def test_the_digests_are_in_sha256sums_format(tmp_path):
-    save(tmp_path, 3)
-    folder = step_folder(tmp_path, 3)
-    lines = (folder / "sha256sums").read_text().splitlines()
-    files = ["model.safetensors", "state.safetensors"]
-    assert lines == [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in files]
-
-
-def test_weights_of_another_program_need_no_digest(tmp_path):
-    save(tmp_path, 3, 2.0)
-    (step_folder(tmp_path, 3) / "sha256sums").unlink()
-    assert read_weights(step_folder(tmp_path, 3))["weight"][0, 0] == 2.0
+    for content in (b"\xff\xfe\n", b"", b"00  other.safetensors\n"):  # what is left of them does not disable the check
+        (oldest / "sha256sums").write_bytes(content)
+        with pytest.raises(DamagedCheckpoint, match="is missing from sha256sums"):
+            read_weights(oldest)
 
 
 def move_away(model_dir, *steps):
@@ -403,26 +194,196 @@ def test_without_any_state_the_advice_is_to_start_from_the_weights(tmp_path):
     assert "none has intact weights" in resume_advice(tmp_path)
 
 
-def test_an_unreadable_folder_is_not_an_empty_one(tmp_path, monkeypatch):
-    folder = tmp_path / "M" / "checkpoints"
-    assert saved_steps(tmp_path / "M") == []
-    folder.parent.mkdir()
-    folder.symlink_to(tmp_path / "unmounted")
-    with pytest.raises(UserError, match=r"is a link to .*unmounted, which does not exist: mount that disk"):
-        saved_steps(tmp_path / "M")
-    folder.unlink()
-    folder.write_text("a file")
-    with pytest.raises(UserError, match="checkpoints: cannot be read: Not a directory"):
-        saved_steps(tmp_path / "M")
-    folder.unlink()
-    folder.mkdir()
-    (folder / "step-000000004").symlink_to(tmp_path / "unmounted" / "step-000000004")
-    with pytest.raises(UserError, match="step-000000004: is a link to"):
-        saved_steps(tmp_path / "M")
+# Files that are damaged, missing or unreadable
 
-    def refusing(path):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(os, "listdir", refusing)
-    with pytest.raises(UserError, match="checkpoints: cannot be read: Permission denied; it may be intact"):
-        saved_steps(tmp_path / "M")
+@pytest.mark.parametrize("file", READERS)
+def test_a_damaged_file_is_reported_with_the_remedy(tmp_path, file):
+    """Truncated, or with a single flipped bit, which safetensors would not notice."""
+    folder = save(tmp_path, 5, best_step=5)
+    path = folder / file
+    whole = path.read_bytes()
+    damaged = [whole[:left] for left in (0, 1, 4, -3)]
+    for place in (len(whole) - 1, len(whole) // 2, 9) if file != "meta.json" else ():
+        damaged.append(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{path}: is truncated or damaged .*copy the file back") as error:
+            READERS[file](folder)
+        assert "delete" not in str(error.value)
+    path.write_bytes(whole)
+    READERS[file](folder)
+    path.unlink()
+    with pytest.raises(UserError, match=f"{file}: is missing"):
+        READERS[file](folder)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("file", [*READERS, "sha256sums"])
+def test_an_unreadable_file_is_not_called_damaged(tmp_path, monkeypatch, file, number):
+    folder, opened = save(tmp_path, 5), io.open
+
+    def refusing(path, *arguments, **settings):
+        if str(path) == str(folder / file):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **settings)
+
+    monkeypatch.setattr(io, "open", refusing)
+    with pytest.raises(UserError, match=rf"cannot be read: {os.strerror(number)}; it may be intact") as error:
+        READERS.get(file, read_weights)(folder)
+    assert not any(word in str(error.value) for word in ("delete", "truncated", "damaged"))
+    assert not isinstance(error.value, DamagedCheckpoint)
+
+
+def test_no_message_advises_deleting_a_users_file(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match="is missing; give a checkpoint directory") as error:
+        read_weights(tmp_path / "mine")
+    assert "delete" not in str(error.value)
+    save(tmp_path, 1)
+    average_last(tmp_path, 1)
+    (tmp_path / "checkpoints" / "average" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="recreate it with fasttfm average"):
+        read_weights(tmp_path / "checkpoints" / "average")
+
+
+def test_a_header_with_an_impossible_shape_is_damage_and_not_a_lack_of_memory(tmp_path):
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(UserError, match="is truncated or damaged"):
+        read_weights(path)
+
+
+def test_weights_are_refused_as_training_state(tmp_path):
+    folder = save(tmp_path, 1)
+    shutil.copy(folder / "model.safetensors", folder / "state.safetensors")
+    with pytest.raises(UserError, match="has no training state"):
+        read_state(folder)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_nonfinite_weights_are_refused(tmp_path, dtype, value):
+    weight = torch.zeros(3, 4, dtype=dtype)
+    weight[1, 2] = value
+    save_checkpoint(step_folder(tmp_path, 3), {"weight": weight}, {"step": 3})
+    with pytest.raises(UserError, match=r"model\.safetensors: weight contains NaN or infinity"):
+        read_weights(step_folder(tmp_path, 3))
+
+
+def test_complex_weights_are_refused_and_integer_and_empty_tensors_are_finite(tmp_path):
+    weights = {"count": torch.arange(3), "mask": torch.ones(2, dtype=torch.bool), "empty": torch.zeros(0)}
+    save_checkpoint(step_folder(tmp_path, 3), weights, {"step": 3})
+    assert read_weights(step_folder(tmp_path, 3)).keys() == weights.keys()
+    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(3, dtype=torch.complex64)}, {"step": 3})
+    with pytest.raises(UserError, match=r"weight is complex \(complex64\)"):
+        average_last(tmp_path, 1)
+
+
+# Weights of models
+
+
+class Tied(nn.Module):
+    def __init__(self, rows=4, width=3):
+        super().__init__()
+        self.embedding = nn.Embedding(rows, width)
+        self.output = nn.Linear(width, rows, bias=False)
+        self.output.weight = self.embedding.weight
+
+
+def test_a_shared_weight_is_saved_once_and_stays_shared(tmp_path):
+    model, other = Tied(), Tied()
+    assert list(model_weights(model)) == ["embedding.weight"]
+    save_checkpoint(step_folder(tmp_path, 1), model_weights(model), {})
+    load_weights(other, read_weights(step_folder(tmp_path, 1)), tmp_path)
+    assert torch.equal(other.output.weight, model.embedding.weight)
+    assert other.output.weight is other.embedding.weight
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"embedding.weight": torch.zeros(5, 3)}, r"another vocabulary: embedding\.weight has shape \(5, 3\)"),
+        ({"embedding.weight": torch.zeros(4, 2)}, r"another model: embedding\.weight has shape"),
+        ({"other.weight": torch.zeros(4, 3)}, r"has no embedding\.weight"),
+        ({"embedding.weight": torch.zeros(4, 3), "more.weight": torch.zeros(1)}, r"it has more\.weight"),
+        *(({"embedding.weight": torch.ones(4, 3, dtype=dtype)}, f"x: embedding.weight is {name} without a scale")
+          for name, dtype in (("int64", torch.int64), ("uint8", torch.uint8), ("bool", torch.bool))),
+    ],
+)  # fmt: skip
+def test_weights_of_another_model_vocabulary_or_kind_are_refused(weights, message):
+    model = Tied()
+    before = model.embedding.weight.detach().clone()
+    with pytest.raises(UserError, match=message):
+        load_weights(model, weights, Path("x"))
+    assert torch.equal(model.embedding.weight, before)
+
+
+def test_shapes_are_checked_before_a_model_is_allocated(tmp_path):
+    weights = {"weight": torch.ones(2, 3)}
+    model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)
+    assert torch.equal(model.weight, weights["weight"])
+    with pytest.raises(UserError, match=r"weight has shape \(2, 3\), this model needs \(2, 1000000000000000\)"):
+        with_weights(lambda: nn.Linear(10**15, 2, bias=False), weights, tmp_path)
+
+
+def test_weights_that_overflow_float32_are_refused():
+    model = torch.nn.Linear(2, 3)
+    weights = {name: each.double() for name, each in model.state_dict().items()}
+    load_weights(model, weights, Path("x"))
+    with pytest.raises(UserError, match="x: bias contains NaN or infinity"):
+        load_weights(model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("x"))
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused_as_a_directory_and_as_a_file(tmp_path):
+    (tmp_path / "spm.model").write_bytes(b"these words")
+    other = save(tmp_path / "other", 20, vocabulary="digest of those words")
+    for checkpoint in (other, other / "model.safetensors"):
+        with pytest.raises(UserError, match="was trained with another vocabulary"):
+            check_vocabulary(checkpoint, tmp_path)
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes((other / "model.safetensors").read_bytes())
+    check_vocabulary(bare, tmp_path)
+
+
+# Averages
+
+
+def test_average_does_not_mix_vocabularies_or_models(tmp_path):
+    (tmp_path / "spm.model").write_bytes(b"second")
+    for step in (1, 2, 3):
+        save(tmp_path, step, vocabulary="first" if step == 1 else vocabulary.vocabulary_digest(tmp_path))
+    with pytest.raises(UserError, match="step-000000001: was trained with another vocabulary than the SentencePiece"):
+        average_last(tmp_path, 3)
+    assert average_last(tmp_path, 2)[1] == [2, 3]
+    save_checkpoint(step_folder(tmp_path, 4), {"weight": torch.zeros(3, 3)}, {})
+    with pytest.raises(UserError, match="another model"):
+        average_last(tmp_path, 2)
+
+
+def test_average_excludes_an_old_checkpoint_kept_for_its_score(tmp_path):
+    for previous, step in ((None, 10), (10, 20), (20, 30), (30, 40)):
+        save(tmp_path, step, previous_step=previous)
+    prune(tmp_path, keep_last=2, keep={10})
+    assert saved_steps(tmp_path) == [10, 30, 40]
+    with pytest.raises(UserError, match=r"has 2 checkpoints in a row \(that of update 10 .* give --last 2"):
+        average_last(tmp_path, 3)
+    assert average_last(tmp_path, 2)[1] == [30, 40]
+
+
+def test_average_is_the_mean_of_the_newest_five_by_default_and_never_of_more_than_exist(tmp_path):
+    with pytest.raises(UserError, match="has no checkpoints"):
+        average_last(tmp_path, None)
+    save_steps(tmp_path, 1)
+    for last, message in ((5, "has 1 checkpoint, fewer than --last 5: give --last 1"), (0, "at least 1")):
+        with pytest.raises(UserError, match=message):
+            average_last(tmp_path, last)
+    save_steps(tmp_path, 2)
+    assert average_last(tmp_path, None)[1] == [1, 2]
+    save_steps(tmp_path, 3, 4, 5, 6)
+    assert average_last(tmp_path, None)[1] == [2, 3, 4, 5, 6]
+    target, steps = average_last(tmp_path, 2)
+    assert steps == [5, 6]
+    assert torch.equal(read_weights(target)["weight"], torch.full((2, 3), 5.5))
+    assert resolve_checkpoint(tmp_path, "average") == target
