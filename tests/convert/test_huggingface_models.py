@@ -58,7 +58,7 @@ def pair(name: str, turn: Callable[[Any], Any] = by_name) -> tuple[Any, Any]:
     return eager, ours
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("turn", [by_name, huggingface.accelerate])
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", DECODERS)
@@ -193,10 +193,11 @@ def test_only_the_submodel_with_unsupported_attention_keeps_its_own(monkeypatch:
     model = transformers.PaliGemmaModel(config).eval()
     inputs = {"input_ids": torch.cat([torch.full((2, 4), 36), torch.randint(3, 30, (2, 5))], 1)}
     inputs |= {"attention_mask": torch.ones(2, 9, dtype=torch.long), "pixel_values": torch.randn(2, 3, 16, 16)}
-    expected = model(**inputs).last_hidden_state
+    expected, own = model(**inputs).last_hidden_state, model.language_model.config._attn_implementation
     lines = huggingface.accelerate(model).lines
     assert lines[0].action == "attention fasttfm"
     assert [line.name for line in lines if "softcap" in line.reason] == ["language_model"]
+    assert model.language_model.config._attn_implementation == own != "fasttfm"
     assert model.config.vision_config._attn_implementation == "fasttfm"
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
