@@ -42,12 +42,12 @@ def corpus():
 
 
 def words(folder, *more):
-    command = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
-    return [*command, "--dict", str(folder / "dict.src.txt"), *map(str, more)]
+    command = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--dict", str(folder / "dict.src.txt")]
+    return [*command, *map(str, more)]
 
 
 def with_codes(folder, *more):
-    return words(folder, "--codes", folder / "codes", *more)
+    return words(folder, "--codes", folder / "codes", "--out", folder / "MODEL", *more)
 
 
 @pytest.fixture(scope="module")
@@ -130,5 +130,5 @@ def test_codes_of_another_corpus_or_tokenizer_are_refused(model, tmp_path, refus
         (tmp_path, ("--codes", tmp_path / "codes"), "0% of its tokens end in @@"),
         (tmp_path, ("--codes", tmp_path / "codes", "--spm", spm), "either --spm or --codes"),
     ):
-        assert message in refusal_of([*words(folder, *given), "--out", tmp_path / "refused"])
+        assert message in refusal_of(words(folder, *given, "--out", tmp_path / "refused"))
     assert not (tmp_path / "refused").exists()
