@@ -71,9 +71,9 @@ KINDS = {
         bias=False, encodings=tensor2tensor(64), settings={"decoder_start_token": "</s>", **ENDED}, scale=D**0.5,
     ),
     "marian": Kind((MARIAN, MARIAN), {"activation": RELU}, HALVES, ENDED, joint=True),
-    "opus_mt": Kind((MARIAN, MARIAN), {"pre_norm": False, "activation": SILU}, HALVES, ENDED, joint=True),
     "opennmt_py": Kind((OPENNMT_PY, OPENNMT_PY), {"activation": GELU}, INTERLEAVED[:64]),
     "opennmt_tf": Kind((OPENNMT_TF, OPENNMT_TF), {"activation": RELU}),
+    "opus_mt": Kind((MARIAN, MARIAN), {"pre_norm": False, "activation": SILU}, HALVES, ENDED, joint=True),
 }  # fmt: skip
 
 

@@ -65,13 +65,13 @@ def by_marian(folder, beam: int) -> list[str]:
 @pytest.mark.parametrize(
     ("form", "fields"),
     [
+        ("ctranslate2", {"share_embeddings": "decoder", "activation": "gelu_tanh", "heads": 4, "decoder_layers": 3}),
         ("ctranslate2", {}),
         ("ctranslate2", {"norm_first": True, "final_norm": True, "positional_encoding": "tensor2tensor",
                          "activation": "gelu"}),
         ("ctranslate2", {"norm_first": True, "layer_norm_eps": 1e-6}),
         ("ctranslate2", {"positional_encoding": "learned", "max_length": 48}),
         ("ctranslate2", {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True}),
-        ("ctranslate2", {"share_embeddings": "decoder", "activation": "gelu_tanh", "heads": 4, "decoder_layers": 3}),
         ("marian-hf", {}),
         ("marian-hf", {"share_embeddings": "decoder"}),
         ("marian-hf", {"activation": "silu", "output_bias": True}),
