@@ -128,8 +128,8 @@ def converted(name: str, folder: Path, quantization: str | None = None, **settin
     return out
 
 
-def compare(folder: Path, close: float = 1e-4) -> None:
-    """Compare tokens and scores of three translations with CTranslate2's."""
+def compare(folder: Path, close: float = 1e-4) -> str:
+    """Compare tokens and scores of three translations with CTranslate2's; returns the kind of positions."""
     model = read(folder)
     network = Transformer(model.config)
     network.load_state_dict(model.weights, strict=False)
@@ -156,6 +156,7 @@ def compare(folder: Path, close: float = 1e-4) -> None:
             logits = network(torch.tensor([[*each, *end]]), torch.tensor([[BOS, *tokens]]))[0]
         log_probabilities = logits.log_softmax(-1)[range(len(tokens) + 1), [*tokens, EOS]]
         torch.testing.assert_close(torch.tensor(score.log_probs), log_probabilities, rtol=1e-4, atol=close)
+    return model.config.positional_encoding
 
 
 @pytest.mark.sample(6)
@@ -163,7 +164,8 @@ def compare(folder: Path, close: float = 1e-4) -> None:
 @pytest.mark.parametrize("name", [*KINDS, "transformers"])
 def test_translations_and_scores_equal_ctranslate2_s(name, quantization, tmp_path):
     close = CLOSE.get(str(quantization).rpartition("_")[2], 1e-4)
-    compare(converted(name, tmp_path, quantization), close)
+    positions = compare(converted(name, tmp_path, quantization), close)
+    assert positions == ("tensor2tensor" if name in ("fairseq", "opennmt_tf") else "paper")
 
 
 @pytest.mark.parametrize(
