@@ -50,4 +50,4 @@ awk -F'[' '/::/ && !seen[$1]++' listed.txt > smoke.txt
 python -m pytest -q -x @smoke.txt
 # transformers needs newer packages than fasttfm: its oldest version comes last.
 "${pip[@]}" "$(sed -n 's/^# //p' oldest.txt)"
-python -m pytest -q -x tests/convert/test_auto_model.py -k "takes_each_target_once or under_the_name"
+python -m pytest -q -x tests/convert/test_auto_model.py -k "takes_each_target_once or under_both_names"
