@@ -156,10 +156,11 @@ def batches(model: Any) -> dict[str, tuple[dict[str, Any], dict[int, torch.Tenso
                 inputs = {"input_ids": ids.where(rows, 0), "attention_mask": rows.long()}
                 result[side] = (inputs | more, {9: rows})
         return result
-    for name, what, *shape in (
-        ("pixel_values", "pictures", 2, 3, 16, 16), ("input_features", "sound", 2, 8, 64),
-        ("input_values", "sound", 2, 1600),
-    ):  # fmt: skip
+    others: dict[str, tuple[str, tuple[int, ...]]] = {
+        "pixel_values": ("pictures", (2, 3, 16, 16)), "input_features": ("sound", (2, 8, 64)),
+        "input_values": ("sound", (2, 1600)),
+    }  # fmt: skip
+    for name, (what, shape) in others.items():
         if name in wanted:
-            return {what: ({name: torch.randn(*shape)}, {})}
+            return {what: ({name: torch.randn(shape)}, {})}
     raise NotBuilt(f"takes {', '.join(list(wanted)[:3])}")
