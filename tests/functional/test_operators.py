@@ -2,11 +2,13 @@
 
 import re
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 from torch._inductor.codecache import FxGraphHashDetails
 
+from fasttfm import functional
 from fasttfm import functional as F
 from fasttfm.functional.feed_forward import OPERATOR
 from fasttfm.functional.onlookers import formulas
@@ -154,3 +156,22 @@ def test_operands_of_several_dtypes_and_a_wide_residual_stream():
         y, s = F.residual_layer_norm(x.bfloat16(), stream, weight, weight)
         assert (y.dtype, s.dtype) == (torch.bfloat16, torch.float32)
         assert F.cross_entropy(x.bfloat16(), torch.arange(3))[0].dtype == torch.float32
+
+
+PRIVATE = {
+    "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
+    "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks", "torch._C._dynamo",
+    "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
+    "torch._foreach_copy_", "torch.ops.aten._softmax_backward_data",
+    *(f"torch.ops.aten._scaled_dot_product_{kernel}{direction}" for direction in ("", "_backward")
+      for kernel in ("cudnn_attention", "flash_attention_for_cpu")),
+}  # fmt: skip
+"""Private names of torch that operators use; the reason for each stands where it is used."""
+
+
+def test_only_these_private_names_of_torch_are_used():
+    """Tests of plans, flops and subclasses notice if one of them stops working."""
+    text = "".join(path.read_text() for path in Path(functional.__file__).parent.rglob("*.py"))
+    taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
+    assert re.findall(r"_torchdynamo\w+", text) == ["_torchdynamo_inline"]
+    assert taken - {"torch._subclasses", "torch._dynamo", "torch.utils._python_dispatch"} == PRIVATE
