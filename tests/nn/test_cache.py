@@ -70,7 +70,7 @@ PLAIN: list[dict[str, Any]] = [
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("chunks", [(1,) * L, (3, 1, 1, 2), (L,)])
 @pytest.mark.parametrize("unbatched", [False, True])
-@pytest.mark.parametrize("options", PLAIN, ids=str)
+@pytest.mark.parametrize("options", PLAIN, ids=["plain", "pre-norm", "no last norm", "gelu", "sigmoid"])
 @torch.no_grad()
 def test_pieces_give_the_full_pass(
     options: dict[str, Any], unbatched: bool, chunks: tuple[int, ...], route: str
