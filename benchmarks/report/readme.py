@@ -199,10 +199,10 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
     for each in speedruns[-1:]:
         machine = each.runs[-1].machine
         texts.append(
-            f"- [Speedrun](docs/speedrun.md) on two CPU cores: {each.words()}, on Multi30k's validation set "
-            f"({machine_name(machine)}, {str(machine['time'])[:10]})"
+            f"{'; the' if texts else '- From text to a model:'} [speedrun](docs/speedrun.md) on two CPU cores: "
+            f"{each.words()}, validation set ({machine_name(machine)}, {str(machine['time'])[:10]})"
         )
-    return texts
+    return ["".join(texts)] if texts else []
 
 
 def chips(entries: Sequence[Entry]) -> str:

@@ -23,7 +23,7 @@ def test_a_mean_is_of_the_newest_run_of_each_seed(write, end_to_end):
     ]
     text = page.machine_page("a machine", entries, entries, charted=False)
     assert "\n- `--preset multi30k-fast --threads 2`: **39.50 BLEU** in" in text
-    assert "Speedrun](docs/speedrun.md) on two CPU cores: **39.50 BLEU** in" in readme.figures(entries)
+    assert "[speedrun](docs/speedrun.md) on two CPU cores: **39.50 BLEU** in" in readme.figures(entries)
 
 
 def test_two_seeds_and_another_test_set_make_no_mean_together(write, end_to_end):

@@ -1,0 +1,55 @@
+"""The command that executes kernels of other projects: outcomes of cases, and Liger's kernels if installed."""
+
+import foreign
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.measure import records
+
+
+@triton.jit
+def doubled(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+def launched(elements: int, times: float):
+    x = torch.randn(50)
+    out = torch.empty_like(x)
+    doubled[(1,)](x, out, elements, N=64)
+    yield out, x * times
+
+
+def right():
+    return launched(50, 2.0)
+
+
+def too_far():
+    return launched(51, 2.0)
+
+
+def other():
+    return launched(50, 3.0)
+
+
+def test_outcomes_of_a_case():
+    assert foreign.outcome(right, "sm_90") == "passed"
+    assert foreign.outcome(too_far, "sm_90").startswith("fault: bounds")
+    assert foreign.outcome(other, "sm_90").startswith("wrong: ")
+
+
+def test_the_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign, "PACKAGES", {"torch": (right, other), "no-such-package": (right,)})
+    assert foreign.main(["--chip", "sm_80", "--results", str(tmp_path)]) == 1
+    (record,) = records.read(tmp_path / "foreign.jsonl")
+    assert (record["package"], record["cases"], record["passed"]) == ("torch", 2, 1)
+    assert list(record["others"]) == ["other"]
+
+
+@pytest.mark.parametrize("chip", foreign.CHIPS)
+@pytest.mark.parametrize("case", foreign.PACKAGES["liger_kernel"])
+def test_kernels_of_liger(case, chip):
+    pytest.importorskip("liger_kernel")
+    assert foreign.outcome(case, chip) == "passed"
