@@ -63,6 +63,15 @@ def test_gradient_checkpointing_draws_the_same_dropout(use_reentrant: bool) -> N
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
+def test_meta_device_and_materialising() -> None:
+    with torch.device("meta"):
+        module = fasttfm.nn.TransformerEncoderLayer(E, H, 24, batch_first=True)
+        assert module(torch.empty(N, S, E)).shape == (N, S, E)
+    module.to_empty(device="cpu").load_state_dict(layer().state_dict())
+    x = torch.randn(N, S, E)
+    torch.testing.assert_close(module.eval()(x), layer().eval()(x))
+
+
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "encoder", "encoder, pre-norm", "decoder", "attention"])
