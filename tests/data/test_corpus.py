@@ -46,8 +46,8 @@ UTF16 = r"UTF-16.*: convert it first, with iconv -f utf-16"
         (b"plain\nab\xff\n", INVALID.format(2, 3, "or convert the file with iconv")),
         *[("schön\ngut\n".encode(encoding), UTF16) for encoding in ("utf-16", "utf-16-le", "utf-16-be")],
         ("\nplain text\n".encode("utf-16-le"), UTF16),  # the first line is a newline alone
-        (gzip.compress(b"one\n") + b"garbage", "truncated or damaged after line 1"),
-        (gzip.compress(b"one\n") + b"\x1f\x8b", "truncated or damaged after line 1"),
+        (gzip.compress(b"one\n", mtime=0) + b"garbage", "truncated or damaged after line 1"),
+        (gzip.compress(b"one\n", mtime=0) + b"\x1f\x8b", "truncated or damaged after line 1"),
         (b"\x28\xb5\x2f\xfd" + bytes(20), "is zstandard data, .* decompress it first, with zstd -d"),
         (b"PK\x03\x04" + bytes(20), "is a zip file: decompress it first, with unzip"),
         (b"PAR1" + bytes(20), "is a Parquet file: decompress it first, with pandas"),
