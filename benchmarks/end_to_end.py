@@ -106,12 +106,12 @@ def fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
 def prepare(name: str, text: Path, work: Path) -> Path:
     """Folder of the prepared data; runs `fasttfm prepare` if it does not exist."""
     corpus, data = CORPORA[name], work / "data"
-    work.mkdir(parents=True, exist_ok=True)
     if not data.exists():
         sides = ("en", corpus.target)
         train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
         files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
         vocabulary = ["--vocab-size", str(corpus.vocab_size), *corpus.prepare]
+        work.mkdir(parents=True, exist_ok=True)
         fasttfm(["prepare", *files, *vocabulary, "--out", str(data)])
     return data
 
@@ -123,12 +123,15 @@ def source_lines(text: Path, test: str) -> bytes:
         return lines.read()
 
 
+def reference_of(name: str, text: Path, test: str) -> Path:
+    """File of the test set's references."""
+    return _file(text, f"{test}.{CORPORA[name].target}")
+
+
 def scored(name: str, text: Path, output: Path, test: str) -> dict[str, Any]:
     """Scores of the test set's translations in `output`, by `fasttfm score`."""
-    corpus = CORPORA[name]
-    reference = _file(text, f"{test}.{corpus.target}")
     with output.open("rb") as hypotheses:
-        score = ["score", "--ref", str(reference), *corpus.score, "--json"]
+        score = ["score", "--ref", str(reference_of(name, text, test)), *CORPORA[name].score, "--json"]
         return parse_json(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
 
 
@@ -161,13 +164,14 @@ def run(name: str, text: Path, work: Path, more: Sequence[str], test: str | None
     machine."""
     corpus, model, output = CORPORA[name], work / "model", work / "output.txt"
     stem = test or corpus.test
+    lines = source_lines(text, stem)  # before minutes of training, which a missing file would waste
+    reference_of(name, text, stem)
     resumes = model.exists()
     marks = [time.perf_counter()]
     data = prepare(name, text, work)
     marks.append(time.perf_counter())
     train_command = ["train", *corpus.train, *more]
     fasttfm([*train_command, "--data", str(data), "--out", str(model)])
-    lines = source_lines(text, stem)
     marks.append(time.perf_counter())
     with output.open("wb") as out:
         fasttfm(["translate", str(model), *corpus.translate], input=lines, stdout=out)
@@ -189,6 +193,8 @@ def run(name: str, text: Path, work: Path, more: Sequence[str], test: str | None
 def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[str] = ()) -> dict[str, Any]:
     """run() with the plain torch.nn trainer; the record's corpus is "NAME, torch.nn". more: trainer arguments."""
     out, output = work / "torch.nn", work / "output-torch.nn.txt"
+    lines = source_lines(text, CORPORA[name].test)
+    reference_of(name, text, CORPORA[name].test)
     data = prepare(name, text, work)
     preset = CORPORA[name].train[CORPORA[name].train.index("--preset") + 1]
     options = ["--preset", preset, "--minutes", f"{minutes:g}", "--seed", "1", *more]
@@ -196,8 +202,7 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
     print("$ python", *command, flush=True)
     with output.open("wb") as translations:
         program = [sys.executable, *command, "--data", str(data), "--out", str(out)]
-        lines, environment = source_lines(text, CORPORA[name].test), child_environment()
-        done = run_to_end(program, input=lines, stdout=translations, cwd=machine.ROOT, env=environment)
+        done = run_to_end(program, input=lines, stdout=translations, cwd=machine.ROOT, env=child_environment())
     if done.returncode:
         raise SystemExit(done.returncode)
     log = [parse_json(line) for line in (out / "log.jsonl").read_text().splitlines()]
