@@ -21,7 +21,7 @@ from numba.extending import overload
 
 from fasttfm.cpu.attention_scores import differentiate_rows, end_key, first_key, score_rows, weigh_rows
 from fasttfm.cpu.loop_parts import dot, inlined, loop, read, round_to
-from fasttfm.cpu.panels import UNROLLED
+from fasttfm.cpu.panel_tiles import UNROLLED
 from fasttfm.cpu.thread_team import over_threads
 from fasttfm.cpu.tiles import (
     PANEL,

@@ -73,15 +73,16 @@ class Int8Product:
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         self.multiply = multiplier(*quantize_weight(weight))
         self.bias = weight.new_zeros(weight.shape[0], dtype=torch.float32) if bias is None else bias.detach().float()
-        self.relu = relu
+        own = getattr(self.multiply, "scaled", None)  # IntegerPanelProduct's
+        self.scaled = functools.partial(self._scaled, relu) if own is None else own(self.bias, relu)
+        """The function from quantized rows (M, K) and their scales (M,) to the result in float32."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows, scales = quantize_rows(x)
-        y = self.multiply(rows)
-        if step_passes.takes(y):
-            return step_passes.scale_rows(y, scales, self.bias, self.relu, x.dtype)
-        y = y * scales[:, None] + self.bias
-        return (y.relu_() if self.relu else y).to(x.dtype)
+        return self.scaled(*quantize_rows(x)).to(x.dtype)
+
+    def _scaled(self, relu: bool, rows: Tensor, scales: Tensor) -> Tensor:
+        y = self.multiply(rows) * scales[:, None] + self.bias
+        return y.relu_() if relu else y
 
 
 def _onednn(quantized: Tensor, scales: Tensor) -> Multiply:

@@ -156,6 +156,7 @@ class FrozenLinear:
         self._product: Product = packed.product
         if isinstance(packed.product, Int8Product):
             self._product, self.bias = packed.product.multiply, packed.product.bias.numpy()
+            self.scaled = packed.product.scaled
 
     def size(self, rows: int) -> int:
         """The row count that `rows` rows are padded to."""

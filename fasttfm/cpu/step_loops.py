@@ -311,21 +311,6 @@ def _quantize_rows(begin, end, x, quantized, scales):
 
 
 @loop()
-def scale_rows(team, x, scales, bias, relu, y):
-    over_threads(_scale_rows, team, np.uintp(x.shape[0]), rows_of_part(x.shape[1], _PART), (x, scales, bias, relu, y))
-
-
-@inlined()
-def _scale_rows(begin, end, x, scales, bias, relu, y):
-    least = np.float32(0.0) if relu else np.float32(-np.inf)
-    for r in range(begin, end):
-        scale = scales[r]
-        for n in range(x.shape[1]):
-            value = x[r, n] * scale + bias[n]
-            y[r, n] = round_to(least if value < least else value, y[r, n])
-
-
-@loop()
 def quantize_relu(team, x, scales, bias, rows, quantized, out_scales):
     """Quantize max(0, x * scales + bias)."""
     args = (x, scales, bias, quantized, out_scales)

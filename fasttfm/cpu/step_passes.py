@@ -99,13 +99,6 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return quantized, scales
 
 
-def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
-    """x * scales + bias, then max(0, .) with relu: x (M, N), scales (M,) and bias (N,) float32; (M, N) of dtype."""
-    y = x if dtype == torch.float32 else x.new_empty(x.shape, dtype=dtype)
-    loops().scale_rows(team(), array(x), scales.numpy(), array(bias), relu, array(y))
-    return y
-
-
 def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
     """The k largest log-probabilities of each row of logits (R, V) in descending order, float32, and their ids; (R, k).
 

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from fasttfm.cpu.loop_parts import fetch_run, inlined, read
-from fasttfm.cpu.panels import TILE, UNROLLED, accumulate, broadcast, fma, for_rows, load
+from fasttfm.cpu.panel_tiles import TILE, UNROLLED, accumulate, broadcast, fma, for_rows, load
 
 VECTOR, VECTORS = 8, 2
 """As in panels.py, for AVX2."""

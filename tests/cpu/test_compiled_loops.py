@@ -17,18 +17,19 @@ from numba.core.dispatcher import Dispatcher
 
 import fasttfm
 from fasttfm.cpu import (
+    amx,
     attention_loops,
     attention_scores,
     embedding_loops,
     loop_parts,
     norm_loops,
-    panels,
+    panel_tiles,
     search_loops,
     step_loops,
     training_loops,
 )
 
-LOOPS = [embedding_loops, norm_loops, panels, search_loops, step_loops, training_loops]
+LOOPS = [amx, embedding_loops, norm_loops, panel_tiles, search_loops, step_loops, training_loops]
 PROGRAM = """
 import hashlib, sys
 import numpy as np

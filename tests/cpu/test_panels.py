@@ -6,33 +6,38 @@ import subprocess
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as nnF
 
 pytest.importorskip("numba")
 
+from fasttfm.cpu import amx, step_passes
 from fasttfm.cpu import linear as linear_module
-from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import LARGEST, ZERO, quantize_weight
 from fasttfm.cpu.linear import FrozenLinear, frozen_weights
-from fasttfm.cpu.panels import (
-    _BLOCK,
-    PANEL,
-    TILE,
-    UNROLLED,
-    IntegerPanelProduct,
-    PanelProduct,
-    _multiply,
-    multiplies_integers,
-    multiplies_pairs,
-    team,
-)
+from fasttfm.cpu.panel_tiles import _BLOCK, PANEL, TILE, UNROLLED
+from fasttfm.cpu.panels import IntegerPanelProduct, PanelProduct, multiplies_integers, multiplies_pairs
 
 BLOCK = _BLOCK // 4
 """Rows of a block in float32; four times as many in integers."""
-ROWS = (*range(2 * TILE + 2), 31, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 4 * BLOCK, 4 * BLOCK + 1)
+ROWS = (
+    *range(2 * TILE + 2),
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    48,
+    49,
+    BLOCK - 1,
+    BLOCK,
+    BLOCK + 1,
+    3 * BLOCK + 5,
+    4 * BLOCK,
+    4 * BLOCK + 1,
+)
 needs_avx2 = pytest.mark.skipif(not multiplies_integers(), reason="needs AVX2")
 needs_pairs = pytest.mark.skipif(not multiplies_pairs(), reason="needs AVX512_BF16")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2**-8, "uint8": 0.0}
@@ -85,7 +90,7 @@ def test_rows_may_be_a_view_and_the_weight_may_need_a_gradient():
 
 @needs_avx2
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("without", ["avx512 avxvnni", "avx512vnni avxvnni"])
+@pytest.mark.parametrize("without", ["avx512 avxvnni", "avx512vnni avxvnni amx"])
 def test_older_processors_compute_the_same(tmp_path, without):
     """In a process whose numba sees this processor without AVX-512, or without VNNI."""
     lines = f"""
@@ -94,8 +99,8 @@ def test_older_processors_compute_the_same(tmp_path, without):
         features.update((each, False) for each in features if each.startswith(tuple("{without}".split())))
         binding.get_host_cpu_features = lambda: features
         import torch
-        from fasttfm.cpu import int8, panels
-        assert not panels.adds_four_products()
+        from fasttfm.cpu import amx, int8, panel_tiles, panels
+        assert not panel_tiles.adds_four_products() and not amx.usable()
         assert int8._is_exact(int8.ROUTES["panels"])
         weight, x = torch.randn(70, 48), torch.randn(13, 48)
         for rows in range(14):
@@ -107,12 +112,13 @@ def test_older_processors_compute_the_same(tmp_path, without):
 
 
 @pytest.mark.parametrize("outputs", [PANEL, PANEL + 3, 2 * PANEL - 1])
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, BLOCK + 1])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 17, 33, BLOCK + 1])
+@pytest.mark.parametrize("inputs", [48, 64])
 @kinds
-def test_nothing_is_written_outside_the_output(kind, rows, outputs):
-    product, x, _ = example(kind, 48, outputs)
-    around = np.full((rows + 4, outputs), 7, np.uint16 if kind == "bfloat16" else np.float32)
-    _multiply(team(), step_passes.array(x[-rows:]), product._panels, product._of_outputs, False, around[2:-2])
+def test_nothing_is_written_outside_the_output(kind, inputs, rows, outputs):
+    product, x, _ = example(kind, inputs, outputs)
+    around = torch.full((rows + 4, outputs), 7.0, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    product.of(x[-rows:], around[2:-2])()
     assert (around[:2] == 7).all()
     assert (around[-2:] == 7).all()
     assert (around[2:-2] != 7).any(axis=1).all()
@@ -123,6 +129,30 @@ def test_weights_share_an_allocation_aligned_to_cache_lines_and_without_overlap(
     spans = sorted((each._panels.ctypes.data, each._panels.ctypes.data + each._panels.nbytes) for each in products)
     assert all(begin % 64 == 0 for begin, _ in spans)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.skipif(not amx.usable(), reason="needs AMX")
+@pytest.mark.parametrize("kind", ["bfloat16", "uint8"])
+def test_tiles_agree_with_vectors_and_are_used_for_whole_lines(monkeypatch, kind):
+    assert [amx.takes(count) for count in (64, 96, 128, 1000)] == [True, False, True, False]
+    for inputs, outputs in ((64, 33), (192, PANEL), (512, 3 * PANEL + 1)):
+        product, x, _ = example(kind, inputs, outputs, kind == "bfloat16", kind == "bfloat16")
+        x = x[8:]  # without NaN
+        used = []
+        with monkeypatch.context() as changed:
+            multiply = amx.multiply
+            changed.setattr(amx, "multiply", lambda *args: used.append(multiply(*args)))
+            tiles = product(x)
+        assert used, "the product is by tiles"
+        with monkeypatch.context() as changed:
+            changed.setattr(amx, "takes", lambda count: False)
+            # two roundings to bfloat16 of sums in another order: one unit in the last place apart at most
+            torch.testing.assert_close(tiles, product(x), rtol=2 * TOLERANCE[kind], atol=TOLERANCE[kind])
+
+
+def test_without_permission_vectors_multiply(monkeypatch):
+    monkeypatch.setattr(amx, "_TILE_DATA", 63)  # a feature that no system grants
+    assert not amx.usable.__wrapped__()
 
 
 @pytest.mark.parametrize(("inputs", "supported"), [(256, True), (254, False)])

@@ -165,7 +165,7 @@ class DecoderStep:
                 loops.quantize_relu(team, network(), *e, count, *hidden)
             loops.add_layer_norm(team, last(), *f, residual, *norms[2], *end)
         cache.advance()
-        return self._logits(loops, buffers.x, count)
+        return self._logits(buffers.x, count)
 
     def _buffers_of(self, rows: int) -> _Buffers:
         if self._memory is None or rows > self._memory.rows:
@@ -194,18 +194,17 @@ class DecoderStep:
         ]
         self._selected = tokens, products
 
-    def _logits(self, loops: Any, x: _Rows, count: int) -> Tensor:
+    def _logits(self, x: _Rows, count: int) -> Tensor:
         if self._selected is None:
-            return self._scaled_sums(loops, x, self.output, count)
+            return self._product(x, self.output, count)
         tokens, products = self._selected
-        parts = [self._scaled_sums(loops, x, product, count) for product in products]
+        parts = [self._product(x, product, count) for product in products]
         computed = torch.cat(parts, dim=1)[:, : len(tokens)]
         logits = computed.new_full((count, self.table.shape[0]), -torch.inf)
         return logits.index_copy_(1, tokens, computed)
 
-    def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
-        sums = product.of_rows(len(x.operand))(x.operand)[:count]
-        if not self.int8:
-            return sums
-        loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())
-        return sums
+    @staticmethod
+    def _product(x: _Rows, product: FrozenLinear, count: int) -> Tensor:
+        if x.scales is None:
+            return product.of_rows(len(x.operand))(x.operand)[:count]
+        return product.scaled(x.operand, torch.from_numpy(x.scales))[:count]
