@@ -1,4 +1,4 @@
-"""Matrix products that read a prepacked weight once, for a search on a CPU; compiled by numba.
+"""Products of panels.py in vector registers; compiled by numba.
 
 The weight is packed into panels, whose width is two vector registers of outputs. A tile of six rows and a panel keeps
 its sums in twelve of AVX2's sixteen registers, or of AVX-512's 32, which are twice as wide (van Zee and van de Geijn,
@@ -332,8 +332,11 @@ def blocks_of(x):
 
 @loop()
 def multiply(team, x, panels, of_outputs, relu, out, scales):
-    """Multiply rows x (M, K) by panels, to out (M, N). of_outputs: rows of per-output operands, padded to whole panels:
-    the bias; of integers the scales, the sums' initial values and, where scales (M,) of the rows are given, the bias."""
+    """Multiply rows x (M, K) by panels, to out (M, N), max(0, .) with relu.
+
+    of_outputs: operands per output, padded to whole panels: the bias; of integers the scales, the initial values of the
+    sums and the bias, which with relu applies only where scales (M,) of the rows are given.
+    """
     rows = x.shape[0]
     abreast = ABREAST if rows <= 2 else 1  # from three rows on no tile has one or two
     count = of_outputs.shape[1] // (PANEL * abreast)

@@ -1,5 +1,5 @@
-"""Matrix products that read a prepacked weight once, for a search on a CPU: panel_tiles.py in vector registers, amx.py in
-tile registers."""
+"""Matrix products that read a prepacked weight once, for a search on a CPU: in vector registers by panel_tiles.py, in
+tile registers by amx.py."""
 
 import threading
 from collections.abc import Callable
