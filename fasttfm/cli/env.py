@@ -12,7 +12,7 @@ from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import LOADED_FOLDER
 from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units, version
 
-_NAMES = {"panels": "fasttfm's packed panels"}
+_NAMES = {"panels": "fasttfm's packed panels", "tiles": "fasttfm's packed panels in tile registers (AMX)"}
 _NO_INT8 = "no exact product is faster than float32: --precision int8 computes in float32"
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _KEYS = (16, 32, 64, 128, 512, 2048)
@@ -57,8 +57,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
     import torch
 
-    from fasttfm.cpu import int8
-    from fasttfm.cpu.linear import float32_route
+    from fasttfm.cpu.linear import product_routes
     from fasttfm.functional import backends
 
     chip = _chip(other)
@@ -70,8 +69,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "units": processor_units(),
-            "float32": float32_route(),
-            "int8": int8.route(),
+            **product_routes(),
         },
         "device": describe_gpu(),
         "assembler": _assembler(),
@@ -96,10 +94,11 @@ def text(result: dict[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
         ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
-        ("float32", f"products of a search by {_NAMES.get(cpu['float32'], cpu['float32'])}"),
-        ("int8", f"products of a search by {_NAMES.get(cpu['int8'], cpu['int8'])}" if cpu["int8"] else _NO_INT8),
-        ("device", shown),
     ]
+    for precision in ("float32", "bfloat16", "int8"):
+        name = cpu[precision]
+        lines.append((precision, f"products of a search by {_NAMES.get(name, name)}" if name else _NO_INT8))
+    lines.append(("device", shown))
     for name, assembler in result["assembler"].items():
         line = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE overrides it"
         lines.append(("assembler", line + (f"; {assembler['fault']}" if assembler["fault"] else "")))

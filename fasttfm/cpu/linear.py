@@ -2,8 +2,8 @@
 
 A search multiplies the same matrices by a few rows, hundreds of times. torch.nn.functional.linear passes float32 to a
 library that repacks the matrix in every call, and for few rows that costs more than the product. Here float32 uses our
-own products of weights in panels (panels.py), half precision oneDNN's prepacked ones. benchmarks/results, group
-decoding, has the times of whole searches.
+own products of weights in panels (panels.py), bfloat16 too where the processor has instructions for it, half precision
+elsewhere oneDNN's prepacked ones. benchmarks/results, group decoding, has the times of whole searches.
 """
 
 from __future__ import annotations
@@ -265,9 +265,18 @@ def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool, lar
     return packed.classes[key]
 
 
-def float32_route() -> str:
-    """Return the backend of float32 products with frozen weights: "panels" or "PyTorch"."""
-    return "panels" if torch.float32 in _panel_dtypes() else "PyTorch"
+def product_routes() -> dict[str, str | None]:
+    """Return the backends of products with frozen weights by precision: "panels", "tiles" for panels in tile registers,
+    or a library's name; None where int8 computes in float32."""
+    routes: dict[str, str | None] = {"int8": integers.route()}
+    for dtype in (torch.bfloat16, torch.float32):
+        routes[str(dtype).removeprefix("torch.")] = "panels" if dtype in _panel_dtypes() else "PyTorch"
+    if "panels" in routes.values():
+        from fasttfm.cpu import amx
+
+        wide = {name for name in routes if name != "float32" and amx.usable()}
+        routes |= {name: "tiles" for name in wide if routes[name] == "panels"}
+    return routes
 
 
 def _panel_dtypes() -> tuple[torch.dtype, ...]:
