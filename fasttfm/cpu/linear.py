@@ -31,8 +31,9 @@ PACKED_WEIGHT = 1 << 15
 """Least number of elements of a weight that oneDNN packs: for smaller ones the call costs more than it saves, on two
 cores of an AMD EPYC with AVX-512. The last bits of a search depend on it."""
 
-_STRIDE = 509
-"""Distance between the sampled elements that show whether a weight has changed."""
+_LINES, _LINE = 8, 16
+"""Least number of runs of elements that show whether a weight has changed, and elements of a run: one cache line of
+float32, as fetching lines takes the time."""
 
 _of_models: WeakKeyDictionary[nn.Module, tuple[list, Tensor, dict[tuple, _Packed]]] = WeakKeyDictionary()
 """Model -> identity of its weights, a sample of them, and their packed forms by what _packed() is asked for."""
@@ -91,11 +92,18 @@ def _kept_of(model: nn.Module) -> dict[tuple, _Packed] | None:
     except RuntimeError:  # tensors made under inference mode have no version counter
         return {}
     with torch.no_grad():
-        sample = torch.cat([p.flatten()[::_STRIDE] for p in parameters])  # shows any step of an optimizer
+        sample = torch.cat([_sample(p) for p in parameters])  # shows any step of an optimizer
     cached = _of_models.get(model)
     if cached is None or cached[0] != now or not torch.equal(cached[1], sample):
         cached = _of_models[model] = (now, sample, {})
     return cached[2]
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """Elements from all over a weight, at most about 2 * _LINES * _LINE."""
+    flat = weight.flatten()
+    lines = len(flat) // _LINE
+    return flat if lines <= _LINES else flat[: lines * _LINE].view(lines, _LINE)[:: lines // _LINES].flatten()
 
 
 def frozen(x: Tensor) -> bool:
