@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ float32, as fetching lines takes the time."""
 
 _of_models: WeakKeyDictionary[nn.Module, tuple[list, Tensor, dict[tuple, _Packed]]] = WeakKeyDictionary()
 """Model -> identity of its weights, a sample of them, and their packed forms by what _packed() is asked for."""
+_unchanging: WeakSet[nn.Module] = WeakSet()
+"""Models of never_changes()."""
 
 
 class _Thread(threading.local):
@@ -75,6 +77,11 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
         state.update(before)
 
 
+def never_changes(model: nn.Module) -> None:
+    """Keep the model's packed weights without looking for changes from now on, as in a process that only searches."""
+    _unchanging.add(model)
+
+
 def froze(model: nn.Module) -> bool:
     """Return whether this thread is inside frozen_weights() of this model."""
     return on_this_thread.model is model
@@ -84,6 +91,8 @@ def _kept_of(model: nn.Module) -> dict[tuple, _Packed] | None:
     """The packed weights of a model, an empty dict if they have changed; None for models that are not on a CPU."""
     if (first := next(model.parameters(), None)) is not None and not first.is_cpu:
         return None
+    if model in _unchanging and model in _of_models:
+        return _of_models[model][2]
     parameters = list(model.parameters())
     if not {(type(p), p.device.type) for p in parameters} <= {(nn.Parameter, "cpu")}:
         return None

@@ -54,6 +54,8 @@ _AHEAD = 2048
 """Prefetch distance in bytes of tiles of more than two rows."""
 LINE = 64
 """Bytes of a cache line."""
+_MANY = 8
+"""Tiles that share the prefetch of the next panel where a block has many; UNROLLED of them where it has few."""
 
 _FLOAT, _WORD, _INT, _BYTES = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 _VECTOR, _INTS = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
@@ -162,23 +164,23 @@ KINDS: dict[Any, Any] = {types.float32: _Floats, types.uint16: _Pairs, types.uin
 
 
 @intrinsic
-def _tile(context, rows, x, first, panels, place, following, of_outputs, relu, out, scales, output, columns):
+def _tile(context, rows, x, first, panels, place, following, many, of_outputs, relu, out, scales, output, columns):
     """Multiply `rows` rows of x (M, K), float32, uint16 (bfloat16) or uint8, from `first` on, by panels at `place`.
 
     One panel, or ABREAST panels with one or two rows. Writes `columns` elements of each row from `output` on, and
-    prefetches a quarter of a panel that lies `following` elements behind.
+    prefetches a quarter of a panel that lies `following` elements behind, with `many` an eighth.
     """
     kind = KINDS[x.dtype]
-    together = kind.together
+    together, shares = kind.together, UNROLLED if many is types.none else _MANY
 
     def generate(context, builder, signature, values):
-        rows, _, first, _, place, following, _, relu, _, _, output, columns = values
+        rows, _, first, _, place, following, _, _, relu, _, _, output, columns = values
 
         def array(n):
             return make_array(signature.args[n])(context, builder, values[n])
 
         inputs = cgutils.unpack_tuple(builder, array(1).shape)[1]
-        outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (8, 6))
+        outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (9, 7))
         add, times = builder.add, builder.mul
 
         def emit(rows):
@@ -189,12 +191,12 @@ def _tile(context, rows, x, first, panels, place, following, of_outputs, relu, o
             nearest = builder.gep(array(3).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
             places = [add(output, _WORD(n * VECTOR)) for n in vectors]
-            start = [kind.begin(builder, array(6).data, each, width) for each in places]
+            start = [kind.begin(builder, array(7).data, each, width) for each in places]
 
             def turn(k, sums):
                 if abreast == 1:
-                    asked = add(following, times(k, _WORD(PANEL // UNROLLED * together)))
-                    fetch(builder, nearest, asked, PANEL * kind.bytes, 2)
+                    asked = add(following, times(k, _WORD(PANEL // shares * together)))
+                    fetch(builder, nearest, asked, PANEL * kind.bytes * UNROLLED // shares, 2)
                 for step in range(UNROLLED // together):
                     now = add(k, _WORD(step))
                     offset = times(now, _WORD(PANEL * together))
@@ -212,17 +214,17 @@ def _tile(context, rows, x, first, panels, place, following, of_outputs, relu, o
 
             sums = accumulate(builder, [start] * rows, UNROLLED // together, turn, more)
             for m in range(rows):
-                line = builder.gep(array(8).data, [add(times(add(first, _WORD(m)), outputs), output)])
-                scale = scale_of(builder, signature.args[9], array, 9, add(first, _WORD(m)))
+                line = builder.gep(array(9).data, [add(times(add(first, _WORD(m)), outputs), output)])
+                scale = scale_of(builder, signature.args[10], array, 10, add(first, _WORD(m)))
                 for n in vectors:
-                    result = kind.end(builder, sums[m][n], array(6).data, places[n], relu, width, scale)
+                    result = kind.end(builder, sums[m][n], array(7).data, places[n], relu, width, scale)
                     store(builder, line, n * VECTOR, result, columns)
 
         for_rows(builder, rows, emit)
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(i, x, i, panels, i, i, of_outputs, types.boolean, out, scales, i, i), generate
+    return types.void(i, x, i, panels, i, i, many, of_outputs, types.boolean, out, scales, i, i), generate
 
 
 def scale_of(builder, kind, array, n, row):
@@ -306,7 +308,7 @@ def store(builder, line, place, x, columns):
 
 
 @inlined()
-def _parts(begin, end, x, panels, of_outputs, relu, out, scales, blocks, count, abreast):
+def _parts(begin, end, x, panels, many, of_outputs, relu, out, scales, blocks, count, abreast):
     """Parts begin to end of the product, each `abreast` panels for a block of rows, in tiles of even size."""
     inputs, outputs = x.shape[1], out.shape[1]
     for part in range(np.int64(begin), np.int64(end)):
@@ -315,12 +317,12 @@ def _parts(begin, end, x, panels, of_outputs, relu, out, scales, blocks, count, 
         least, more = x.shape[0] // blocks, x.shape[0] % blocks
         row, rows = block * least + min(block, more), least + (block < more)
         tiles = (rows + TILE - 1) // TILE
-        following = PANEL * inputs
+        following, shares = PANEL * inputs, UNROLLED if many is None else _MANY
         for tile in range(tiles):
             size = rows // tiles + (tile < rows % tiles)
-            _tile(size, x, row, panels, place, following, of_outputs, relu, out, scales, output, columns)
+            _tile(size, x, row, panels, place, following, many, of_outputs, relu, out, scales, output, columns)
             row += size
-            following += PANEL * inputs // UNROLLED if tile < UNROLLED - 1 else 0
+            following += PANEL * inputs // shares if tile < shares - 1 else 0
 
 
 @inlined()
@@ -331,11 +333,12 @@ def blocks_of(x):
 
 
 @loop()
-def multiply(team, x, panels, of_outputs, relu, out, scales):
+def multiply(team, x, panels, of_outputs, relu, out, scales, many):
     """Multiply rows x (M, K) by panels, to out (M, N), max(0, .) with relu.
 
     of_outputs: operands per output, padded to whole panels: the bias; of integers the scales, the initial values of the
-    sums and the bias, which with relu applies only where scales (M,) of the rows are given.
+    sums and the bias, which with relu applies only where scales (M,) of the rows are given. many: True where the rows
+    make many tiles, else None.
     """
     rows = x.shape[0]
     abreast = ABREAST if rows <= 2 else 1  # from three rows on no tile has one or two
@@ -345,5 +348,5 @@ def multiply(team, x, panels, of_outputs, relu, out, scales):
         return
     parts = blocks * count
     together = min(_TOGETHER // abreast, max(1, parts // (2 * team[0])))
-    args = (x, panels, of_outputs, relu, out, scales, blocks, count, abreast)
+    args = (x, panels, many, of_outputs, relu, out, scales, blocks, count, abreast)
     over_threads(_parts, team, np.uintp(parts), np.uintp(together), args)

@@ -6,8 +6,10 @@ stored (its ancestors), and which sentence the row translates. Attention reads t
 """
 
 import itertools
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,10 +110,12 @@ class _Attention:
         """Move keys and values to buffers (at least count, *shape); more rows are made in steps of at least half."""
         before, *inner = self._keys.shape
         count = before if count <= before else max(count, before * 3 // 2)
-        larger = [self._keys.new_zeros(count, *shape) for _ in range(2)]
-        for new, old in zip(larger, (self._keys, self._values)):
+        # NumPy asks for huge pages from 4 MiB on: of small ones the first steps of a search fault thousands in.
+        memory = np.empty(2 * count * math.prod(shape) * self._keys.itemsize, np.uint8)
+        keys, values = torch.from_numpy(memory).view(self._keys.dtype).view(2, count, *shape).unbind()
+        for new, old in ((keys, self._keys), (values, self._values)):
             new[:before, : inner[0], : inner[1]] = old
-        self._use(*larger)
+        self._use(keys, values)
 
 
 class AncestorAttention(_Attention):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.cpu.linear import never_changes
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.errors import UserError
@@ -78,22 +79,22 @@ def search_ids(
     )
     sentences = [Waiting(index, *each) for index, each in enumerate(options)]
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
-    with inference(model) as device:
-        parallel = 1 if workers is None else workers.count
-        single_thread = workers is not None  # also if there is too little work to start them
-        if workers is not None and not workers.pids:
-            work = config.beam * sum(map(len, sources)) * sum(map(Tensor.numel, model.parameters()))
-            workers = workers if work >= workers.least_work else None
-        with_phrases = [each for each in sentences if each.required]  # these need a search of their own
-        batches = [
-            batch
-            for group in ([each for each in sentences if not each.required], with_phrases)
-            for batch in _batches(group, batched, device, parallel)
-        ]
-        calls = [(part, batched, banned, continuations, parallel) for part in _parts(batches, parallel)]
-        for index, hypotheses in _run(model, calls, workers, single_thread=single_thread):
-            refuse_failed(hypotheses)
-            outputs[index] = hypotheses
+    parallel = 1 if workers is None else workers.count
+    single_thread = workers is not None  # also if there is too little work to start them
+    if workers is not None and not workers.pids:
+        work = config.beam * sum(map(len, sources)) * sum(map(Tensor.numel, model.parameters()))
+        workers = workers if work >= workers.least_work else None
+    device = next(model.parameters()).device
+    with_phrases = [each for each in sentences if each.required]  # these need a search of their own
+    batches = [
+        batch
+        for group in ([each for each in sentences if not each.required], with_phrases)
+        for batch in _batches(group, batched, device, parallel)
+    ]
+    calls = [(part, batched, banned, continuations, parallel) for part in _parts(batches, parallel)]
+    for index, hypotheses in _run(model, calls, workers, single_thread=single_thread):
+        refuse_failed(hypotheses)
+        outputs[index] = hypotheses
     if reranks:
         outputs = [best[:nbest] for best in rescore_by_coverage(model, sources, outputs, batched)]
     return outputs
@@ -133,6 +134,7 @@ def prepare(model: Transformer) -> None:
     """Fill the caches shared by all searches (packed weights, order of sums) before workers are forked."""
     with suppress(UserError):  # the first search reports it
         search_ids(model, [[EOS]], DecodingConfig(beam=2, max_len_a=0.0, max_len_b=1))
+    never_changes(model)
 
 
 def _batches(
@@ -169,18 +171,16 @@ def _parts(batches: list[list[Waiting]], workers: int) -> Iterator[list[list[Wai
 
 def _run(
     model: Transformer, calls: Sequence[tuple], workers: WorkerPool | None, *, single_thread: bool
-) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Yield (index, hypotheses) for each sentence; several calls are distributed over the workers."""
+) -> list[tuple[int, list[Hypothesis]]]:
+    """(index, hypotheses) of each sentence; several calls are distributed over the workers."""
     if workers is not None and len(calls) > 1:
-        for _, results in workers.each(_search_batches, calls):
-            yield from results
-        return
+        return [each for _, results in workers.each(_search_batches, calls) for each in results]
     threads = torch.get_num_threads()
     try:
         if single_thread:
             torch.set_num_threads(1)  # like a worker: threads that synchronize are slow on busy cores
-        for call in calls:
-            yield from _search_batches(model, *call)
+        with inference(model):
+            return [each for call in calls for each in _search_batches(model, *call)]
     finally:
         torch.set_num_threads(threads)
 
