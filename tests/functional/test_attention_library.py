@@ -20,7 +20,7 @@ from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.attention import LIBRARY
 
 LENGTH = 640
-USABLE = library._usable
+USABLE = library.usable
 
 
 def rows(*shape, dtype=torch.bfloat16, **options):
@@ -48,7 +48,7 @@ def on_sm_90(monkeypatch):
     """Decisions of an H100 whose cuDNN supports every call; yields its chip."""
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_90"])
     monkeypatch.setattr(backend, "kernels_take", lambda *given: True)
-    monkeypatch.setattr(library, "_usable", lambda *given, **options: True)
+    monkeypatch.setattr(library, "usable", lambda *given, **options: True)
     yield CHIPS["sm_90"]
     choices.keep(CHIPS["sm_90"], {})
 
@@ -92,7 +92,7 @@ def test_other_chips_keep_their_kernels_and_so_do_calls_that_this_cudnn_does_not
         assert operator._decide(call_of()) != "cudnn", name
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_90"])
     assert operator._decide(call_of()) == "cudnn"
-    monkeypatch.setattr(library, "_usable", USABLE)  # PyTorch's own answer: no cuDNN here
+    monkeypatch.setattr(library, "usable", USABLE)  # PyTorch's own answer: no cuDNN here
     assert operator._decide(call_of()) == "flash"
 
 
@@ -107,7 +107,7 @@ def test_tuned_choices_override_the_table(on_sm_90):
 
 def test_the_public_function_uses_cudnn_in_both_passes_while_it_is_switched_on(on_sm_90, cudnn, monkeypatch):
     monkeypatch.setattr(operator.OPERATOR, "_prefers", None)  # no CPU backends
-    monkeypatch.setattr(library, "_usable", lambda *given, **options: torch.backends.cuda.cudnn_sdp_enabled())
+    monkeypatch.setattr(library, "usable", lambda *given, **options: torch.backends.cuda.cudnn_sdp_enabled())
     monkeypatch.setattr(operator.kernel_plans, "forward", lambda call, memory: lambda call: (*memory(call), None, None))
     exact, x = X.double().requires_grad_(), X.detach().requires_grad_()
     expected = reference.attention(exact, exact, exact, causal=True)[0]

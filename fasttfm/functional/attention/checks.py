@@ -51,8 +51,19 @@ def check_heads(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Te
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
     if query.dtype not in REAL:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
-    if key_lengths is not None or mask is not None:
-        _check_masks(query, key, key_lengths, mask)
+    for name, x in (("key_lengths", key_lengths), ("mask", mask)):
+        if x is not None and x.device != query.device:
+            raise ValueError(f"{name} is on {x.device} and query on {query.device}: both must be on one device")
+    if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != q[0]):
+        raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({q[0]},), one length a batch row")
+    if key_lengths is not None and key_lengths.dtype not in WHOLE:
+        raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
+    if mask is not None:
+        full = (*q[:3], k[2])
+        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(mask.shape[::-1], full[::-1])):
+            raise ValueError(f"mask {tuple(mask.shape)} does not broadcast to (B, H, L, S) = {full}")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(f"mask has dtype {mask.dtype}: bool (True attends) or floats that are added are needed")
 
 
 def shares(query_heads: Size, key_heads: Size) -> bool:
@@ -69,22 +80,6 @@ def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
     if query.dtype != value.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and value {value.dtype} must have one dtype")
-
-
-def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
-    for name, x in (("key_lengths", key_lengths), ("mask", mask)):
-        if x is not None and x.device != query.device:
-            raise ValueError(f"{name} is on {x.device} and query on {query.device}: both must be on one device")
-    if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
-        raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
-    if key_lengths is not None and key_lengths.dtype not in WHOLE:
-        raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
-    if mask is not None:
-        full = (*query.shape[:3], key.shape[2])
-        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(mask.shape[::-1], full[::-1])):
-            raise ValueError(f"mask {tuple(mask.shape)} does not broadcast to (B, H, L, S) = {full}")
-        if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise ValueError(f"mask has dtype {mask.dtype}: bool (True attends) or floats that are added are needed")
 
 
 def _check_projections(call: Call) -> None:

@@ -26,20 +26,6 @@ _attend = torch.ops.aten._scaled_dot_product_cudnn_attention
 _differentiate = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
 
 
-def takes(call: Call) -> bool:
-    """Return whether cuDNN computes this call: the table lists it, and this cuDNN supports it."""
-    return fits(call) and _usable(*call[:3], causal=call.causal)  # type: ignore[arg-type]
-
-
-def usable(call: Call) -> Callable[..., bool]:
-    """Return a function of the tensors of such calls: whether cuDNN may compute them now.
-
-    torch.backends.cuda.enable_cudnn_sdp() may change that between calls.
-    """
-    causal = call.causal
-    return lambda query, key, value: _usable(query, key, value, causal=causal)
-
-
 def fits(call: Call) -> bool:
     """Return whether the table lists this call for cuDNN: unmasked or causal, heads adjacent in memory, no dropout.
 
@@ -62,8 +48,8 @@ def fits(call: Call) -> bool:
     )
 
 
-def _usable(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> bool:
-    """Return whether this cuDNN supports such tensors on this device, and is enabled."""
+def usable(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> bool:
+    """Return whether cuDNN supports such tensors on this device, and is enabled now: see enable_cudnn_sdp()."""
     params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
     return torch.backends.cuda.can_use_cudnn_attention(params)
 

@@ -344,9 +344,16 @@ def _backend(call: Call) -> str:
 
 def _decide(call: Call) -> str:
     backend = _backend(call)
-    if not call.only_weights:
-        return "cudnn" if backend in KERNELS and library.takes(call) else backend
-    return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
+    if call.only_weights:
+        return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
+    usable = _varies(call)
+    return backend if usable is None or not usable(*call[:3]) else "cudnn"
+
+
+def _varies(call: Call) -> Callable[..., bool] | None:
+    """Whether cuDNN may compute these tensors now, if the table lists the call for it."""
+    listed = _backend(call) in KERNELS and library.fits(call)
+    return functools.partial(library.usable, causal=call.causal) if listed else None
 
 
 _attention_backward = Operator(
@@ -357,8 +364,8 @@ _attention_backward = Operator(
 OPERATOR = Operator(
     "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check,
     prefers=cpu_backend, native=lambda call, direct: _by_bands if call.backend == "bands" else None, decide=_decide,
-    varies=lambda call: library.usable(call) if _backend(call) in KERNELS and library.fits(call) else None, save=_save,
-    saved=Saved, backward=_differentiate, derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
+    varies=_varies, save=_save, saved=Saved, backward=_differentiate, derivative=_attention_backward, flops=_flops,
+    visible=1, free=("site",),
     rows=("query", "key", "value", "key_lengths", "offsets", "slopes"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )  # fmt: skip

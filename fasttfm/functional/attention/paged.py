@@ -70,9 +70,7 @@ def attention_with_cache(
         query, (*query.shape[:3], 0), causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
         sinks=sinks, scale=scale,
     )  # fmt: skip
-    lengths = _lengths(query, key_cache, key, block_table, cache_lengths)
-    _check_beside(query, key_cache, lengths, cache_starts, block_table)
-    longest = _check_values(key_cache, key, lengths, cache_starts, block_table)
+    lengths, longest = _checked_lengths(query, key_cache, key, cache_lengths, cache_starts, block_table)
     if cos is not None or sin is not None:
         sees_all = not options.causal and options.window == -1
         query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, sees_all)
@@ -146,27 +144,22 @@ def _check_tensors(
             raise ValueError(f"{name} requires a gradient, and there is none: call it under torch.no_grad()")
 
 
-def _lengths(
-    query: Tensor, key_cache: Tensor, key: Tensor | None, block_table: Tensor | None, cache_lengths: int | Tensor | None
-) -> Tensor:
-    """cache_lengths as a tensor (B,)."""
-    if isinstance(cache_lengths, Tensor):
-        return cache_lengths
-    if cache_lengths is None:
+def _checked_lengths(
+    query: Tensor, key_cache: Tensor, key: Tensor | None, lengths: int | Tensor | None, starts: Tensor | None,
+    block_table: Tensor | None,
+) -> tuple[Tensor, int | None]:  # fmt: skip
+    """Check the integer tensors: dtypes, shapes, devices and, if values_are_checked(), that keys and pages lie in the
+    cache. Return cache_lengths as a tensor (B,), and the longest; None if values are not checked."""
+    batch, (pages, _, page) = len(query), key_cache.shape[:3]
+    if lengths is None:
         if key is not None:
             raise ValueError("cache_lengths is needed beside key: keys are appended there")
-        cache_lengths = key_cache.shape[2] * (1 if block_table is None else block_table.shape[-1])
-    number = operator.index(cache_lengths)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"cache_lengths={number} must fit 64 bits")
-    return torch.full((len(query),), number, dtype=torch.int64, device=query.device)
-
-
-def _check_beside(
-    query: Tensor, key_cache: Tensor, lengths: Tensor, starts: Tensor | None, block_table: Tensor | None
-) -> None:
-    """Check dtype, shape and device of the integer tensors."""
-    batch = len(query)
+        lengths = page * (1 if block_table is None else block_table.shape[-1])
+    if not isinstance(lengths, Tensor):
+        number = operator.index(lengths)
+        if not -(1 << 63) <= number < 1 << 63:
+            raise ValueError(f"cache_lengths={number} must fit 64 bits")
+        lengths = torch.full((batch,), number, dtype=torch.int64, device=query.device)
     for name, x, shape in (
         ("cache_lengths", lengths, f"({batch},)"), ("cache_starts", starts, f"({batch},)"),
         ("block_table", block_table, f"({batch}, pages of a sequence)"),
@@ -181,15 +174,8 @@ def _check_beside(
             )
     if block_table is None and len(key_cache) != batch:
         raise ValueError(f"key_cache has {len(key_cache)} rows and query {batch}: give a block_table of their pages")
-
-
-def _check_values(
-    key_cache: Tensor, key: Tensor | None, lengths: Tensor, starts: Tensor | None, block_table: Tensor | None
-) -> int | None:
-    """Check that keys and pages lie in the cache, and return the longest length; None unless values_are_checked()."""
     if not values_are_checked(lengths) or not len(lengths):
-        return None
-    pages, _, page = key_cache.shape[:3]
+        return lengths, None
     capacity = page * (1 if block_table is None else block_table.shape[1])
     new = 0 if key is None else key.shape[2]
     least, longest = (int(x) for x in lengths.aminmax())
@@ -200,7 +186,7 @@ def _check_values(
         raise ValueError("cache_starts must lie between 0 and cache_lengths")
     if block_table is not None:
         check_pages(block_table, lengths + new, page, pages)
-    return longest
+    return lengths, longest
 
 
 def check_pages(block_table: Tensor, lengths: Tensor, page: int, pages: int) -> None:
