@@ -14,7 +14,7 @@ from fasttfm.errors import UserError
 from fasttfm.functional.onlookers import modes, transformed
 
 BACKENDS = ("auto", "triton", "torch")
-_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 def _checked(choice: str, where: str) -> str:
@@ -99,12 +99,10 @@ def use_triton(device: torch.device, choice: str | None = None) -> bool:
 
 def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> bool:
     """Return whether Triton kernels take tensors of these dtypes on this device, under this choice of backend."""
-    if choice == "torch" or device.type == "meta" or not use_triton(device, choice):
+    if device.type == "meta" or not use_triton(device, choice):
         return False
-    for dtype in dtypes:
-        if dtype not in _KERNEL_DTYPES:
-            return False
-    return device.type != "cuda" or torch.cuda.is_available()  # a fake tensor may name a device that is not there
+    # A fake tensor may name a device that is not there.
+    return {*dtypes} <= _KERNEL_DTYPES and (device.type != "cuda" or torch.cuda.is_available())
 
 
 def kernel_route(choice: str, *tensors: torch.Tensor) -> str:

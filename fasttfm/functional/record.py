@@ -85,17 +85,13 @@ class Layout:
         self.positions = [i for i, type_ in enumerate(self.types) if type_.dtypes is not None]
         """Indices of the tensor fields."""
         self.names = [fields[i].name for i in self.positions]
-        """Names of the tensor fields."""
         self.count = len(self.names)
         others = [i for i in range(len(fields)) if i not in self.positions]
         self.nested = any("." in field.path for field in fields)
         """Whether the record holds records; if not, a plain tuple of its fields reads like it."""
         self.flat: Callable[[Any], tuple] = self.reader(range(len(fields))) if self.nested else tuple
-        """Flattens a record."""
-        self.tensors = self.reader(self.positions)
-        """Reads the tensor fields of a record."""
-        self.others = self.reader(others)
-        """Reads all other fields of a record."""
+        self.tensors, self.others = self.reader(self.positions), self.reader(others)
+        """Read the tensor fields of a record, and all other fields."""
         self.build = build = _builder(kind)
         """Builds a record from its flat fields."""
         parts = [*self.positions, *others]

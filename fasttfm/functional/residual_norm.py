@@ -223,9 +223,8 @@ def _reference_backward(call: Backward) -> tuple[Tensor, ...]:
 
     def normalised(saved: Saved) -> Tensor:
         s, weight, bias, eps = saved.s, saved.weight, saved.bias, saved.eps
-        return (reference.rms_norm(s, weight, eps) if saved.rms else reference.layer_norm(s, weight, bias, eps)).to(
-            saved.dtype
-        )
+        y = reference.rms_norm(s, weight, eps) if saved.rms else reference.layer_norm(s, weight, bias, eps)
+        return y.to(saved.dtype)
 
     dy = dy if dy2 is None else dy + dy2
     dresidual, dweight, dbias = pulled_back(normalised, saved, ("s", "weight", "bias"), dy)

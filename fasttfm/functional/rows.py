@@ -21,9 +21,9 @@ def shaped(rows: Tensor, like: Tensor) -> Tensor:
     return rows if like.dim() == 2 else rows.view(*like.shape[:-1], rows.shape[-1])
 
 
-def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), at a tenth of the host time if x has it."""
-    return x if x.dtype is dtype else x.to(dtype)
+def cast(x: Any, dtype: torch.dtype) -> Any:
+    """x.to(dtype), at a tenth of the host time if x has it; None for None."""
+    return x if x is None or x.dtype is dtype else x.to(dtype)
 
 
 def dense(compute: Callable[[Any], Any], call: Any, count: int) -> Callable[[Any], Any]:

@@ -13,8 +13,6 @@ from torch.nn import Parameter
 
 PLAIN_TENSORS = frozenset({Tensor, Parameter})
 """Exact classes whose memory is what it seems."""
-_TRACED = "torch._subclasses."
-"""Module prefix of torch's fake and functional tensors."""
 _INSTEAD = {
     "BlockMask": "give what its mask_mod says as causal or window, or create_mask() of it as mask",
     "CausalBias": "it must be of (L, S) and without causal; a module takes is_causal=True in its place",
@@ -35,18 +33,15 @@ def ordinary(*tensors: Tensor | None) -> bool:
     return True
 
 
-def _is_read(kind: type) -> bool:
-    """Return whether a subclass overrides neither protocol, or is one of torch's tracing tensors."""
-    return kind.__module__.startswith(_TRACED) or not (_asks_dispatcher(kind) or _asks_functions(kind))
+def _is_read(kind: Any) -> bool:
+    """Return whether a subclass overrides neither protocol, or is one of torch's fake and functional tensors."""
+    own, torchs = (getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in (kind, Tensor))
+    asks_functions = own not in (torchs, torch._C._disabled_torch_function_impl)
+    return kind.__module__.startswith("torch._subclasses.") or not (_asks_dispatcher(kind) or asks_functions)
 
 
 def _asks_dispatcher(kind: Any) -> bool:
     return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-
-
-def _asks_functions(kind: Any) -> bool:
-    own, torchs = (getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in (kind, Tensor))
-    return own not in (torchs, torch._C._disabled_torch_function_impl)
 
 
 def instead(x: Any) -> str:

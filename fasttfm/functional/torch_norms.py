@@ -70,7 +70,7 @@ def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float)
         weight = x.new_ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters: torch supports the pair on the CPU only, with float32 statistics.
     rows = x if x.is_cpu else cast(x, dtype)
-    y, mean, rstd = torch.native_layer_norm(rows, [x.shape[-1]], *_cast(weight, bias, dtype), eps)
+    y, mean, rstd = torch.native_layer_norm(rows, [x.shape[-1]], cast(weight, dtype), cast(bias, dtype), eps)
     return y, mean.view(-1), rstd.view(-1)
 
 
@@ -85,15 +85,10 @@ def normalise_backward(dy: Tensor, saved: Saved) -> list[Any]:
         x = x.to(dtype).sub_(mean)
         mean = torch.zeros_like(mean)
     gradients = torch.ops.aten.native_layer_norm_backward(
-        cast(dy, dtype), x, [x.shape[-1]], mean, rstd.view(-1, 1), *_cast(weight, bias, dtype),
+        cast(dy, dtype), x, [x.shape[-1]], mean, rstd.view(-1, 1), cast(weight, dtype), cast(bias, dtype),
         [True, weight is not None, bias is not None],
     )  # fmt: skip
     return [like if like is None else cast(d, like.dtype) for d, like in zip(gradients, (saved.s, weight, bias))]
-
-
-def _cast(weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Both in dtype."""
-    return None if weight is None else cast(weight, dtype), None if bias is None else cast(bias, dtype)
 
 
 def normalise_rms(s: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,8 +177,7 @@ def plan_backward(call: Backward) -> Callable[[Backward], Outputs]:
 
 def _keep(saved: Saved) -> Tensor:
     """The keep mask; empty without dropout."""
-    absent = saved.seed is None or saved.keep is None
-    return saved.s.new_empty(0, dtype=torch.bool) if absent else saved.keep  # type: ignore[return-value]
+    return saved.s.new_empty(0, dtype=torch.bool) if saved.seed is None else saved.keep  # type: ignore[return-value]
 
 
 def _gradients(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:

@@ -79,10 +79,9 @@ def tune(
     if shipped in medians and medians[best] > medians[shipped] * (1 - LEAST_GAIN):
         best = shipped
     before, after = (medians.get(answer, float("nan")) for answer in (shipped, best))
-    choices.keep(chip, in_force)
+    choices.keep(chip, in_force if best == shipped else {**in_force, decision: best})
     line = f"{what} {shipped} stays, {before:.1f} us"
     if best != shipped:
-        choices.keep(chip, {**in_force, decision: best})
         line = f"{what} {shipped} -> {best}, {before:.1f} -> {after:.1f} us"
     line += "".join(f"; {answer} is passed over: {reason}" for answer, reason in refused.items())
     return Measured(best, after, before), line
