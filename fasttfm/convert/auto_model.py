@@ -413,20 +413,11 @@ def _one_cache(cache: Any, past_key_values: Any) -> GenerationCache | None:
 
 def _with_prefix(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Hook for load_state_dict(): accepts the names in model.safetensors, which has a shared table once."""
-    own = f"{prefix}model."
-    names = {name.removeprefix(own): name for name in module.model.state_dict()}  # type: ignore[union-attr]
-    for name in names:
+    first: dict[int, str] = {}  # id of a tensor -> its first name
+    for name, tensor in module.model.state_dict(keep_vars=True).items():  # type: ignore[union-attr]
+        own = f"{prefix}model.{name}"
         if f"{prefix}{name}" in state_dict:
-            state_dict[own + name] = state_dict.pop(f"{prefix}{name}")
-    for first, *same in _shared(module.model):  # type: ignore[arg-type]
-        for name in same:
-            if own + first in state_dict:
-                state_dict.setdefault(own + name, state_dict[own + first])
-
-
-def _shared(model: Transformer) -> list[list[str]]:
-    """Return the names of each parameter that has several."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        names.setdefault(id(tensor), []).append(name)
-    return [each for each in names.values() if len(each) > 1]
+            state_dict[own] = state_dict.pop(f"{prefix}{name}")
+        origin = first.setdefault(id(tensor), own)
+        if origin in state_dict:
+            state_dict.setdefault(own, state_dict[origin])

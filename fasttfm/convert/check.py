@@ -110,13 +110,6 @@ def _source(model: Model, line: str) -> list[int]:
     return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
 
 
-def _names(model: Model, folder: Path) -> list[list[str]]:
-    """Return CTranslate2's names of our tokens: an import's pieces, or the vocabulary files that an export wrote."""
-    if model.folder is None:
-        return [each.pieces(range(len(each))) for each in model.tokenizers]
-    return [vocabulary(folder, side) for side in ("source", "target")]
-
-
 def _suppressed(model: Model) -> list[int]:
     """Return the tokens that our search never produces but the other tool might."""
     bias = model.weights.get("output.bias")
@@ -126,7 +119,10 @@ def _suppressed(model: Model) -> list[int]:
 def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[list[int]]:
     import ctranslate2
 
-    source, target = _names(model, folder)
+    if model.folder is None:  # an import, whose pieces are in our order
+        source, target = (each.pieces(range(len(each))) for each in model.tokenizers)
+    else:
+        source, target = (vocabulary(folder, side) for side in ("source", "target"))
     their_pieces = vocabulary(folder, "target")
     suppressed = [[target[token]] for token in _suppressed(model) if target[token] in their_pieces]
     ended = len(model.source_tokenizer.source_end) if read_json(folder / "config.json").get("add_source_eos") else 0

@@ -339,7 +339,6 @@ def language_token(codes: Mapping[str, str], side: str, language: str | None) ->
 
 def special_id(pieces: Sequence[str], piece: str, path: Path) -> int:
     """Return the id of a special token; UserError, which names path, if it is missing."""
-    try:
-        return list(pieces).index(piece)
-    except ValueError:
-        raise UserError(f"{path}: has no token {piece}: give the files of one model") from None
+    if piece not in pieces:
+        raise UserError(f"{path}: has no token {piece}: give the files of one model")
+    return pieces.index(piece)

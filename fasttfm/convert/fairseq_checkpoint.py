@@ -44,7 +44,10 @@ def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
     """Return the settings of task and model, flat like fairseq's flags, and the float32 weights of a checkpoint."""
     if not path.is_file():
         raise UserError(f"{path}: no such file: give a checkpoint of fairseq-train")
-    names = set(_unknown_classes(path)) - {"argparse.Namespace"}
+    names: set[str] = set()  # of classes that torch does not load by default
+    if zipfile.is_zipfile(path):  # written since PyTorch 1.6; before, settings were a Namespace
+        with foreign_errors(f"{path}: is truncated", "copy it again"):
+            names = {*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - {"argparse.Namespace"}
     loaded = load_pickle(path, [argparse.Namespace, *((Shell, name) for name in names)])
     weights, settings = loaded.get("model"), _settings(loaded)
     if not isinstance(weights, dict) or not settings:
@@ -66,14 +69,6 @@ def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             result[name] = weight
     return result
-
-
-def _unknown_classes(path: Path) -> list[str]:
-    """Return the names of classes in a checkpoint that torch does not load by default."""
-    if not zipfile.is_zipfile(path):
-        return []  # written before PyTorch 1.6, when settings were a Namespace
-    with foreign_errors(f"{path}: is truncated", "copy it again"):
-        return torch.serialization.get_unsafe_globals_in_checkpoint(path)
 
 
 def _settings(loaded: Mapping[str, Any]) -> dict[str, Any]:

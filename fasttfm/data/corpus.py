@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from fasttfm.data.unicode_forms import has_invisible, is_composed
 from fasttfm.errors import UserError
@@ -105,7 +105,10 @@ class TextFile:
                 lines = decode_lines(content, str(path), self.replaced if self._replace_invalid else None, self._hint)
                 for line, text in enumerate(lines, start=1):
                     if not text.isascii():
-                        self._inspect(text, line)
+                        if not is_composed(text):
+                            self.decomposed.add(line)
+                        if has_invisible(text):
+                            self.invisible.add(line)
                     yield text
                 self.sha256 = file.finish()
         except FileNotFoundError:
@@ -127,12 +130,6 @@ class TextFile:
                 "tr '\\r' '\\n'"
             )
 
-    def _inspect(self, text: str, line: int) -> None:
-        if not is_composed(text):
-            self.decomposed.add(line)
-        if has_invisible(text):
-            self.invisible.add(line)
-
 
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of one file; see TextFile."""
@@ -149,39 +146,27 @@ def is_cut(path: Path | str) -> bool:
     return False
 
 
-class ParallelText:
-    """One or more pairs of aligned files, read as one corpus."""
+FilePair = tuple[TextFile, TextFile]
+"""Aligned files: source and target."""
 
-    def __init__(
-        self,
-        sources: Sequence[Path | str],
-        targets: Sequence[Path | str],
-        replace_invalid: bool = False,
-        hint: str = "correct that line",
-    ) -> None:
-        """Pair i is (sources[i], targets[i]). replace_invalid and hint: see TextFile."""
-        if len(sources) != len(targets):
-            raise UserError(
-                f"{counted(len(sources), 'source file')} but {counted(len(targets), 'target file')}: give one target "
-                "file for each source file, in the same order"
-            )
-        self.files = [
-            tuple(TextFile(path, replace_invalid, hint) for path in pair) for pair in zip(sources, targets, strict=True)
-        ]
 
-    def __iter__(self) -> Iterator[Pair]:
-        """All pairs, file by file. Raises UserError if the two sides differ in line count."""
-        for source, target in self.files:
-            yield from _aligned(source, target)
+def file_pairs(sources: Sequence[Path | str], targets: Sequence[Path | str], *options: Any) -> list[FilePair]:
+    """The pairs (sources[i], targets[i]); options: of TextFile. Raises UserError for unequal numbers of files."""
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{counted(len(sources), 'source file')} but {counted(len(targets), 'target file')}: give one target "
+            "file for each source file, in the same order"
+        )
+    return [(TextFile(source, *options), TextFile(target, *options)) for source, target in zip(sources, targets)]
 
 
 class StoredText:
     """A copy of parallel text, written in a single read: the text that is hashed is the text that is used."""
 
     def __init__(
-        self, text: ParallelText, folder: Path, name: str, most: int | None = None, tags: Sequence[str] = ()
+        self, files: Sequence[FilePair], folder: Path, name: str, most: int | None = None, tags: Sequence[str] = ()
     ) -> None:
-        """Copies the text, or the first `most` pairs of each file, into two files in `folder`.
+        """Copies the files, or the first `most` pairs of each, into two files in `folder`.
 
         tags: a word per file pair, put before its source lines with a space; empty for none.
 
@@ -191,7 +176,7 @@ class StoredText:
         self.parts: list[tuple[Path, int]] = []
         """Source files and their numbers of pairs."""
         with self._paths[0].open("wb") as source_copy, self._paths[1].open("wb") as target_copy:
-            for (source, target), tag in zip(text.files, tags or [""] * len(text.files)):
+            for (source, target), tag in zip(files, tags or [""] * len(files)):
                 begin = f"{tag} " if tag else ""
                 count = 0
                 for count, pair in enumerate(itertools.islice(_aligned(source, target), most), start=1):  # noqa: B007
@@ -201,7 +186,7 @@ class StoredText:
                     raise UserError(f"{source.path} and {target.path} are empty: at least one line of text is needed")
                 self.parts.append((source.path, count))
         if most is None:
-            self.sha256 = [file.sha256 for side in zip(*text.files) for file in side]
+            self.sha256 = [file.sha256 for side in zip(*files) for file in side]
         else:
             self.sha256 = [hashlib.sha256(path.read_bytes()).hexdigest() for path in self._paths]
         """SHA-256 of each file, sources then targets; with `most`, of the two copies."""

@@ -133,7 +133,8 @@ def _fetch(
                     continue
                 if answer.status_code not in (200, 206):
                     raise _UnavailableError(f"{answer.status_code} {answer.reason}")
-                if answer.status_code == 200 or _first(answer) != begin:
+                resumes = answer.headers.get("Content-Range", "").startswith(f"bytes {begin}-")
+                if answer.status_code == 200 or not resumes:
                     begin = 0
                 total = _total(answer)
                 done = _receive(_raw(answer), part, begin, total, progress)
@@ -177,12 +178,6 @@ def _raw(answer: "requests.Response") -> Iterator[bytes]:
     read = getattr(raw, "read1", raw.read)  # urllib3 before 2.3 waits for a whole block
     while block := read(_BLOCK, decode_content=False):
         yield block
-
-
-def _first(answer: "requests.Response") -> int:
-    """Offset of a partial response; -1 if the response has none."""
-    match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-    return int(match[1]) if match else -1
 
 
 def _total(answer: "requests.Response") -> int | None:

@@ -37,18 +37,6 @@ class Lexicon:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """All (source token, target token) links within some sentence pairs."""
-
-    entries: np.ndarray
-    """(L,) token pair of each link: first the key source * targets + target, then its index among all keys."""
-    positions: np.ndarray
-    """(L,) int32: target position of each link."""
-    count: int
-    """Number of target positions."""
-
-
 def estimate(pairs: ParallelTokens, source_size: int, target_size: int, iterations: int = 5) -> Lexicon:
     """Estimate the lexicon of all pairs. Takes about 20 bytes per link.
 
@@ -58,18 +46,18 @@ def estimate(pairs: ParallelTokens, source_size: int, target_size: int, iteratio
         raise ValueError(f"iterations is {iterations}, must be at least 1")
     null = source_size
     chunks = [_links(pairs.part(*part), null, target_size) for part in _parts(pairs)]
-    keys = np.unique(np.concatenate([np.unique(each.entries) for each in chunks] or [np.empty(0, np.int64)]))
+    keys = np.unique(np.concatenate([np.unique(linked) for linked, *_ in chunks] or [np.empty(0, np.int64)]))
     chunks = [
-        _Chunk(np.searchsorted(keys, each.entries).astype(np.int32), each.positions, each.count) for each in chunks
+        (np.searchsorted(keys, linked).astype(np.int32), positions, length) for linked, positions, length in chunks
     ]
     sources, targets = np.divmod(keys, target_size)
     probabilities = np.ones(len(keys))
     for _ in range(iterations):
         counts = np.zeros(len(keys))
-        for each in chunks:
-            shares = probabilities[each.entries]
-            shares /= np.bincount(each.positions, shares, each.count)[each.positions]
-            counts += np.bincount(each.entries, shares, len(keys))
+        for entries, positions, length in chunks:
+            shares = probabilities[entries]
+            shares /= np.bincount(positions, shares, length)[positions]
+            counts += np.bincount(entries, shares, len(keys))
         probabilities = counts / np.bincount(sources, counts, null + 1)[sources]
     order = np.lexsort((-probabilities, sources))
     order = order[sources[order] != null]
@@ -95,7 +83,9 @@ def _parts(pairs: ParallelTokens) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _links(pairs: ParallelTokens, null: int, target_size: int) -> _Chunk:
+def _links(pairs: ParallelTokens, null: int, target_size: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """All links of a source to a target token within these pairs: their keys source * target_size + target (L,), the
+    target's positions (L,) int32, and the number of positions."""
     sources = [np.append(pairs.source(i), null).astype(np.int64) for i in range(len(pairs))]
     targets = np.concatenate([pairs.target(i).astype(np.int64) for i in range(len(pairs))])
     lengths = np.array([len(each) for each in sources])
@@ -103,5 +93,5 @@ def _links(pairs: ParallelTokens, null: int, target_size: int) -> _Chunk:
     first = np.repeat(np.cumsum(lengths) - lengths, pairs.target_lengths)
     positions = np.repeat(np.arange(len(targets), dtype=np.int32), per_position)
     within = np.arange(len(positions)) - np.repeat(np.cumsum(per_position) - per_position, per_position)
-    entries = np.concatenate(sources)[first[positions] + within] * target_size + targets[positions]
-    return _Chunk(entries, positions, len(targets))
+    keys = np.concatenate(sources)[first[positions] + within] * target_size + targets[positions]
+    return keys, positions, len(targets)

@@ -18,7 +18,7 @@ import numpy as np
 
 from fasttfm.config.checks import Count, Range, check_flags
 from fasttfm.data import prepared
-from fasttfm.data.corpus import ParallelText, StoredText
+from fasttfm.data.corpus import FilePair, StoredText, file_pairs
 from fasttfm.data.filters import RULES, Filter, check_script, repeated_pairs
 from fasttfm.data.tokenizer import ModelType, Normalization, Tokenizer, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
@@ -118,8 +118,8 @@ def prepare(
             raise UserError(f"{path}: is in the directory that --out replaces: choose another --out")
     invalid = (options.replace_invalid, "correct it, or use --replace-invalid to read such bytes as U+FFFD")
     texts = {
-        "train": ParallelText(sources, targets, *invalid),
-        "valid": ParallelText(valid_sources, valid_targets, *invalid),
+        "train": file_pairs(sources, targets, *invalid),
+        "valid": file_pairs(valid_sources, valid_targets, *invalid),
     }
     with replacing(out, "preparing data into it", "prepared pairs") as fresh:
         most = {"train": options.subset, "valid": None}
@@ -161,13 +161,13 @@ def _load_models(models: Sequence[Path]) -> list[Tokenizer]:
 
 
 def _warn_of_text(
-    name: str, text: ParallelText, stored: StoredText, normalization: str, say: Callable[[str], None]
+    name: str, text: Sequence[FilePair], stored: StoredText, normalization: str, say: Callable[[str], None]
 ) -> None:
     half = len(stored.sha256) // 2
     if stored.sha256[:half] == stored.sha256[half:]:
-        source, target = text.files[0]
+        source, target = text[0]
         say(f"warning: {name}: source and target are the same text ({source.path} and {target.path})")
-    for file in itertools.chain.from_iterable(text.files):
+    for file in itertools.chain.from_iterable(text):
         if file.replaced:
             say(
                 f"warning: {file.path}: {counted(len(file.replaced), 'line')} with invalid UTF-8, read as U+FFFD; the "

@@ -279,7 +279,11 @@ def id_dtype(vocab_size: int) -> np.dtype:
 def _load_pairs(path: Path, split: str, *vocab_sizes: int) -> ParallelTokens:
     sides = [load_ids(path, f"{split}.{side}") for side in ("src", "tgt")]
     for (ids, _), size in zip(sides, vocab_sizes):
-        _refuse_other_tokens(ids, size)
+        # one pass over data that training reads anyway; otherwise the embedding would fail in the middle of an epoch
+        for block in ids.blocks():
+            if not 0 <= int(block.min()) <= int(block.max()) < size:
+                wrong = int(block.max() if block.max() >= size else block.min())
+                raise UserError(f"{ids.path}: contains token {wrong}, but the vocabulary has {size:,}: {PREPARE_AGAIN}")
     try:
         pairs = ParallelTokens(*sides[0], *sides[1])
     except ValueError as error:
@@ -297,16 +301,6 @@ def load_ids(path: Path, name: str) -> tuple[StoredIds, StoredIds]:
     if count < 2 or offsets[:1][0] != 0 or offsets[count - 1 :][0] != len(ids):
         raise UserError(f"{ids.path}: does not match its offsets: {PREPARE_AGAIN}")
     return ids, offsets
-
-
-def _refuse_other_tokens(ids: StoredIds, vocab_size: int) -> None:
-    # one pass over data that training reads anyway; otherwise the embedding would fail in the middle of an epoch
-    for block in ids.blocks():
-        if not 0 <= int(block.min()) <= int(block.max()) < vocab_size:
-            wrong = int(block.max() if block.max() >= vocab_size else block.min())
-            raise UserError(
-                f"{ids.path}: contains token {wrong}, but the vocabulary has {vocab_size:,}: {PREPARE_AGAIN}"
-            )
 
 
 def _load(path: Path, dtypes: tuple[type, ...]) -> StoredIds:

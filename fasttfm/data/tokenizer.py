@@ -116,20 +116,18 @@ class Tokenizer:
         Raises UserError for a missing or damaged file.
         """
         model = read_content(Path(path), "no such SentencePiece model")
-        vocabulary_path = vocabulary_file(path)
-        if not vocabulary_path.exists():
+        vocabulary, vocabulary_path = None, vocabulary_file(path)
+        remedy = "prepare the data again, or copy the file again"
+        if vocabulary_path.exists():
+            remedy = "import the model again"
             try:
-                return cls(model)
-            except ValueError as error:
-                raise UserError(f"{path}: {error}: prepare the data again, or copy the file again") from None
-        try:
-            vocabulary = cls.vocabulary_kind(**{**parse_json(vocabulary_path.read_bytes(), dict), **changes})
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{vocabulary_path}: is damaged ({error}): import the model again") from None
+                vocabulary = cls.vocabulary_kind(**{**parse_json(vocabulary_path.read_bytes(), dict), **changes})
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{vocabulary_path}: is damaged ({error}): {remedy}") from None
         try:
             return cls(model, vocabulary)
         except ValueError as error:
-            raise UserError(f"{path}: {error}: import the model again") from None
+            raise UserError(f"{path}: {error}: {remedy}") from None
 
     def save(self, path: Path | str) -> None:
         """Write the model, and next to it the vocabulary, if any."""

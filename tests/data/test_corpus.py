@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttfm.data.corpus import ParallelText, StoredText, TextFile, decode_lines, read_lines
+from fasttfm.data.corpus import StoredText, TextFile, decode_lines, file_pairs, read_lines
 from fasttfm.errors import UserError
 
 
@@ -127,7 +127,7 @@ def test_empty_files_and_unequal_line_counts_are_refused(tmp_path: Path, source_
     source.write_text("x\n" * source_lines)
     target.write_text("y\n" * target_lines)
     with pytest.raises(UserError, match=words):
-        StoredText(ParallelText([source], [target]), tmp_path, "train")
+        StoredText(file_pairs([source], [target]), tmp_path, "train")
 
 
 def test_later_changes_of_a_file_are_neither_hashed_nor_used(tmp_path: Path):
@@ -135,7 +135,7 @@ def test_later_changes_of_a_file_are_neither_hashed_nor_used(tmp_path: Path):
     source.write_text("a\r\n \x0cb\x85\n")
     target.write_text("c\nd\n")
     before = hashlib.sha256(source.read_bytes()).hexdigest()
-    stored = StoredText(ParallelText([source], [target]), tmp_path, "train")
+    stored = StoredText(file_pairs([source], [target]), tmp_path, "train")
     source.write_text("other\nlines\nand more of them\n")
     assert stored.sha256[0] == before
     assert [pair.source for pair in stored] == ["a", " \x0cb\x85"]
@@ -147,10 +147,10 @@ def test_several_files_are_one_corpus_with_line_numbers_per_file(tmp_path: Path)
     contents = {"a.en": "1\n2\n", "b.en": "3\n", "a.de": "eins\nzwei\n", "b.de": "drei\n"}
     for name, lines in contents.items():
         (tmp_path / name).write_text(lines)
-    text = ParallelText([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.de", tmp_path / "b.de"])
+    text = file_pairs([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.de", tmp_path / "b.de"])
     stored = StoredText(text, tmp_path, "train")
     assert len(stored) == 3
-    for each in (text, stored, stored):
+    for each in (stored, stored):
         assert [(pair.source, pair.target, pair.file.name, pair.line) for pair in each] == [
             ("1", "eins", "a.en", 1),
             ("2", "zwei", "a.en", 2),
@@ -158,4 +158,4 @@ def test_several_files_are_one_corpus_with_line_numbers_per_file(tmp_path: Path)
         ]
     assert stored.sha256 == [hashlib.sha256(lines.encode()).hexdigest() for lines in contents.values()]
     with pytest.raises(UserError, match="2 source files but 1 target file:"):
-        ParallelText([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.de"])
+        file_pairs([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.de"])
