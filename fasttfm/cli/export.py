@@ -43,16 +43,13 @@ def add_check(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the directory and print notes on how to use it with the other tool."""
     from fasttfm.convert.check import check
-    from fasttfm.convert.exchange import add_notes, load
-    from fasttfm.system.folders import replacing
+    from fasttfm.convert.exchange import exporting, load
 
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)
-    with replacing(args.out, "exporting a model into it", "exported model") as replacement:
-        notes = module.export(model, replacement.path)
-        if args.check:
-            notes = [*notes, *check(model, args.format, replacement.path)]
-        add_notes(replacement.path, [f"exported from {args.model.absolute().name} ({args.format})", *notes])
+    with exporting(args.out) as (folder, card):
+        notes = [*module.export(model, folder), *(check(model, args.format, folder) if args.check else [])]
+        card += [f"exported from {args.model.absolute().name} ({args.format})", *notes]
     Output.of(args, "export").result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
         out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=notes,

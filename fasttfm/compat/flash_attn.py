@@ -51,7 +51,7 @@ def flash_attn_func(
     lengths = q.shape[1], k.shape[1]
     options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap}
     options |= scoring(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0])
-    seed = _seed(q, dropout_p)
+    seed = draw_seed(q.device) if dropout_p else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     output = attention(q, k, v, dropout_p=dropout_p, seed=seed, deterministic=deterministic, **options).transpose(1, 2)
     return (output, *probabilities(q, k, None, dropout_p, seed, options)) if return_attn_probs else output
@@ -138,14 +138,10 @@ def flash_attn_varlen_func(
     lengths, surplus = (max_seqlen_q, max_seqlen_k), surplus_of(cu_seqlens_q, cu_seqlens_k)
     options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap}
     options |= scoring(name, causal, window_size, lengths, alibi_slopes, surplus)
-    seed = _seed(q, dropout_p)
+    seed = draw_seed(q.device) if dropout_p else None
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, *lengths)
     output = varlen_attention(q, k, v, *sequences, dropout_p=dropout_p, seed=seed, **options)
     return (output, *packed_probabilities(q, k, sequences, dropout_p, seed, options)) if return_attn_probs else output
-
-
-def _seed(like: Tensor, dropout_p: float) -> Tensor | None:
-    return draw_seed(like.device) if dropout_p else None
 
 
 @own_names(

@@ -11,7 +11,8 @@ Not run on a GPU: tests/compat/test_sdpa.py runs the same operators and their gr
 """
 
 import math
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +28,6 @@ _LOG2E = math.log2(math.e)
 _Forward = tuple[Tensor, Tensor, None, None, int, int, Tensor, Tensor, Tensor]
 
 
-class _Handle(NamedTuple):
-    """Keeps the kernels registered in torch's dispatcher until torch calls remove()."""
-
-    library: torch.library.Library
-
-    def remove(self) -> None:
-        self.library._destroy()
-
-
 def register() -> None:
     """Register fasttfm for torch.nn.attention.activate_flash_attention_impl(). Raises UserError if torch is too old."""
     if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
@@ -45,12 +37,12 @@ def register() -> None:
     torch.nn.attention.register_flash_attention_impl(NAME, register_fn=activate)
 
 
-def activate(key: str = "CUDA") -> _Handle:
-    """Override torch's forward and backward operators for a dispatch key; called by torch."""
+def activate(key: str = "CUDA") -> Any:
+    """Override torch's forward and backward operators for a dispatch key, until torch calls the result's remove()."""
     library = torch.library.Library("aten", "IMPL", key)
     library.impl("_scaled_dot_product_flash_attention", forward, key)
     library.impl("_scaled_dot_product_flash_attention_backward", backward, key)
-    return _Handle(library)
+    return SimpleNamespace(remove=library._destroy)
 
 
 def forward(

@@ -27,7 +27,7 @@ except ImportError:
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.convert.auto_model_config import FasttfmConfig
-from fasttfm.convert.exchange import generation_settings
+from fasttfm.convert.exchange import generation_settings, shapes
 from fasttfm.convert.padding import Rows
 from fasttfm.convert.tokenizer_json import write_tokenizer
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -154,9 +154,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         if (folder / CONFIG_FILE).exists():
             raise UserError(f"{folder}: is a model directory of fasttfm train: choose another one")
         weights: Mapping[str, Tensor] = model_weights(self.model)
-        with torch.device("meta"):
-            if weights.keys() != model_weights(Transformer(self.config.transformer())).keys():
-                raise ValueError("the model has adapters in it: save them by PEFT, or merge_and_unload() before")
+        if weights.keys() != shapes(self.config.transformer()).keys():
+            raise ValueError("the model has adapters in it: save them by PEFT, or merge_and_unload() before")
         folder.mkdir(parents=True, exist_ok=True)
         if state_dict is not None:  # weights gathered by a wrapper such as FSDP
             gathered = {name.removeprefix("model."): each for name, each in state_dict.items()}
@@ -235,12 +234,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        encoder_outputs: Any = None,
-        attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         cache: GenerationCache | None = None,
         past_key_values: GenerationCache | None = None,
-        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the arguments of forward() for a step; the name `kwargs` lets generate() take forward()'s options."""
@@ -250,11 +246,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
         return {
             "decoder_input_ids": input_ids if cache is None else input_ids[:, cache.length :],
-            "encoder_outputs": encoder_outputs,
-            "attention_mask": attention_mask,
             "decoder_attention_mask": decoder_attention_mask,
             CACHE: cache,
-            "use_cache": use_cache,
+            **{name: kwargs.get(name) for name in ("encoder_outputs", "attention_mask", "use_cache")},
         }
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:

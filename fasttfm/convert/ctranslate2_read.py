@@ -253,8 +253,7 @@ def _config(
         scale = _embedding_scale(variables.get(f"{side}/scale_embeddings"), width)
         if abs(scale - width**0.5) > 1e-2:
             raise UserError(f"the {side}'s embeddings are scaled by {scale:g}: only sqrt(d_model) is supported")
-    for name in ("encoder/layernorm_embedding/gamma", "decoder/layernorm_embedding/gamma"):
-        if name in variables:
+        if f"{side}/layernorm_embedding/gamma" in variables:
             raise UserError("a LayerNorm behind the embedding (BART) is not supported")
     layers = [sum(f"{side}/layer_{i}/ffn/linear_0/bias" in variables for i in range(999)) for side in _SIDES]
     activation = int(variables.get("decoder/activation", np.int8(0)))

@@ -104,20 +104,15 @@ def export(model: Model, folder: Path) -> list[str]:
     return write_tokenizer(model.source_tokenizer, folder, "end")
 
 
-def add_notes(folder: Path, lines: Sequence[str]) -> None:
-    """Append the notes of an export to the model card, README.md."""
-    path = folder / "README.md"
-    card = path.read_text(encoding="utf-8") if path.exists() else "# Model exported by fasttfm\n"
-    write_file(path, "\n".join([card, "## Export", "", *(f"- {line}" for line in lines), ""]).encode())
-
-
 @contextmanager
 def exporting(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a new directory that replaces `folder` on exit, and a list for notes, which go to its model card."""
+    """Yield a new directory that replaces `folder` on exit, and a list for notes, which go to its README.md."""
     notes: list[str] = []
     with replacing(folder, "exporting a model into it", "exported model") as fresh:
         yield fresh.path, notes
-        add_notes(fresh.path, notes)
+        path = fresh.path / "README.md"
+        card = path.read_text(encoding="utf-8") if path.exists() else "# Model exported by fasttfm\n"
+        write_file(path, "\n".join([card, "## Export", "", *(f"- {note}" for note in notes), ""]).encode())
 
 
 @contextmanager

@@ -258,7 +258,12 @@ class Dictionary:
 
         file: a SentencePiece model, or with a language (of Moses' rules) BPE codes.
         """
-        self._refuse_other_joins(language is not None)
+        joined = self._share(lambda piece: piece.endswith(JOINED))
+        if (joined > _MIN_JOINED) != (language is not None):
+            what = "of subword-nmt or fastBPE: give their --codes instead of --spm"
+            if language is not None:
+                what = "not of subword-nmt or fastBPE: give --spm instead of --codes"
+            raise UserError(f"{self.path}: {joined:.0%} of its tokens end in {JOINED}: it is {what}")
         pieces = self.arrangement.pieces(self.pieces)
         if language is None:
             vocabulary = Vocabulary(pieces=pieces, prefix=[], silent=["<s>"])
@@ -273,15 +278,6 @@ class Dictionary:
                 "it belongs to another corpus"
             )
         return tokenizer
-
-    def _refuse_other_joins(self, has_codes: bool) -> None:
-        """Raise UserError if codes are given for SentencePiece pieces, or a SentencePiece model for BPE pieces."""
-        joined = self._share(lambda piece: piece.endswith(JOINED))
-        problem = f"{self.path}: {joined:.0%} of its tokens end in {JOINED}"
-        if joined > _MIN_JOINED and not has_codes:
-            raise UserError(f"{problem}: it is of subword-nmt or fastBPE: give their --codes instead of --spm")
-        if joined <= _MIN_JOINED and has_codes:
-            raise UserError(f"{problem}: it is not of subword-nmt or fastBPE: give --spm instead of --codes")
 
     def _share(self, condition: Callable[[str], bool]) -> float:
         """Return the share of the tokens whose piece meets the condition."""

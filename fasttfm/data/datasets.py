@@ -37,7 +37,6 @@ class CorpusPart:
     """A parallel corpus in one archive, or in one file per side."""
 
     files: tuple[RemoteFile, ...]
-    """One archive, or one file per side."""
     member: str = ""
     """Archive member of a side; {language} stands for its code."""
     other: str = ""
@@ -99,7 +98,6 @@ def fetch_dataset(
     mirrors: Sequence[str] = (),
     say: Callable[[str], None] = print,
     progress: Callable[[str], Callable[[int, int | None], None]] = lambda name: lambda done, total: None,
-    known: dict[str, Dataset] = DATASETS,
 ) -> Texts:
     """Download missing files and write a dataset's text, unless all of it exists.
 
@@ -108,11 +106,11 @@ def fetch_dataset(
     """
     if name == DEMO:
         return demo_texts(data_dir / name)
-    if name not in known:
-        raise UserError(f"--dataset {name}: one of {', '.join([*known, DEMO])} is allowed")
-    dataset = known[name]
+    if name not in DATASETS:
+        raise UserError(f"--dataset {name}: one of {', '.join([*DATASETS, DEMO])} is allowed")
+    dataset = DATASETS[name]
     folder, downloads = data_dir / name, data_dir / "downloads"
-    if (existing := existing_texts(name, data_dir, known=known)) is not None:
+    if (existing := existing_texts(name, data_dir)) is not None:
         say(f"{folder} already contains {name}")
         return existing
     texts = _texts(dataset, folder)
@@ -142,10 +140,10 @@ def demo_texts(folder: Path, test: str = DEMO) -> Texts:
     return Texts(([train[0]], [train[1]]), ([valid[0]], [valid[1]]), {test: held_out})
 
 
-def existing_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASETS) -> Texts | None:
+def existing_texts(name: str, data_dir: Path) -> Texts | None:
     """The text of a dataset if it is complete; None if it must be downloaded."""
     folder = data_dir / name
-    texts = _texts(known[name], folder)
+    texts = _texts(DATASETS[name], folder)
     paths = [path for side in (*texts.train, *texts.valid) for path in side]
     paths += [path for pair in texts.tests.values() for path in pair]
     settled(folder)

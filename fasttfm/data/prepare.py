@@ -125,7 +125,7 @@ def prepare(
         most = {"train": options.subset, "valid": None}
         tags = {"train": options.source_tags, "valid": options.valid_source_tags}
         stored = {name: StoredText(text, fresh.path, name, most[name], tags[name]) for name, text in texts.items()}
-        say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
+        say(f"{counted(len(stored['train']), 'training pair')}, {counted(len(stored['valid']), 'validation pair')}")
         for name in texts:
             _warn_of_text(name, texts[name], stored[name], options.normalization, say)
         tokenizers = _load_models(models)
@@ -144,9 +144,6 @@ def prepare(
         for text in stored.values():
             text.delete()
     say(f"{out} is ready: fasttfm train --data {out} …")
-
-
-_NOUNS = {"train": "training", "valid": "validation"}
 
 
 def _load_models(models: Sequence[Path]) -> list[Tokenizer]:

@@ -13,7 +13,6 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -183,10 +182,6 @@ class Tokenizer:
         self._refuse_imported()
         return _spans(self._processor, "Encode", characters(text).translate(_HIDE), text)
 
-    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a line, and their spans()."""
-        return self.encode(text), self.spans(text)
-
     def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
         """Begin and end of each id in characters of decode(ids), as in spans()."""
         self._refuse_imported()
@@ -269,40 +264,34 @@ def train_tokenizer(
             raised.append(error)
             raise
 
-    with tempfile.TemporaryDirectory() as folder, _translated_errors(raised, vocab_size):
+    with tempfile.TemporaryDirectory() as folder:
         if normalization == "nfc":
             rules = {"normalization_rule_tsv": str(Path(folder) / "nfc.tsv")}
             Path(rules["normalization_rule_tsv"]).write_text(composition_rules(), encoding="ascii")
-        spm.SentencePieceTrainer.Train(
-            sentence_iterator=read(),
-            model_writer=model,
-            model_type=model_type,
-            vocab_size=vocab_size,
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
-            **rules,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            user_defined_symbols=list(symbols),
-            control_symbols=list(controls),
-            remove_extra_whitespaces=not keep_spaces,
-            num_threads=_TRAINER_THREADS,
-            minloglevel=2,
-        )
+        try:
+            spm.SentencePieceTrainer.Train(
+                sentence_iterator=read(),
+                model_writer=model,
+                model_type=model_type,
+                vocab_size=vocab_size,
+                character_coverage=character_coverage,
+                byte_fallback=byte_fallback,
+                **rules,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                user_defined_symbols=list(symbols),
+                control_symbols=list(controls),
+                remove_extra_whitespaces=not keep_spaces,
+                num_threads=_TRAINER_THREADS,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            if raised:  # Ctrl-C, or a file that changed
+                raise raised[0] from None
+            raise _vocabulary_error(str(error), vocab_size) from None
     return Tokenizer(model.getvalue())
-
-
-@contextmanager
-def _translated_errors(raised: list[BaseException], vocab_size: int) -> Iterator[None]:
-    """Replace SentencePiece's RuntimeError by the exception raised while reading lines, or by a UserError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if raised:  # Ctrl-C, or a file that changed
-            raise raised[0] from None
-        raise _vocabulary_error(str(error), vocab_size) from None
 
 
 def coverage_for(distinct_characters: int, vocab_size: int) -> float:

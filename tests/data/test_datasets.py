@@ -80,7 +80,9 @@ SMALL = Dataset(("en", "de"), (TRAIN,), VALID, {"held-out": VALID})
 
 
 def fetch(data_dir: Path, dataset: Dataset = SMALL) -> Texts:
-    return fetch_dataset("small", data_dir, known={"small": dataset}, say=lambda line: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASETS, "small", dataset)
+        return fetch_dataset("small", data_dir, say=lambda line: None)
 
 
 def write_archive(data_dir: Path) -> Path:
