@@ -97,7 +97,7 @@ def read(
             "--dict, and either --spm or --codes: give one file for both sides, or the source's and then the target's"
         )
     settings, weights = load(checkpoint)
-    sides = [Dictionary.read(path) for path in (dictionaries[0], dictionaries[-1])]
+    sides = [Dictionary(path) for path in (dictionaries[0], dictionaries[-1])]
     joint = sides[0].pieces == sides[1].pieces and len(segmenters) == 1
     tables = [weights[f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
     for table, each in zip(tables, sides):
@@ -230,28 +230,24 @@ _MIN_JOINED = 0.02
 class Dictionary:
     """A dict.LANG.txt: pieces and counts of one side."""
 
-    def __init__(self, path: Path, counts: list[tuple[str, int]]) -> None:
-        self.path, self.counts = path, counts
-        self.pieces = [*_SPECIAL, *(piece for piece, _ in counts)]
-        """By id."""
-        self.arrangement = Arrangement(len(self.pieces), pad=PAD, unk=UNK, start=EOS, eos=EOS)
-
-    @classmethod
-    def read(cls, path: Path) -> "Dictionary":
-        """Read dict.LANG.txt; UserError if it is missing or damaged."""
+    def __init__(self, path: Path) -> None:
+        """Read the file; UserError if it is missing or damaged."""
         content = read_content(path, "no such dictionary: fairseq-preprocess wrote it as dict.LANG.txt")
         try:
             lines = content.decode().rstrip("\n").split("\n")
         except UnicodeDecodeError:
             raise UserError(f"{path}: is not UTF-8, so it is not a dictionary of fairseq-preprocess") from None
-        pieces = []
+        self.path = path
+        self.counts: list[tuple[str, int]] = []
         for number, line in enumerate(lines, start=1):
             line = line.removesuffix(" #fairseq:overwrite")
             piece, _, count = line.rpartition(" ")
             if not piece or not count.isdecimal():
                 raise UserError(f"{path}: line {number:,} is not a piece with its count: {line[:60]!r}")
-            pieces.append((piece, int(count)))
-        return cls(path, pieces)
+            self.counts.append((piece, int(count)))
+        self.pieces = [*_SPECIAL, *(piece for piece, _ in self.counts)]
+        """By id."""
+        self.arrangement = Arrangement(len(self.pieces), pad=PAD, unk=UNK, start=EOS, eos=EOS)
 
     def tokenizer(self, file: Path, language: str | None) -> Tokenizer:
         """Load the tokenizer for these pieces; UserError if the file belongs to other pieces.

@@ -205,7 +205,7 @@ def attention_forward(
         attention_mask = _combined(selected.scatter(-1, indices.long(), True)[:, None], attention_mask)
     mask = attention_mask if position_bias is None else _combined(position_bias, attention_mask)
     if sinks is not None:  # differ per query: append a zero key and value whose score is the bias
-        bias = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else _as_floats(mask, query.dtype)
+        bias = _combined(query.new_zeros(1, 1, 1, key.shape[2]), mask)
         rows = torch.broadcast_shapes(bias.shape[:-1], sinks.shape[:-1])
         mask = torch.cat([bias.expand(*rows, -1), sinks.to(bias.dtype).expand(*rows, 1)], -1)
         key, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
@@ -259,11 +259,6 @@ def _combined(first: Tensor, second: Tensor | None) -> Tensor:
         if mask.dtype == torch.bool:
             return bias.masked_fill(~mask, -torch.inf)
     return first + second
-
-
-def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a boolean mask to an additive one."""
-    return mask.new_zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
 
 
 def _weights_collected() -> bool:

@@ -223,7 +223,7 @@ def read_pairs(paths: tuple[Path, Path], members: tuple[str, str]) -> Iterator[t
 
 @contextmanager
 def _opened(path: Path, member: str) -> Iterator[BinaryIO]:
-    if not member or path.suffix not in (".tgz", ".tar", ".gz") or path.name == member:
+    if not member:
         with path.open("rb") as stream:
             yield stream
         return
