@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import json
 import logging
 import os
 import sys
@@ -76,8 +75,6 @@ def _parser() -> Parser:
     add("--out", type=Path, metavar="DIR", help="folder for records (default: benchmarks/results; none with --smoke)")
     add("--threads", type=THREADS, help="CPU threads (default: one per core)")
     add("--seed", type=int, default=0, help="seed of the inputs (default: %(default)s)")
-    add("--quiet", action="store_true", help="print only record files, warnings and errors")
-    add("--json", action="store_true", help="print records as JSON lines on stdout, everything else on stderr")
     add("--list", action="store_true", help="list the cases and exit")
     return parser
 
@@ -143,13 +140,8 @@ def summary(rows: Sequence[Record]) -> str:
     return "; ".join(parts)
 
 
-def run_cases(
-    cases: Sequence[Case], setting: Setting, out: Path | None, *, quiet: bool = False, as_json: bool = False
-) -> int:
-    """Runs the cases and writes the rows of each to a file in `out` as it ends. Returns 1 if a case raised.
-
-    quiet: no progress lines. as_json: prints rows as JSON lines on stdout, everything else on stderr.
-    """
+def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
+    """Runs the cases and writes the rows of each to a file in `out` as it ends. Returns 1 if a case raised."""
     import torch
 
     from benchmarks.measure import clocks, harness, machine, records
@@ -158,18 +150,12 @@ def run_cases(
     keep_freed_memory()
     warnings.simplefilter("ignore")  # the row has the reason of a refusal
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    device_clocks = clocks.Clocks(setting.device)
     ceiling = clocks.ceilings(setting)
     described = machine.describe()  # after the ceilings: an idle device reports idle clocks
-    console = sys.stderr if as_json else sys.stdout
-
-    def note(line: str) -> None:
-        if not quiet:
-            print(line, file=console, flush=True)
-
-    note(
+    print(
         f"{machine.machine_name(described)}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
-        f"{ceiling.bandwidth / 1e9:.3g} GB/s, products {ceiling.flops / 1e12:.3g} TFLOP/s"
+        f"{ceiling.bandwidth / 1e9:.3g} GB/s, products {ceiling.flops / 1e12:.3g} TFLOP/s",
+        flush=True,
     )
     began = time.monotonic()
     files: dict[Path, None] = {}
@@ -178,13 +164,13 @@ def run_cases(
     for number, case in enumerate(cases, 1):
         minutes = (time.monotonic() - began) * (len(cases) - number + 1) / max(number - 1, 1) / 60
         left = f", about {minutes:.0f} min left" if number > 1 else ""
-        note(f"[{number}/{len(cases)}{left}] {case.group} {case.title}")
+        print(f"[{number}/{len(cases)}{left}] {case.group} {case.title}", flush=True)
         in_dtype = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
         try:
             rows = harness.run(
                 case,
                 setting,
-                device_clocks.of(case),
+                clocks.clock_of(case, setting.device),
                 SECONDS[setting.level],
                 ceilings=clocks.ceilings(in_dtype),
                 machine=described,
@@ -198,14 +184,12 @@ def run_cases(
             file = out / records.file_name(case.group, described)
             records.write(file, rows)
             files[file] = None
-        note(f"    {summary(rows)}")
-        for row in rows if as_json else ():
-            print(json.dumps(row), flush=True)
+        print(f"    {summary(rows)}", flush=True)
         timed += [row for row in rows if row["time_us"]]
     if noisy := sum(row["noisy"] for row in timed):
-        print(f"{noisy} of {len(timed)} {_NOISE}", file=console)
+        print(f"{noisy} of {len(timed)} {_NOISE}")
     for file in files:
-        print(f"kept in {file}", file=console)
+        print(f"kept in {file}")
     if broken:
         print(f"{broken} of {len(cases)} cases raised an error (see above)", file=sys.stderr)
     return 1 if broken else 0
@@ -230,7 +214,7 @@ def _main(argv: Sequence[str] | None) -> int:
     out = args.out or (None if setting.level == "smoke" else RESULTS)
     if out is not None:
         command.writable(out)
-    status = run_cases(cases, setting, out, quiet=args.quiet, as_json=args.json)
+    status = run_cases(cases, setting, out)
     if args.full and not args.groups and not args.only:
         from benchmarks import end_to_end
 

@@ -116,22 +116,17 @@ def prepare(name: str, text: Path, work: Path) -> Path:
     return data
 
 
-def source_lines(text: Path, test: str) -> bytes:
-    """Source side of the test set."""
+def test_set(name: str, text: Path, test: str) -> tuple[bytes, Path]:
+    """Source side of a test set, and the file of its references."""
     source = _file(text, f"{test}.en")
     with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as lines:
-        return lines.read()
+        return lines.read(), _file(text, f"{test}.{CORPORA[name].target}")
 
 
-def reference_of(name: str, text: Path, test: str) -> Path:
-    """File of the test set's references."""
-    return _file(text, f"{test}.{CORPORA[name].target}")
-
-
-def scored(name: str, text: Path, output: Path, test: str) -> dict[str, Any]:
+def scored(name: str, output: Path, reference: Path) -> dict[str, Any]:
     """Scores of the test set's translations in `output`, by `fasttfm score`."""
     with output.open("rb") as hypotheses:
-        score = ["score", "--ref", str(reference_of(name, text, test)), *CORPORA[name].score, "--json"]
+        score = ["score", "--ref", str(reference), *CORPORA[name].score, "--json"]
         return parse_json(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
 
 
@@ -163,9 +158,8 @@ def run(name: str, text: Path, work: Path, more: Sequence[str], test: str | None
     """Prepares, trains, translates a test set, by default the corpus's, and scores it. Returns the record without the
     machine."""
     corpus, model, output = CORPORA[name], work / "model", work / "output.txt"
-    stem = test or corpus.test
-    lines = source_lines(text, stem)  # before minutes of training, which a missing file would waste
-    reference_of(name, text, stem)
+    # before minutes of training, which a missing file would waste
+    lines, reference = test_set(name, text, test or corpus.test)
     resumes = model.exists()
     marks = [time.perf_counter()]
     data = prepare(name, text, work)
@@ -176,7 +170,7 @@ def run(name: str, text: Path, work: Path, more: Sequence[str], test: str | None
     with output.open("wb") as out:
         fasttfm(["translate", str(model), *corpus.translate], input=lines, stdout=out)
     marks.append(time.perf_counter())
-    scores = scored(name, text, output, stem)
+    scores = scored(name, output, reference)
     marks.append(time.perf_counter())
     seconds = dict(zip(STEPS, (end - begin for begin, end in itertools.pairwise(marks))))
     return {
@@ -193,8 +187,7 @@ def run(name: str, text: Path, work: Path, more: Sequence[str], test: str | None
 def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[str] = ()) -> dict[str, Any]:
     """run() with the plain torch.nn trainer; the record's corpus is "NAME, torch.nn". more: trainer arguments."""
     out, output = work / "torch.nn", work / "output-torch.nn.txt"
-    lines = source_lines(text, CORPORA[name].test)
-    reference_of(name, text, CORPORA[name].test)
+    lines, reference = test_set(name, text, CORPORA[name].test)
     data = prepare(name, text, work)
     preset = CORPORA[name].train[CORPORA[name].train.index("--preset") + 1]
     options = ["--preset", preset, "--minutes", f"{minutes:g}", "--seed", "1", *more]
@@ -211,7 +204,7 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
         "corpus": f"{name}, torch.nn",
         "train_command": " ".join(["python", *command]),
         "translate_seconds": log[-1]["translate_seconds"],
-        **scored(name, text, output, CORPORA[name].test),
+        **scored(name, output, reference),
         **training_fields(log),
         "training_minutes": round(end["seconds"] / 60, 1),
         "updates": end["step"],

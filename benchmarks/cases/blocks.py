@@ -62,14 +62,14 @@ def layer(
             nn.init.normal_(parameter, std=d_model**-0.5 if parameter.dim() > 1 else 0.5)
 
         def layers(p: float) -> Mapping[str, Provider | Absent]:
-            theirs = copy.deepcopy(plain)
-            _set_dropout(theirs, p)
-            ours = [getattr(fnn, kind)(d_model, heads, 4 * d_model, p, **options) for _ in range(2)]
-            for layer in ours:
+            ours, in_packing, theirs = (
+                getattr(package, kind)(d_model, heads, 4 * d_model, p, **options) for package in (fnn, fnn, nn)
+            )
+            for layer in (ours, in_packing, theirs):
                 layer.load_state_dict(plain.state_dict())
             result: dict[str, Any] = {
-                peers.OURS: _Layer(ours[0], padding),
-                PACKED: _Packed(ours[1], padding),
+                peers.OURS: _Layer(ours, padding),
+                PACKED: _Packed(in_packing, padding),
                 peers.TORCH_NN: _Layer(theirs, padding),
             }
             if compile:
@@ -162,14 +162,6 @@ class _Packed(nn.Module):
         memory = self.packing.pack(memory)
         y = self.layer(x, memory, tgt_is_causal=True, packing=self.packing, memory_packing=self.packing)
         return self.packing.unpack(y)
-
-
-def _set_dropout(layer: nn.Module, p: float) -> None:
-    for module in layer.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = p
-        elif isinstance(module, nn.MultiheadAttention):
-            module.dropout = p
 
 
 class _HuggingFace(nn.Module):

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm.kernels.proof.costs import Cost
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def case(
@@ -31,7 +28,7 @@ def operator(
     inputs: Callable[[int], tuple[Any, ...]],
     ours: Mapping[str, Provider],
     eager: Provider,
-    others: Mapping[str, Callable[..., Provider]] = _NONE,
+    others: Mapping[str, Callable[..., Provider]] = {},
     *,
     least_level: str = "standard",
     **options: Any,

@@ -66,19 +66,14 @@ class EventClock(DeviceClock):
         return count_launches(run)
 
 
-class Clocks:
-    """Clocks of one device, created on first use."""
+@functools.cache
+def _clock(device: torch.device, events: bool) -> Clock:
+    return EventClock(device) if events else HostClock(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._made: dict[bool, Clock] = {}
 
-    def of(self, case: Case) -> Clock:
-        """Device events for kernels and blocks on a GPU; the host clock for whole steps and on a CPU."""
-        events = self._device.type == "cuda" and case.passes in PURE_PASSES
-        if events not in self._made:
-            self._made[events] = EventClock(self._device) if events else HostClock(self._device)
-        return self._made[events]
+def clock_of(case: Case, device: torch.device) -> Clock:
+    """Device events for kernels and blocks on a GPU; the host clock for whole steps and on a CPU."""
+    return _clock(device, device.type == "cuda" and case.passes in PURE_PASSES)
 
 
 def count_launches(run: Callable[[], Any]) -> int | None:
@@ -117,7 +112,7 @@ def ceilings(setting: Setting) -> Machine:
     Measured instead of data-sheet peaks, at this machine's clocks. Both are the best of several runs, so a share above
     1 is an error and not luck.
     """
-    clock: Clock = EventClock(setting.device) if setting.on_gpu else HostClock(setting.device)
+    clock = _clock(setting.device, setting.on_gpu)
     smoke = setting.level == "smoke"
     generator = torch.Generator(setting.device).manual_seed(setting.seed)
     largest = (1 << 29) if setting.on_gpu else (2 << 20 if smoke else last_level_cache())

@@ -17,7 +17,7 @@ import psutil
 import torch
 from psutil import NoSuchProcess, Process
 
-from fasttfm.system.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
+from fasttfm.system.machine import allowed_cores, describe_gpu, processor, processor_units, version
 
 ROOT = Path(__file__).parents[2]
 _NOT_RECORDS = ":(exclude)benchmarks/results"  # new records do not change the measured code
@@ -33,7 +33,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor(),
-        "instruction_sets": instruction_sets(cpuinfo("flags")),
+        "instruction_sets": processor_units(),
         "cores": os.cpu_count(),
         "load": SINCE_START.read(),
         **{package: version(package) for package in ("fasttfm", "torch", "triton")},
@@ -44,15 +44,8 @@ def describe() -> dict[str, Any]:
     return described
 
 
-_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
-"""Instruction sets by which CPU libraries choose their matrix product."""
 _CLASSES = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """Instruction set -> name of its class of machines, widest first."""
-
-
-def instruction_sets(flags: str) -> list[str]:
-    """The instruction sets, among _INSTRUCTION_SETS, in a `flags` line of /proc/cpuinfo."""
-    return [name for name in _INSTRUCTION_SETS if name in flags.split()]
 
 
 def is_cpu(machine: dict[str, Any]) -> bool:

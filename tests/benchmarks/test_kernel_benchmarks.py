@@ -11,13 +11,12 @@ import torch
 from benchmarks.cases import blocks, kernels
 from benchmarks.measure import clocks, harness, machine, providers, records
 from benchmarks.measure.case import LEVELS, Setting
-from benchmarks.measure.clocks import Clocks
+from benchmarks.measure.clocks import clock_of
 from benchmarks.measure.providers import Absent
 from fasttfm.system.timing import measure
 
 SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
 HERE = machine.describe()
-CLOCKS = Clocks(SMOKE.device)
 COMPILED = (providers.COMPILE, providers.FLEX, blocks.COMPILED)
 
 
@@ -33,7 +32,7 @@ def run(case, setting=SMOKE):
     work = case.make()
     work.providers = {name: provider for name, provider in work.providers.items() if name not in COMPILED}
     case = dataclasses.replace(case, make=lambda: work)
-    rows = harness.run(case, setting, CLOCKS.of(case), 0.0, machine=HERE, least_rounds=1)
+    rows = harness.run(case, setting, clock_of(case, setting.device), 0.0, machine=HERE, least_rounds=1)
     return {row["provider"]: row for row in rows}
 
 

@@ -10,7 +10,7 @@ from benchmarks import __main__ as command
 from benchmarks.cases import kernels
 from benchmarks.measure import records
 from benchmarks.measure.case import Setting
-from benchmarks.measure.clocks import Clocks
+from benchmarks.measure.clocks import clock_of
 
 pytestmark = pytest.mark.gpu
 CYCLES = 20_000_000  # ten milliseconds on a clock of two gigahertz
@@ -21,11 +21,9 @@ def clocks():
     device = torch.device("cuda", torch.cuda.current_device())
     setting = Setting(device=device, dtype=torch.float16, level="smoke")
     case = kernels.cases(setting)[0]
-    made = Clocks(device)
-    assert made.of(case).name == "device events"
-    step = dataclasses.replace(case, passes="step")
-    assert made.of(step).name == "host, synchronized"
-    return [made.of(case), made.of(step)]
+    made = [clock_of(each, device) for each in (case, dataclasses.replace(case, passes="step"))]
+    assert [clock.name for clock in made] == ["device events", "host, synchronized"]
+    return made
 
 
 def test_clocks_wait_for_the_device():
