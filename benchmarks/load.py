@@ -52,7 +52,6 @@ class Load:
     """STEADY or MIXED."""
 
     def draw(self, draws: random.Random) -> str:
-        """Draw a kind of request."""
         return draws.choices([*self.kinds], [*self.kinds.values()])[0]
 
     def ask(self, kind: str, draws: random.Random) -> None:
@@ -75,7 +74,6 @@ class Load:
                 raise SystemExit(f"{texts} was answered with {status} {answer[:200]!r}")
 
     def texts(self, kind: str, draws: random.Random) -> list[str]:
-        """Draw the texts of a request."""
         lines = {"short": self.short, "long": self.long, "text": self.long}.get(kind, [*self.short, *self.long])
         drawn = draws.choices(lines, k=_SENTENCES.get(kind, 8))
         return ["\n".join(drawn)] if kind == "text" else drawn

@@ -97,7 +97,6 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
 
 
 def translator_of(kind: str, model: Path) -> Translator:
-    """Translator of one of our providers."""
     translator = Translator.from_directory(model, workers=1)
     translator.config = replace(translator.config, early_stopping=EARLY_STOPPING[kind])
     return translator

@@ -42,7 +42,6 @@ class Epoch:
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Cases of both distributions of lengths."""
     quick, smoke = not setting.at_least("standard"), setting.level == "smoke"
     if setting.on_gpu:
         sizes = [("WMT14-like", synthetic.WMT, "paper-base", 100_000, 25_000, 200_000 if quick else 800_000)]

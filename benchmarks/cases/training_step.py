@@ -47,7 +47,6 @@ _CHECKED = 2_048
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Cases of all models, sizes and shares of padding of the level."""
     full, quick = setting.at_least("full"), not setting.at_least("standard")
     if setting.on_gpu:
         sizes = [("paper-base", 500, 50), *([] if quick else [("paper-big", 500, 50)])]
@@ -99,19 +98,15 @@ class Contenders:
         self.weights = TorchTransformer(self.config).state_dict()
 
     def model(self, kind: type[Model]) -> Model:
-        """A new model on the device."""
         return loaded(kind, self.config, self.weights, self.device)
 
     def ours(self, **options: bool) -> "OurStep":
-        """fasttfm's step; options: of OurStep."""
         return OurStep(self.model(Transformer), self.training, self.device, self.autocast, **options)
 
     def theirs(self, **options: bool) -> Step:
-        """torch.nn's step; options: of Step."""
         return Step(self.model(TorchTransformer), torch_nn.loss, self.training, self.autocast, **options)
 
     def steps(self) -> dict[str, Any]:
-        """Steps by provider."""
         return {peers.OURS: self.ours(), PACKED: self.ours(packed=True), peers.TORCH_NN: self.theirs()}
 
     def loss(self, model: nn.Module, loss: Loss) -> "Checked":

@@ -60,7 +60,6 @@ def _unknown_commit(commit: str) -> bool:
 
 
 def title(record: Record) -> str:
-    """Short description of a record."""
     if "schema" not in record:
         return str(record["benchmark"])
     case = (record["group"], record["case"], shape_text(record["shape"]), record["dtype"], record["pass"])

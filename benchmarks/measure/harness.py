@@ -70,7 +70,6 @@ class Inputs:
         self._untimed: dict[str, int] = {}
 
     def draw(self, i: int) -> tuple:
-        """Draw the i-th inputs."""
         torch.manual_seed(self._seed + i)
         inputs = self._work.inputs(i)
         if self._case.passes == "forward":  # some providers choose a training path if inputs require gradients
@@ -335,13 +334,11 @@ class Trial:
         return done
 
     def _noisy(self) -> bool:
-        """Return whether the runs so far are too noisy."""
         quantiles = (np.quantile(self.entries[name].times, (0.2, 0.5, 0.8)) for name in self.standing())
         return disturbed(self.load) or any(p80 - p20 > MOST_SPREAD * p50 for p20, p50, p80 in quantiles)
 
 
 def _record(trial: Trial, name: str, ceilings: Machine | None, machine: Mapping[str, Any] | None) -> Record:
-    """Record of one provider."""
     case, work, setting, entry, load = trial.case, trial.work, trial.setting, trial.entries[name], trial.load
     timed = entry.status == "timed"
     row: Record = {

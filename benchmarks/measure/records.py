@@ -164,7 +164,6 @@ def write(path: Path, records: list[Record], own: Callable[[Record], object] | N
 
 
 def append(path: Path, record: Record) -> None:
-    """Append a record to a file."""
     validate(record)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as lines:

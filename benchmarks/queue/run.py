@@ -42,7 +42,6 @@ _BEGIN, _END = "<!-- queue -->\n", "<!-- end of queue -->\n"
 
 
 def words(question: Question, results: Path, prepared: Path | None) -> list[str]:
-    """Command line of a question."""
     line = question.command.replace("{results}", shlex.quote(str(results)))
     line = line.replace("{prepared}", shlex.quote(str(prepared or "")))
     first, *others = shlex.split(line)

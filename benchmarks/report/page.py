@@ -33,7 +33,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1)
 
 
 def statuses(rows: pd.DataFrame) -> str:
-    """Numbers of rows by status."""
     if rows.empty:
         return "no rows of the suite"
     parts = [f"{count} {status}" for status, count in rows.status.value_counts().items()]
@@ -126,7 +125,6 @@ def _run(entry: Entry) -> tuple[str, ...]:
 
 
 def _words(command: str) -> str:
-    """A training command without its program."""
     return command.removeprefix("fasttfm train ").removeprefix("python -m benchmarks.peers.")
 
 
@@ -186,7 +184,6 @@ def _days(entries: Sequence[Entry]) -> str:
 
 
 def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> str:
-    """Index of the pages."""
     lines = []
     for name, entries in by_machine.items():
         rows = suite(entries)

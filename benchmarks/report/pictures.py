@@ -35,7 +35,6 @@ Drawn = tuple[Any, plt.Figure]
 
 
 def _bar(row: pd.Series) -> str:
-    """Name of a case's bar."""
     if row.group != "kernels":
         return f"{TITLES[row.group].lower()}: {row.case}, {short_dtype(row['dtype'])}"
     shape = row["shape"]

@@ -76,7 +76,6 @@ def check_folder(folder: Path) -> list[Finding]:
 
 
 def text(findings: Sequence[Finding], folders: Sequence[Path]) -> str:
-    """Format the findings for the terminal."""
     if not findings and folders:
         return f"all files match their digests ({', '.join(map(str, folders))})"
     if not findings:

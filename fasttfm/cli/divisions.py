@@ -36,7 +36,6 @@ class Division(NamedTuple):
         return " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
 
     def of(self, arguments: Sequence[str]) -> list[str]:
-        """Return a command's arguments with these --workers and --threads."""
         return replaced(arguments, {"--workers": str(self.workers), "--threads": str(self.threads)})
 
 

@@ -81,7 +81,6 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """Format the report for the terminal."""
     from fasttfm.system.wording import counted
 
     cpu, device = result["processor"], result["device"]

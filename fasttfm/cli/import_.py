@@ -9,6 +9,7 @@ from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_out
 from fasttfm.cli.paths import INPUT, INPUT_FILE
+from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     from fasttfm.convert.exchange import Model
@@ -58,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the model directory."""
     from fasttfm.convert.check import check
     from fasttfm.convert.exchange import store, warnings_as_lines
-    from fasttfm.errors import UserError
 
     module = importlib.import_module(FORMATS[args.format][0])
     languages = {"source_language": args.source_language, "target_language": args.target_language}
@@ -85,8 +84,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str | None]) -> "Model":
-    from fasttfm.errors import UserError
-
     if args.format == "fairseq":
         return module.read(args.directory, args.dict, args.spm, args.codes, **languages)
     if args.dict or args.spm or args.codes:

@@ -36,7 +36,6 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace, command: str) -> "Output":
-        """Build the output from the parsed --quiet and --json."""
         return cls(command, quiet=args.quiet, as_json=args.json)
 
     def note(self, line: str) -> None:

@@ -183,7 +183,6 @@ THREADS = InRange(1, 1024)
 
 
 def _layer_numbers(text: str) -> list[int]:
-    """Parse the layer numbers of --layers."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -241,7 +240,6 @@ def add_attention_layers(parser: argparse._ActionsContainer) -> None:
 
 
 def add_device(parser: argparse._ActionsContainer) -> None:
-    """Add --device."""
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 
 

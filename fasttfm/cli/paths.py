@@ -73,7 +73,6 @@ class _Given:
     """False for a default."""
 
     def error(self, reason: str, remedy: str = "") -> UserError:
-        """Return an error that names flag and path."""
         return UserError(f"{self.flag} {self.path}: {reason}: {remedy or f'choose another {self.flag}'}")
 
 
@@ -142,10 +141,11 @@ def _refuse_file(output: _Given, given: Sequence[_Given]) -> None:
         raise output.error(f"there is no directory {folder}", f"make it first, {other}")
     if (target.is_file() or not target.exists()) and not os.access(folder, os.W_OK | os.X_OK):
         raise output.error(f"nothing can be written into {folder}", f"allow it, {other}")
-    owned = owner(target)
-    if owned is not None and not (output.kind.own == target.name and target.parent == owned.folder and not owned.lists):
-        kind = "is a file" if target.exists() else "has the name of a file"
-        raise output.error(f"{kind} of {owned.folder}, which this command did not make")
+    if (owned := owner(target)) is not None:
+        owning, is_listed = owned
+        if is_listed or output.kind.own != target.name or target.parent != owning:
+            kind = "is a file" if target.exists() else "has the name of a file"
+            raise output.error(f"{kind} of {owning}, which this command did not make")
     with suppress(OSError):
         if path.stat().st_nlink > 1:
             folders = (each.path for each in given if not each.kind.writes and each.path.is_dir())

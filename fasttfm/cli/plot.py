@@ -30,7 +30,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the picture and print its path."""
     if args.attention is None:
         from fasttfm.training.plots import plot_runs
 

@@ -83,7 +83,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the commands of a recipe in order."""
     from fasttfm.data import datasets
 
     if args.name == "list":

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from fasttfm.cli.output import add_output_flags
 from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import CHECKPOINT, INPUT_FILE
+from fasttfm.errors import UserError
+from fasttfm.system.wording import Tally, counted
 
 if TYPE_CHECKING:
     from fasttfm.data.scoring import Comparison, Score
@@ -62,8 +64,6 @@ def add_arguments(parser: Parser) -> None:
 def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.data.scoring import bleu, chrf, comet, compare, compound_split_bleu, refuse_missing, ter
-    from fasttfm.errors import UserError
-    from fasttfm.system.wording import counted
 
     first, *others = args.ref
     reference = list(read_lines(first))
@@ -120,7 +120,6 @@ def run(args) -> None:
 def _warn_of_unicode_forms(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Warn of translations that differ from their references only in Unicode normalization."""
     from fasttfm.data.unicode_forms import composed
-    from fasttfm.system.wording import Tally
 
     differing = Tally()
     for number, (ours, theirs) in enumerate(zip(hypotheses, references), start=1):
@@ -134,7 +133,6 @@ def _warn_of_unicode_forms(hypotheses: Sequence[str], references: Sequence[str])
 def _tokenizer(name: str, references: Sequence[str]) -> str:
     """Resolve --tokenize; warns if the tokenizer cannot segment the script of the references."""
     from fasttfm.data.scoring import AUTO, TOKENIZERS, script_without_words, tokenizer_of
-    from fasttfm.errors import UserError
 
     if name == AUTO:
         return tokenizer_of(references)

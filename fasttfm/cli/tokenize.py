@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Convert standard input line by line."""
     from fasttfm.data.corpus import decode_lines
     from fasttfm.data.tokenizer import Tokenizer
     from fasttfm.data.tokenizer_files import load_tokenizers

@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, store the result, and print the changes."""
     import torch
 
     from fasttfm.errors import UserError

@@ -19,12 +19,11 @@ from typing import Any
 
 from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.config.kinds import pretrained_kinds
+from fasttfm.config.kinds import TRANSFORMER, pretrained_kinds
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 
-TRANSFORMER = "transformer"
 SECTIONS: dict[str, type] = {
     "model": TransformerConfig,
     "data": DataConfig,
@@ -55,7 +54,6 @@ class Values(dict[str, dict[str, Any]]):
         self.origins = {}
 
     def put(self, name: str, value: Any, location: str) -> None:
-        """Set a field and its origin."""
         self[section_of(name, self.kind)][name] = value
         self.origins[name] = location
 
@@ -102,7 +100,6 @@ def section_of(name: str, kind: str = TRANSFORMER) -> str:
 
 
 def flag_name(name: str) -> str:
-    """The flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 

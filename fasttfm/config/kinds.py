@@ -12,6 +12,8 @@ from typing import Protocol, cast
 
 from fasttfm.errors import UserError
 
+TRANSFORMER = "transformer"
+"""The core's kind."""
 COMMANDS = {
     "lm": "train, evaluate and run a GPT or Llama",
     "mlm": "train and evaluate a BERT, ALBERT or ELECTRA",
@@ -72,7 +74,7 @@ def refuse_missing(words: list[str]) -> None:
 def refuse_unknown(kind: str, where: str) -> None:
     """Raise UserError for an unknown kind of model. where: file and line that name it."""
     if kind not in pretrained_kinds():
-        known = ", ".join(["transformer", *pretrained_kinds()])
+        known = ", ".join([TRANSFORMER, *pretrained_kinds()])
         more = "" if provider() else f"; GPT, Llama and BERT's family are part of {_MISSING}"
         raise UserError(f"{where}: kind {kind!r} is unknown: choose from {known}{more}")
 

@@ -141,10 +141,25 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def settled(folder: Path) -> None:
-    """Complete a replacement that a killed process left unfinished. Raises UserError if that is not possible."""
+    """Complete a replacement that a killed process left unfinished.
+
+    Raises UserError if another process is doing so, or if this one has no permission.
+    """
     folder = _root(folder)
-    if is_unfinished(folder):
-        _finish(folder)
+    if not is_unfinished(folder):
+        return
+    try:
+        with locked(folder, "replacing its files"):
+            _move_ready(folder)
+    except UserError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise UserError(_BUSY.format(folder)) from None
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{folder}: an interrupted replacement of its files cannot be completed: {error.strerror}; run this "
+            "command once as a user with write permission"
+        ) from None
 
 
 def compare(folder: Path, remedy: str = _RESTORE, *, weights: bool = True) -> None:
@@ -233,24 +248,18 @@ def has_manifest(folder: Path) -> bool:
     return content is not None and not _OTHERS_MANIFEST.match(content)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The model or data directory that a file belongs to."""
+def owner(path: Path) -> tuple[Path, bool] | None:
+    """The model or data directory of a file with this absolute path, existing or not; None for the user's own files.
 
-    folder: Path
-    lists: bool
-    """Whether its manifest contains the file."""
-
-
-def owner(path: Path) -> Owner | None:
-    """The owner of a file with this absolute path, existing or not; None for the user's own files."""
+    With whether its manifest contains the file.
+    """
     for folder in path.parents:
         if has_manifest(folder) or any(_has(folder, *names) for names in _LAYOUTS):
             name = path.relative_to(folder).as_posix()
             if path.exists() or any(fnmatch(name, pattern) for pattern in _NAMES):
                 with suppress(UserError):
-                    return Owner(folder, has_manifest(folder) and name in read_manifest(folder))
-                return Owner(folder, True)
+                    return folder, has_manifest(folder) and name in read_manifest(folder)
+                return folder, True
     return None
 
 
@@ -380,22 +389,6 @@ def _refuse_strangers(folder: Path, content: str) -> None:
                 f"{folder / name}: was changed since it was written, so it is not replaced: move it away, or choose "
                 "another --out"
             )
-
-
-def _finish(folder: Path) -> None:
-    """Move ready files into place; UserError if another process is doing so, or if this one has no permission."""
-    try:
-        with locked(folder, "replacing its files"):
-            _move_ready(folder)
-    except UserError as error:
-        if isinstance(error.__cause__, BlockingIOError):
-            raise UserError(_BUSY.format(folder)) from None
-        raise
-    except OSError as error:
-        raise UserError(
-            f"{folder}: an interrupted replacement of its files cannot be completed: {error.strerror}; run this "
-            "command once as a user with write permission"
-        ) from None
 
 
 def _move_ready(folder: Path) -> None:

@@ -62,7 +62,6 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
-    """Handle signals by `handler` in the block."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -12,7 +12,6 @@ class Tally:
     """Line number, from 1."""
 
     def add(self, line: int) -> None:
-        """Count a line."""
         self.count += 1
         self.first = self.first or line
 

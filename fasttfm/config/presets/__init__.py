@@ -9,20 +9,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fasttfm.config.kinds import provider
+from fasttfm.config.kinds import TRANSFORMER, provider
 from fasttfm.errors import UserError
 from fasttfm.system.parsing import parse_yaml
 
 _FOLDER = Path(__file__).parent
-_TRANSFORMER = "transformer"
 
 
-def preset_names(kind: str = _TRANSFORMER) -> list[str]:
+def preset_names(kind: str = TRANSFORMER) -> list[str]:
     """Sorted names of the presets for a kind of model."""
     return sorted(path.stem for path in _folder(kind).glob("*.yaml"))
 
 
-def preset_path(name: str, kind: str = _TRANSFORMER) -> Path:
+def preset_path(name: str, kind: str = TRANSFORMER) -> Path:
     """The YAML file of a preset; UserError with the closest name if it does not exist."""
     names = preset_names(kind)
     if name not in names:
@@ -32,7 +31,7 @@ def preset_path(name: str, kind: str = _TRANSFORMER) -> Path:
     return _folder(kind) / f"{name}.yaml"
 
 
-def preset_section(name: str, section: str, kind: str = _TRANSFORMER) -> dict[str, Any]:
+def preset_section(name: str, section: str, kind: str = TRANSFORMER) -> dict[str, Any]:
     """A section (model, data, training or decoding) of a preset's file."""
     return dict(parse_yaml(preset_path(name, kind).read_bytes()).get(section) or {})
 
@@ -48,5 +47,5 @@ def preset_summary(name: str) -> str:
 
 
 def _folder(kind: str) -> Path:
-    module = provider() if kind != _TRANSFORMER else None
+    module = provider() if kind != TRANSFORMER else None
     return module.PRESETS / kind if module else _FOLDER
