@@ -52,7 +52,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Duration of the timed runs of a case, all providers together."""
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
-_NOISE = "rows are noisy after two measurements: stop other programs on this machine and measure again"
 
 
 def _parser() -> Parser:
@@ -187,7 +186,8 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
         print(f"    {summary(rows)}", flush=True)
         timed += [row for row in rows if row["time_us"]]
     if noisy := sum(row["noisy"] for row in timed):
-        print(f"{noisy} of {len(timed)} {_NOISE}")
+        advice = "stop other programs on this machine and measure again"
+        print(f"{noisy} of {len(timed)} rows are noisy after two measurements: {advice}")
     for file in files:
         print(f"kept in {file}")
     if broken:

@@ -62,6 +62,7 @@ class Work:
     """Inputs of a case, its providers and its reference."""
 
     inputs: Callable[[int], tuple[Any, ...]]
+    """Returns the i-th tuple of arguments; torch is seeded before each call."""
     providers: Mapping[str, Provider | Absent]
     reference: Provider
     """Computes the expected result from inputs cast to float64; a float64 module if there are parameters."""

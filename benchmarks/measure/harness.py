@@ -2,11 +2,7 @@
 
 A group of benchmarks is a module with `cases(setting) -> list[Case]` and a line in benchmarks/cases/__init__.py. A Case
 names the operation, its shape and its pass; make() returns its Work when its turn comes, because not all works fit in
-memory at once. A Work has
-
-    inputs(i)      the i-th tuple of arguments, deterministic: torch is seeded before each call
-    providers      name -> function of these arguments, or Absent(how to install it)
-    reference      the same function, called with the inputs in float64
+memory at once.
 
 Providers never see the clock, and never the same input twice in a row: ROTATION inputs take turns, caches are flushed
 and the device is synchronized. In each timed round all providers get the same input. A case with a large spread, or
@@ -132,11 +128,6 @@ class Trial:
             name: Entry(None, "absent", provider.install) if isinstance(provider, Absent) else Entry(provider)
             for name, provider in work.providers.items()
         }
-
-    def begin(self) -> None:
-        """Call each provider once and check its result; those that pass keep status "timed"."""
-        self._try(self._first_call)
-        self._check()
 
     def standing(self) -> list[str]:
         """Names of the providers that may still be timed."""
@@ -307,7 +298,9 @@ class Trial:
             entry.units.append(self.work.units(*inputs))
 
     def measure(self, seconds: float, least_rounds: int) -> None:
-        """Time the remaining providers in turns for about `seconds`, twice if noisy, and check them again."""
+        """Check the providers, time the right ones in turns for about `seconds`, twice if noisy, and check again."""
+        self._try(self._first_call)
+        self._check()
         self._try(self._warm)
         order = random.Random(self.setting.seed)
         done = self._rounds(0, seconds, least_rounds, order)
@@ -414,7 +407,6 @@ def run(
     """Measure a case, all providers in turns for about `seconds` in total; returns one record per provider."""
     with same_threads():
         trial = Trial(case, case.make(), setting, clock)
-    trial.begin()
     trial.measure(seconds, least_rounds)
     result = [_record(trial, name, ceilings, machine) for name in trial.entries]
     del trial

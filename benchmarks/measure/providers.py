@@ -74,8 +74,12 @@ _PACKAGES = {
 }
 
 
-def have(name: str, device: torch.device) -> Absent | None:
-    """None if the provider can run on device, else the Absent for its row."""
+def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> Provider | Absent:
+    """make() if the provider can run on device, else the Absent for its row.
+
+    If make() raises, the provider raises the same when it is run: a wheel built for another torch, which fails at
+    import, is refused in its row and does not break the case.
+    """
     package = _PACKAGES[name]
     needs = []
     if package.gpu and device.type != "cuda":
@@ -83,18 +87,8 @@ def have(name: str, device: torch.device) -> Absent | None:
     elif package.capability > (0, 0) and torch.cuda.get_device_capability(device) < package.capability:
         needs.append(f"needs compute capability {package.capability[0]}.{package.capability[1]}")
     installed = importlib.util.find_spec(package.module) is not None
-    if installed and not needs:
-        return None
-    return Absent("; ".join([f"installed as {package.module}" if installed else package.install, *needs]))
-
-
-def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> Provider | Absent:
-    """make() if the provider can run on device. If make() raises, the provider raises the same when it is run.
-
-    So a wheel built for another torch, which fails at import, is refused in its row and does not break the case.
-    """
-    if (absent := have(name, device)) is not None:
-        return absent
+    if needs or not installed:
+        return Absent("; ".join([f"installed as {package.module}" if installed else package.install, *needs]))
     try:
         return make()
     except Exception as error:

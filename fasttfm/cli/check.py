@@ -40,10 +40,8 @@ class Facts:
     """Cores kept busy by other programs."""
     units: frozenset[str]
     """Instruction sets of the processor, by Linux's names; empty if unknown."""
-    system: str = "linux"
-    """sys.platform."""
     missing: frozenset[str] = frozenset()
-    """Packages among numba and triton that are not installed."""
+    """Packages among numba and, on Linux, triton that are not installed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     multiplies_int8: bool = True
     """Whether int8 products are exact on this CPU and faster than float32."""
@@ -57,7 +55,7 @@ class Facts:
     """Whether the GPU has TF32 units."""
     is_tuned: bool = True
     """Whether tiles were measured on this GPU model, by `fasttfm tune` or in the shipped tables."""
-    assembler_fault: str | None = None
+    assembler_fault: str = ""
 
 
 def check_machine(device: dict[str, Any] | None) -> list[Finding]:
@@ -124,13 +122,12 @@ def _processor_rules(facts: Facts) -> Iterator[Rule]:
 
 
 def _device_rules(facts: Facts) -> Iterator[Rule]:
-    without_triton = "triton" in facts.missing and facts.system == "linux"
-    yield without_triton, "triton", "not installed: operators run in PyTorch, unfused", "pip install triton"
+    fault = "not installed: operators run in PyTorch, unfused"
+    yield "triton" in facts.missing, "triton", fault, "pip install triton"
     remedy = 'torch.set_float32_matmul_precision("high"), if ten bits of mantissa are enough'
     yield facts.has_tf32 and not facts.tf32, "TF32", "float32 products do not use the tensor cores", remedy
     yield not facts.is_tuned, "tiles", "not measured on this GPU", "fasttfm tune"
-    fault = facts.assembler_fault or ""
-    yield bool(fault), "assembler", fault, "fasttfm env shows how to override it"
+    yield bool(facts.assembler_fault), "assembler", facts.assembler_fault, "fasttfm env shows how to override it"
 
 
 def gather(device: dict[str, Any] | None) -> Facts:
@@ -142,13 +139,13 @@ def gather(device: dict[str, Any] | None) -> Facts:
 
     tuned: dict[str, Any] = (device or {}).get("tuned") or {}
     assemblers = (device or {}).get("assembler", {}).values()
+    packages = ("numba", "triton") if sys.platform == "linux" else ("numba",)
     return Facts(
         cores=allowed_cores(),
         threads=torch.get_num_threads(),
         busy_cores=_busy_cores(),
         units=frozenset(processor_units()),
-        system=sys.platform,
-        missing=frozenset(name for name in ("numba", "triton") if importlib.util.find_spec(name) is None),
+        missing=frozenset(name for name in packages if importlib.util.find_spec(name) is None),
         environment=dict(os.environ),
         multiplies_int8=int8.route() is not None,
         gpu_without_driver=device is None and Path("/proc/driver/nvidia/version").exists(),
@@ -156,7 +153,7 @@ def gather(device: dict[str, Any] | None) -> Facts:
         tf32=torch.backends.cuda.matmul.allow_tf32,
         has_tf32=device is not None and torch.cuda.get_device_capability() >= (8, 0),
         is_tuned=device is None or bool(tuned.get("answers") or tuned.get("shipped")),
-        assembler_fault=next((each["fault"] for each in assemblers if each["fault"]), None),
+        assembler_fault=next((each["fault"] for each in assemblers if each["fault"]), ""),
     )
 
 

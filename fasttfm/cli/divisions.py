@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fasttfm.errors import UserError
 from fasttfm.system.children import child_environment, command_line, run_to_end
+from fasttfm.system.wording import counted
 
 _UPDATES, _WARM = 6, 2
 """Updates of a trial, and the warm-up updates among them, which compile."""
@@ -32,8 +33,7 @@ class Division(NamedTuple):
     threads: int
 
     def __str__(self) -> str:
-        kinds = (self.workers, "worker"), (self.threads, "thread")
-        return " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
+        return f"{counted(self.workers, 'worker')} of {counted(self.threads, 'thread')}"
 
     def of(self, arguments: Sequence[str]) -> list[str]:
         return replaced(arguments, {"--workers": str(self.workers), "--threads": str(self.threads)})

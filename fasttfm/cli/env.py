@@ -11,6 +11,7 @@ from fasttfm.cli import check
 from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import LOADED_FOLDER
 from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units, version
+from fasttfm.system.wording import counted
 
 _NAMES = {"panels": "fasttfm's packed panels", "tiles": "fasttfm's packed panels in tile registers (AMX)"}
 _NO_INT8 = "no exact product is faster than float32: --precision int8 computes in float32"
@@ -81,8 +82,6 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
 
 def text(result: dict[str, Any]) -> str:
-    from fasttfm.system.wording import counted
-
     cpu, device = result["processor"], result["device"]
     units = " ".join(cpu["units"]) or "no AVX2"
     cores, threads = counted(cpu["cores"], "core"), counted(cpu["threads"], "thread")

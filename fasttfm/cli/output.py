@@ -42,7 +42,7 @@ class Output:
         """Print a progress note; --quiet hides it unless it is a warning."""
         self.notes.append(line)
         if not self.quiet or line.startswith("warning"):
-            stream = sys.stderr if self.as_json or (self.quiet and line.startswith("warning")) else sys.stdout
+            stream = sys.stderr if self.as_json or self.quiet else sys.stdout
             print(f"fasttfm {self.command}: {line}", file=stream, flush=True)
 
     def result(self, line: str, *, told: Sequence[str] | None = None, **fields: Any) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.cli.output import Output, add_output_flags
@@ -170,6 +169,8 @@ def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None:
     """Translate standard input line by line, with prefixes and alignments if given."""
+    from tqdm import tqdm
+
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.translate.alignment import pharaoh
     from fasttfm.translate.sentences import sentence_splitter, translate_sentences
@@ -182,18 +183,13 @@ def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None
             stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
         else:
             stream = translator.translate_stream(lines, prefixes)
-        for number, translations in enumerate(_with_progress(stream, args.quiet)):
+        # a bar if standard error is the only stream on a terminal
+        visible = not args.quiet and sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
+        with_progress = tqdm(stream, unit=" lines", file=sys.stderr, disable=not visible)
+        for number, translations in enumerate(with_progress):
             _write(number, translations, numbered=translator.config.nbest > 1, as_json=args.json)
             if alignment is not None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n".encode() for each in translations)
-
-
-def _with_progress(stream: "Iterator[list[Translation]]", quiet: bool) -> "Iterator[list[Translation]]":
-    """Wrap the stream in a progress bar if standard error is the only stream on a terminal."""
-    from tqdm import tqdm
-
-    visible = not quiet and sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
-    return iter(tqdm(stream, unit=" lines", file=sys.stderr, disable=not visible))
 
 
 def _write(number: int, translations: "list[Translation]", numbered: bool, as_json: bool) -> None:

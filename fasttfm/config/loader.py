@@ -101,9 +101,8 @@ def check(values: Values) -> None:
 
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
     """`values` completed with defaults, as printed by --dump-config."""
-    filled = {}
-    for section, cls in sections_of(values.kind).items():
-        filled[section] = {**_defaults(cls), **values.get(section, {})}
+    sections = sections_of(values.kind).items()
+    filled = {section: {**_defaults(cls), **values.get(section, {})} for section, cls in sections}
     for name in FROM_DATA:
         filled["model"].pop(name, None)
     return filled

@@ -402,7 +402,8 @@ def _move_ready(folder: Path) -> None:
             for name in read_manifest(folder):
                 if name not in names:
                     (folder / name).unlink(missing_ok=True)
-                    _remove_empty(folder, name)
+                    with suppress(OSError):
+                        os.removedirs((folder / name).parent)  # if empty, as its parents; folder itself has .ready
         for name in names:
             if (ready / name).exists():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -412,12 +413,3 @@ def _move_ready(folder: Path) -> None:
         os.replace(ready / MANIFEST, folder / MANIFEST)
         sync(folder)
     shutil.rmtree(ready)
-
-
-def _remove_empty(folder: Path, name: str) -> None:
-    """Remove the empty parent directories of a removed file."""
-    for parent in list(Path(name).parents)[:-1]:
-        try:
-            (folder / parent).rmdir()
-        except OSError:
-            return
