@@ -95,7 +95,8 @@ def test_absent_providers_say_how_to_install_them():
 
 
 def test_an_installed_package_that_fails_at_import_is_refused_and_breaks_no_case(monkeypatch):
-    monkeypatch.setattr(providers, "have", lambda name, device: None)
+    for name in (providers.LIGER, providers.FLASH_ATTN):
+        monkeypatch.setitem(providers._PACKAGES, name, providers._Package("json", "installed, and for a CPU too"))
     for module in ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm"):
         monkeypatch.setitem(sys.modules, module, None)  # its import raises
     names = ("LayerNorm", "residual + dropout + LayerNorm", "attention", "packed attention", "cross entropy")

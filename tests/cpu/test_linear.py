@@ -103,6 +103,21 @@ def test_weights_are_packed_once_and_again_after_a_change(packed):
     check(1)
     layer.weight = nn.Parameter(layer.weight.detach() + 1.0)
     check(1)
+    layer.weight.data.view(-1)[::10] = 0.0  # pruned, without a new version
+    check(1)
+
+
+@packs
+def test_weights_of_a_model_that_never_changes_are_not_looked_at(packed):
+    x, layer = layer_of()
+    results = []
+    for _ in range(2):
+        with torch.inference_mode(), frozen_weights(layer):
+            results.append(linear(x, layer.weight, layer.bias))
+        module.never_changes(layer)
+        layer.weight.data.add_(1.0)  # a process that only searches does not do this
+    assert torch.equal(*results)
+    assert len(packed) == 1
 
 
 @packs
