@@ -37,7 +37,7 @@ class PanelProduct:
         self._outputs, self._relu, self._of_outputs = outputs, relu, self._vectors(filled, bias)
 
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
-        """Per-output operands (1 or 2, N padded to whole panels) float32: here the bias."""
+        """Per-output operands (1 or 3, N padded to whole panels) float32: here the bias."""
         vector = filled.new_zeros(1, filled.shape[0], dtype=torch.float32)
         if bias is not None:
             vector[0, : len(bias)] = bias.detach()

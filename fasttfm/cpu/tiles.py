@@ -1,6 +1,6 @@
 """Float32 products inside a numba loop, of operands packed into the cache; arguments are not checked.
 
-A tile of six rows and sixteen columns accumulates in registers, like those of panels.py, whose operand is a weight
+A tile of six rows and sixteen columns accumulates in registers, like those of panel_tiles.py, whose operand is a weight
 packed once. Here both operands are packed on use: one as contiguous rows, the other as panels, sixteen columns wide,
 which tiles read sequentially. Arrays are flat; indices and strides count elements.
 """
@@ -16,7 +16,7 @@ from fasttfm.cpu.loop_parts import fetch_run, inlined, read
 from fasttfm.cpu.panel_tiles import TILE, UNROLLED, accumulate, broadcast, fma, for_rows, load
 
 VECTOR, VECTORS = 8, 2
-"""As in panels.py, for AVX2."""
+"""As in panel_tiles.py, for AVX2."""
 PANEL = VECTOR * VECTORS
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
 _SHORTS, _INTS = (ir.VectorType(ir.IntType(bits), VECTOR) for bits in (16, 32))
