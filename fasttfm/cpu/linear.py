@@ -169,49 +169,40 @@ class FrozenLinear:
         """In int8 a float32 array (N,), to be added to the scaled sums; else None."""
         cache = {} if temporary or on_this_thread.kept is None else on_this_thread.kept
         packed = _packed(cache, weight, bias, weight.dtype, relu)
-        self._classes = _classes(packed, bias is None, weight.dtype, relu)
+        self._classes_of = functools.partial(_classes, packed, bias is None, weight.dtype, relu)
         self._product: Product = packed.product
         if isinstance(packed.product, Int8Product):
             self._product, self.bias = packed.product.multiply, packed.product.bias.numpy()
-            self.scaled = packed.product.scaled
+            self._scaled = packed.product.scaled
 
     def size(self, rows: int) -> int:
         """The row count that `rows` rows are padded to."""
-        sizes = () if self._classes is None else self._classes.sizes
+        classes = self._classes_of()
+        sizes = () if classes is None else classes.sizes
         place = bisect_left(sizes, rows)
         return sizes[place] if place < len(sizes) else rows
 
-    def of_rows(self, count: int) -> Product:
-        """The function from `count` rows (M, K) to (M, N); in int8 from quantized rows to sums scaled by output."""
-        classes = self._classes
-        if classes is not None and (count not in classes.sizes or classes.one_thread):
-            return functools.partial(multiply, self._product, classes=classes)
-        return self._product
+    def add_to(self, launches: Any, rows: Tensor, out: Tensor, scales: Any = None) -> Any:
+        """Add to Launches the product of the content of rows (M, K), written to out (M, N); returns out as an array.
 
-    def reading(self, rows: Tensor, memory: Tensor) -> Callable[[], Any]:
-        """A function that multiplies the current content of rows (M, K) and returns an array (M, N) for the loops,
-        which may lie in memory, flat and of the results' dtype."""
-        product = self.of_rows(len(rows))
-        of = getattr(product, "of", None)  # PanelProduct's, which checks its rows only once
-        return (lambda: step_passes.array(product(rows))) if of is None else of(rows, self._first(memory, len(rows)))
+        scales (M,): of integer rows, to apply with the bias.
+        """
+        product: Any = self._product if scales is None else self._scaled
+        if (launch := getattr(product, "launch", None)) is not None:
+            launches.add(*launch(rows, out, scales))
+        elif scales is not None:
+            launches.call(lambda: out.copy_(product(rows, torch.from_numpy(scales))))
+        else:
+            classes = self._classes_of(large_size(len(rows)))
+            if classes is not None and (len(rows) not in classes.sizes or classes.one_thread):
+                product = functools.partial(multiply, product, classes=classes)
+            launches.call(lambda: out.copy_(product(rows)))
+        return step_passes.array(out)
 
-    def followed_by(self, other: FrozenLinear, rows: Tensor, memory: Tensor) -> Callable[[], Any]:
-        """reading() of two layers: rows times this weight, then the result times the other's."""
-        product, last = self.of_rows(len(rows)), other.of_rows(len(rows))
-        if not (hasattr(product, "of") and hasattr(last, "of")):
-            return lambda: step_passes.array(last(product(rows)))
-        between = self._first(memory, len(rows))
-        first, second = product.of(rows, between), last.of(between, other._first(memory[between.numel() :], len(rows)))
 
-        def both() -> Any:
-            first()
-            return second()
-
-        return both
-
-    def _first(self, memory: Tensor, rows: int) -> Tensor:
-        """The beginning of memory as a result (rows, N)."""
-        return memory[: rows * self.outputs].view(rows, self.outputs)
+def first_of(memory: Tensor, rows: int, columns: int) -> Tensor:
+    """The beginning of flat memory as (rows, columns)."""
+    return memory[: rows * columns].view(rows, columns)
 
 
 def kept_with_weights(key: tuple, make: Callable[[], Any]) -> Any:

@@ -1,8 +1,8 @@
 """Matrix products that read a prepacked weight once, for a search on a CPU: in vector registers by panel_tiles.py, in
 tile registers by amx.py."""
 
+import copy
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,23 +43,20 @@ class PanelProduct:
             vector[0, : len(bias)] = bias.detach()
         return vector.numpy()
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """The product, on all of PyTorch's threads."""
-        out = self._out(rows)
-        self.of(rows.detach().contiguous(), out)()
+    def __call__(self, rows: Tensor, scales: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The product, on all of PyTorch's threads, in new memory or out. scales (M,): of integer rows, if scaled()."""
+        out = self._out(rows) if out is None else out
+        multiply, *args = self.launch(rows.detach().contiguous(), out, None if scales is None else scales.numpy())
+        multiply(team(), *args)
         return out
 
-    def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
-        """A function that multiplies the current content of rows, contiguous, into out (M, N) and returns its array."""
-        out = self._out(rows) if out is None else out
-        multiply = _multiply_of(rows)
-        args = step_passes.array(rows), self._panels, self._of_outputs, self._relu, step_passes.array(out), None
-
-        def product() -> Any:
-            multiply(team(), *args)
-            return args[4]
-
-        return product
+    def launch(self, rows: Tensor, out: Tensor, scales: Any = None) -> tuple[Any, ...]:
+        """The compiled loop that multiplies the content of rows, contiguous, into out (M, N), and its arguments."""
+        args = step_passes.array(rows), self._panels, self._of_outputs, self._relu, step_passes.array(out), scales
+        if rows.dtype != torch.float32 and amx.takes(rows.shape[1] * rows.itemsize):
+            return amx.multiply, *args
+        many = True if len(rows) >= _MANY_ROWS and rows.dtype == torch.float32 else None
+        return panel_tiles.multiply, *args, many
 
     def _out(self, rows: Tensor) -> Tensor:
         return rows.new_empty(rows.shape[0], self._outputs)
@@ -81,34 +78,12 @@ class IntegerPanelProduct(PanelProduct):
         scales, begin = super()._vectors(filled, bias), -128 * filled.sum(dim=1, dtype=torch.int32)
         return np.concatenate([scales, begin.numpy().view(np.float32)[None], np.zeros_like(scales)])
 
-    def scaled(self, bias: Tensor, relu: bool) -> Callable[[Tensor, Tensor], Tensor]:
-        """The function from rows and scales (M,) of theirs to product * scales + bias (M, N), then max(0, .) with relu;
-        bias (N,) float32."""
-        of_outputs = self._of_outputs.copy()
-        of_outputs[2, : self._outputs] = bias
-
-        def product(rows: Tensor, scales: Tensor) -> Tensor:
-            out = self._out(rows)
-            args = step_passes.array(rows.contiguous()), self._panels, of_outputs, relu, step_passes.array(out)
-            _multiply_of(rows)(team(), *args, scales.numpy())
-            return out
-
+    def scaled(self, bias: Tensor, relu: bool) -> "IntegerPanelProduct":
+        """The product of rows with scales: that times scales + bias (N,), float32, then max(0, .) with relu."""
+        product = copy.copy(self)
+        product._of_outputs, product._relu = self._of_outputs.copy(), relu
+        product._of_outputs[2, : self._outputs] = bias
         return product
-
-
-def _multiply_of(rows: Tensor) -> Any:
-    """The compiled loop that multiplies rows like these."""
-    if rows.dtype != torch.float32 and amx.takes(rows.shape[1] * rows.itemsize):
-        return amx.multiply
-    return _by_many if len(rows) >= _MANY_ROWS and rows.dtype == torch.float32 else _by_few
-
-
-def _by_few(*args: Any) -> None:
-    panel_tiles.multiply(*args, None)
-
-
-def _by_many(*args: Any) -> None:
-    panel_tiles.multiply(*args, True)
 
 
 def multiplies_integers() -> bool:

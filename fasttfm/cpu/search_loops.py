@@ -15,6 +15,7 @@ from fasttfm.cpu.thread_team import over_threads
 _BLOCK = np.uintp(64)
 _SIGN = np.int32(0x7FFFFFFF)
 _INFINITE = np.int32(0x7F800000)
+_LARGEST = np.int32(0x7FFFFFFF)
 
 
 @inlined()
@@ -88,3 +89,46 @@ def _largest_of_rows(begin, end, x, sums, values, ids):
                     values[r, place], ids[r, place] = values[r, place - 1], ids[r, place - 1]
                     place -= 1
                 values[r, place], ids[r, place] = value, n
+
+
+@loop()
+def choose_extensions(
+    values, tokens, scores, penalties, worst, end, totals, parents, ranking, news, ended, live, of_live
+):
+    """The choice of search.beam.Beams among W tokens of each of r rows of b sentences, to the fields of its _Best.
+
+    values and tokens (b, r, W): the likeliest tokens, best first; scores (b, r): of the rows; penalties and worst (b,):
+    length penalties, and scores to beat; end: end-of-sentence.
+    """
+    rows, width = values.shape[1:]
+    beam = live.shape[1]
+    heads, found = np.empty(rows, np.int64), np.empty(2 * beam, np.int64)
+    for b in range(len(values)):
+        heads[:] = 0
+        extra = 0
+        for n in range(2 * beam):
+            first, most = -1, np.int32(0)
+            for r in range(rows):
+                if heads[r] < width:
+                    total = values[b, r, heads[r]] + scores[b, r]
+                    key = sort_key(total) if total == total else _LARGEST  # NaN comes first, as in torch.topk
+                    if first < 0 or key > most:
+                        first, most = r, key
+            if first < 0:  # a vocabulary smaller than the beam
+                total, first, place = np.float32(-np.inf), rows - 1, extra % width
+                extra += 1
+            else:
+                place = heads[first]
+                total = values[b, first, place] + scores[b, first]
+                heads[first] += 1
+            totals[b, n], ranking[b, n], parents[b, n] = total, total / penalties[b], first
+            found[n] = tokens[b, first, place]
+            news[b, n] = found[n] == end and ranking[b, n] > worst[b]
+            ended[b] += found[n] == end and n < beam and total > -np.inf
+        count = 0
+        for possible in (True, False):  # at most K end, so K go on unless some are forbidden
+            for n in range(2 * beam):
+                if (found[n] != end and totals[b, n] != -np.inf) == possible and count < beam:
+                    live[b, count] = totals[b, n] if possible else np.float32(-np.inf)
+                    of_live[0, b, count], of_live[1, b, count] = found[n], parents[b, n]
+                    count += 1

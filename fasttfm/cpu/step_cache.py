@@ -7,6 +7,7 @@ stored (its ancestors), and which sentence the row translates. Attention reads t
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,63 +20,90 @@ _FIRST_CAPACITY = 32
 
 
 class Rows:
-    """Index tables of R rows: where their positions are stored, and which sentence each translates."""
+    """Index tables of R rows: where their positions are stored, and which sentence each translates. They keep their
+    memory while it suffices."""
 
     def __init__(self) -> None:
-        self.lengths = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self.count, self.length, self.slot_count, self.moved = 0, 0, 0, 0
+        """R; the most positions of any row; slots in use so far; how often tables or buffers of a layer have moved."""
+        self._lengths: Any = np.zeros(0, np.int64)
         """(P,): tokens of each source in the encoder's keys and values."""
-        self.slots = torch.zeros(0, dtype=torch.int32, device="cpu")
-        """(R,): the storage row for each row's next position."""
-        self.slot_count = 0
-        """Number of slots in use so far."""
-        self.sentences = torch.zeros(0, dtype=torch.int32, device="cpu")
-        """(R,): each row's sentence, an index into the encoder's keys and values."""
-        self.positions = torch.zeros(0, dtype=torch.int64, device="cpu")
-        """(R,): positions decoded so far."""
-        self.ancestors = torch.zeros(0, _FIRST_CAPACITY, dtype=torch.int32, device="cpu")
-        """(R, capacity): the storage row of each earlier position."""
-        self.length = 0
-        """The most positions of any row."""
-        self._first_slots = torch.zeros(0, dtype=torch.int32, device="cpu")
+        self._first_slots: Any = np.zeros(0, np.int32)
         """(P,): each sentence's first slot."""
         self._slots_of: dict[int, range] = {}
         """Sentence -> its slots; sentences that have left are removed by the next join()."""
+        self._ancestors = np.zeros((0, _FIRST_CAPACITY), np.int32)
+        """(>= R, capacity): the storage row of each earlier position."""
+        self._slots: Any = np.zeros(0, np.int32)
+        self._sentences: Any = np.zeros(0, np.int32)
+        self._positions: Any = np.zeros(0, np.int64)
+        """(>= R,): the storage row for each row's next position; its sentence, an index into the encoder's keys and
+        values; positions decoded so far."""
+
+    def own(self) -> tuple[Any, Any, Any]:
+        """ancestors, slots and positions of the rows."""
+        return self._ancestors[: self.count], self._slots[: self.count], self._positions[: self.count]
+
+    def sources(self) -> tuple[Any, Any]:
+        """Sentences of the rows, and lengths of the sentences."""
+        return self._sentences[: self.count], self._lengths
+
+    @property
+    def capacity(self) -> int:
+        """The most positions of a row that fit."""
+        return self._ancestors.shape[1]
+
+    def _reach(self, rows: int, capacity: int) -> None:
+        """Make room for so many rows and positions."""
+        most = len(self._slots)
+        if rows <= most and capacity <= self.capacity:
+            return
+        rows, capacity = max(rows, most), max(capacity, self.capacity)
+        self._ancestors = np.pad(self._ancestors, ((0, rows - most), (0, capacity - self.capacity)))
+        self._slots, self._sentences, self._positions = (
+            np.pad(table, (0, rows - most)) for table in (self._slots, self._sentences, self._positions)
+        )
+        self.moved += 1
 
     def advance(self) -> None:
         """Record that every row has stored its newest position."""
-        self.ancestors.scatter_(1, self.positions[:, None], self.slots[:, None])
-        self.positions += 1
+        step_passes.loops().advance(*self.own())
         self.length += 1
-        if self.length == self.ancestors.shape[1]:
-            self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.ancestors.shape[1]))
+        if self.length == self.capacity:
+            self._reach(0, 2 * self.capacity)
 
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:
         """Continue the old row rows[r] as row r, in slot ranks[r] (R,) int32 of its sentence, counted from 0."""
-        self.ancestors, self.sentences = self.ancestors[rows], self.sentences[rows]
-        self.positions = self.positions[rows]
-        self.length = int(self.positions.max()) if rows.numel() else 0
-        self._store_in(self._first_slots[self.sentences] + ranks)
+        self._reach(len(rows), 0)
+        most = max(self.count, len(rows))
+        self.count = len(rows)
+        tables = self._ancestors[:most], self._slots, self._sentences[:most], self._positions[:most]
+        self.length = step_passes.loops().go_on(rows.numpy(), ranks.numpy(), self._first_slots, *tables)
+        self._use_slots()
 
-    def join(self, sentences: Tensor, lengths: Tensor, beam: int, rows_per_sentence: int) -> None:
+    def join(self, sentences: list[int], lengths: Tensor, beam: int, rows_per_sentence: int) -> None:
         """Append rows at their first position for these sentences."""
-        missing = int(sentences.max()) + 1 - len(self.lengths)
-        if missing > 0:
-            self.lengths = torch.nn.functional.pad(self.lengths, (0, missing))
-            self._first_slots = torch.nn.functional.pad(self._first_slots, (0, missing))
-        self.lengths[sentences] = lengths
-        first = self._reserve(sentences.tolist(), beam)
-        self._first_slots[sentences] = self._first_slots.new_tensor(first)
-        new = sentences.int().repeat_interleave(rows_per_sentence)
-        self.sentences = torch.cat([self.sentences, new])
-        self.positions = torch.cat([self.positions, self.positions.new_zeros(len(new))])
-        self.ancestors = torch.cat([self.ancestors, self.ancestors.new_zeros(len(new), self.ancestors.shape[1])])
-        ranks = torch.arange(rows_per_sentence, dtype=torch.int32, device="cpu")
-        slots = self._first_slots[new].view(-1, rows_per_sentence) + ranks
-        self._store_in(torch.cat([self.slots, slots.flatten()]))
+        missing = max(0, max(sentences) + 1 - len(self._lengths))
+        self._lengths, self._first_slots = (np.pad(table, (0, missing)) for table in (self._lengths, self._first_slots))
+        self._lengths[sentences] = lengths.numpy()
+        self._first_slots[sentences] = self._reserve(sentences, beam)
+        new = np.repeat(sentences, rows_per_sentence)
+        old, self.count = self.count, self.count + len(new)
+        self._reach(self.count, 0)
+        ranks = np.tile(np.arange(rows_per_sentence), len(sentences))
+        for table, values in (
+            (self._ancestors, 0),
+            (self._positions, 0),
+            (self._sentences, new),
+            (self._slots, self._first_slots[new] + ranks),
+        ):
+            table[old : self.count] = values
+        self._use_slots()
+        self.moved += 1
 
     def _reserve(self, sentences: list[int], beam: int) -> list[int]:
         """Reserve `beam` consecutive slots per sentence in the first free gaps; returns the first slot of each."""
-        active = set(self.sentences.tolist())
+        active = set(self._sentences[: self.count].tolist())
         self._slots_of = {number: slots for number, slots in self._slots_of.items() if number in active}
         taken = sorted(self._slots_of.values(), key=lambda slots: slots.start)
         first_slots, end, place = [], 0, 0
@@ -87,10 +115,8 @@ class Rows:
             end += beam
         return first_slots
 
-    def _store_in(self, slots: Tensor) -> None:
-        self.slots = slots
-        if slots.numel():
-            self.slot_count = max(self.slot_count, int(slots.max()) + 1)
+    def _use_slots(self) -> None:
+        self.slot_count = max(self.slot_count, int(self._slots[: self.count].max(initial=-1)) + 1)
 
 
 class _Attention:
@@ -105,6 +131,7 @@ class _Attention:
         self._keys, self._values = keys, values
         self.arrays = step_passes.array(keys), step_passes.array(values)
         """keys and values for the compiled loops."""
+        self.rows.moved += 1
 
     def _grow(self, count: int, *shape: int) -> None:
         """Move keys and values to buffers (at least count, *shape); more rows are made in steps of at least half."""
@@ -126,14 +153,11 @@ class AncestorAttention(_Attention):
     def attend(self, joint: Tensor) -> Tensor:
         """The concatenated heads (R, d) of the newest position; joint (R, 3 * d) is its query, key and value."""
         self.make_room()
-        rows = self.rows
-        return step_passes.attend_to_ancestors(
-            joint, self._keys, self._values, rows.ancestors, rows.slots, rows.positions
-        )
+        return step_passes.attend_to_ancestors(joint, self._keys, self._values, *map(torch.from_numpy, self.rows.own()))
 
     def make_room(self) -> None:
         """Grow the buffers to fit every row's newest position."""
-        slots, capacity = self.rows.slot_count, self.rows.ancestors.shape[1]
+        slots, capacity = self.rows.slot_count, self.rows.capacity
         if self._keys.shape[0] < slots or self._keys.shape[1] < capacity:
             self._grow(slots, capacity, *self._keys.shape[2:])
 
@@ -143,17 +167,24 @@ class MemoryAttention(_Attention):
 
     grows = False
 
-    def store(self, sentences: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values (B, H, S, D) for sentences (B,)."""
-        count, longest = int(sentences.max()) + 1, keys.shape[2]
+    def store(self, sentences: list[int], keys: Tensor, values: Tensor) -> None:
+        """Store keys and values (B, H, S, D) for B sentences."""
+        count, longest = max(sentences) + 1, keys.shape[2]
         stored, heads, most, size = self._keys.shape
         if count > stored or longest > most:
             self._grow(count, heads, max(longest, most), size)
-        self._keys[sentences, :, :longest], self._values[sentences, :, :longest] = keys, values
+        one_run = count - sentences[0] == len(sentences)
+        for own, new in ((self._keys, keys), (self._values, values)):
+            if one_run:
+                own[sentences[0] : count, :, :longest] = new
+            else:
+                own[sentences, :, :longest] = new.to(own.dtype)
 
     def attend(self, query: Tensor) -> Tensor:
         """The concatenated heads (R, d) for query (R, d)."""
-        return step_passes.attend_to_memory(query, self._keys, self._values, self.rows.sentences, self.rows.lengths)
+        return step_passes.attend_to_memory(
+            query, self._keys, self._values, *map(torch.from_numpy, self.rows.sources())
+        )
 
 
 class StepCache:
@@ -162,11 +193,12 @@ class StepCache:
     moves_nothing = True
     """Reordering hypotheses costs nothing."""
 
-    def __init__(self, capacity: int | None = None, fused: Any = None) -> None:
+    def __init__(self, capacity: int | None = None, fused: Any = None, dtype: torch.dtype | None = None) -> None:
         """An empty cache. capacity: most positions, None for no limit; fused: the DecoderStep that computes the steps,
-        if any."""
+        if any; dtype: of the cache, None for that of the first keys."""
         self.capacity = capacity
         self.fused = fused
+        self._dtype = dtype
         self.source_lengths = None
         self._room = 0, 0
         self._rows = Rows()
@@ -180,26 +212,25 @@ class StepCache:
     @property
     def positions(self) -> Tensor:
         """(R,) int64: target positions that each row has decoded."""
-        return self._rows.positions
+        return torch.from_numpy(self._rows.own()[2])
 
     def layer(self, number: int) -> tuple[AncestorAttention, MemoryAttention]:
         """Self- and cross-attention of one decoder layer."""
         return self._layers[number]
 
-    def arrays(self) -> tuple[Any, Any, list[Any]]:
-        """All buffers of a step as arrays for the compiled loops: (ancestors, slots, positions), (sentences, lengths),
-        and per layer the keys and values of both attentions."""
-        rows = self._rows
-        room = rows.slot_count, rows.ancestors.shape[1]
+    def make_room(self) -> int:
+        """Make room for the next positions; returns a number that changes whenever any of arrays() moves."""
+        room = self._rows.slot_count, self._rows.capacity
         if room != self._room:
             for own, _ in self._layers:
                 own.make_room()
             self._room = room
-        return (
-            (rows.ancestors.numpy(), rows.slots.numpy(), rows.positions.numpy()),
-            (rows.sentences.numpy(), rows.lengths.numpy()),
-            [(own.arrays, memory.arrays) for own, memory in self._layers],
-        )
+        return self._rows.moved
+
+    def arrays(self) -> tuple[Any, Any, list[Any]]:
+        """All buffers of a step as arrays for the compiled loops: (ancestors, slots, positions), (sentences, lengths),
+        and per layer the keys and values of both attentions. After make_room()."""
+        return self._rows.own(), self._rows.sources(), [(own.arrays, memory.arrays) for own, memory in self._layers]
 
     def advance(self) -> None:
         """Record that all layers have computed the newest position."""
@@ -211,22 +242,21 @@ class StepCache:
         self._rows.go_on(rows, ranks)
 
     def join(
-        self, keys_values: list[tuple[Tensor, Tensor]], lengths: Tensor, beam: int, rows_per_sentence: int
+        self, keys_values: Iterable[tuple[Tensor, Tensor]], lengths: Tensor, beam: int, rows_per_sentence: int
     ) -> None:
         """Append rows for B new sentences, which reuse the memory of sentences that have left.
 
-        keys_values: per layer the encoder's keys and values (B, H, S, D); lengths (B,): of the sources; beam: most rows
-        of a sentence; rows_per_sentence: rows in its first step.
+        keys_values: per layer the encoder's keys and values (B, H, S, D), read before the next layer's are asked for;
+        lengths (B,): of the sources; beam: most rows of a sentence; rows_per_sentence: rows in its first step.
         """
-        if not self._layers:
-            self._layers = [
-                (AncestorAttention(self._rows, keys.new_empty(0, 0, keys.shape[1], keys.shape[3])),
-                 MemoryAttention(self._rows, keys[:0]))
-                for keys, _ in keys_values
-            ]  # fmt: skip
-        used = set(self._rows.sentences.tolist())
+        used = set(self._rows.sources()[0].tolist())
         free = (number for number in itertools.count() if number not in used)
-        sentences = lengths.new_tensor(list(itertools.islice(free, lengths.shape[0])))
-        for (_, memory), pair in zip(self._layers, keys_values, strict=True):
-            memory.store(sentences, *pair)
+        sentences = list(itertools.islice(free, lengths.shape[0]))
+        for number, (keys, values) in enumerate(keys_values):
+            if number == len(self._layers):
+                _, heads, _, size = keys.shape
+                empty = keys.new_empty(0, heads, 0, size, dtype=self._dtype or keys.dtype)
+                own = AncestorAttention(self._rows, empty.transpose(1, 2))
+                self._layers.append((own, MemoryAttention(self._rows, empty)))
+            self._layers[number][1].store(sentences, keys, values)
         self._rows.join(sentences, lengths, beam, rows_per_sentence)

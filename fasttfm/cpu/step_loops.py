@@ -330,11 +330,39 @@ def _quantize_relu(begin, end, x, scales, bias, quantized, out_scales):
 
 
 @loop()
-def embed(tokens, table, sinusoids, positions, scale, pad, out):
+def embed(team, tokens, table, sinusoids, positions, scale, pad, out):
+    args = (tokens, table, sinusoids, positions, np.float32(scale), pad, out)
+    over_threads(_embed, team, np.uintp(tokens.shape[0]), rows_of_part(table.shape[1], _PART), args)
+
+
+@inlined()
+def _embed(begin, end, tokens, table, sinusoids, positions, scale, pad, out):
     width = table.shape[1]
-    for r in range(tokens.shape[0]):
+    for r in range(begin, end):
         token, added = tokens[r], sinusoids[positions[r]]
         for n in range(width):
-            value = multiply_add(read(table[token, n]), np.float32(scale), added[n])  # rounds like torch.add with alpha
+            value = multiply_add(read(table[token, n]), scale, added[n])  # rounds like torch.add with alpha
             value = np.float32(0.0) if token == pad else value
             out[r, n] = round_to(value, out[r, n])
+
+
+@loop()
+def advance(ancestors, slots, positions):
+    """Record in ancestors (R, capacity) that row r has stored position positions[r] in slots[r], and count it."""
+    for r in range(len(slots)):
+        ancestors[r, positions[r]] = slots[r]
+        positions[r] += 1
+
+
+@loop()
+def go_on(rows, ranks, first_slots, ancestors, slots, sentences, positions):
+    """Continue the old row rows[r] as row r, in slot ranks[r] of its sentence; returns the most positions of a row."""
+    most = 0
+    before = ancestors.copy(), sentences.copy(), positions.copy()
+    for r in range(len(rows)):
+        old = rows[r]
+        sentences[r], positions[r] = before[1][old], before[2][old]
+        ancestors[r, : positions[r]] = before[0][old, : positions[r]]
+        slots[r] = first_slots[sentences[r]] + ranks[r]
+        most = max(most, positions[r])
+    return most

@@ -125,7 +125,7 @@ def loops(module: str = "step_loops") -> Any:
     return importlib.import_module(f"fasttfm.cpu.{module}")
 
 
-def team() -> tuple[int, int]:
+def team() -> tuple[int, int, int]:
     """The threads for a loop, see thread_team.team()."""
     from fasttfm.cpu import thread_team
 

@@ -5,7 +5,7 @@ On a CPU with numba the cache never moves rows (cpu/step_cache.py), and a plain 
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -92,12 +92,11 @@ class TransformerDecoder:
         first step; beam: from the second step on; None: the same.
         """
         if backends.current != "triton" and takes(memory) and memory.shape[0]:
-            fused = DecoderStep(self.model) if fuses_step(self.model, memory) else None
-            cache = StepCache(max_length, fused)
+            cache = _cache(DecoderStep(self.model) if fuses_step(self.model, memory) else None, max_length)
             self._join(cache, memory, source_lengths, beam or rows_per_sentence, rows_per_sentence)
             return cache
         moving = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
-        for number, pair in enumerate(self._memory_keys_values(memory, None)):
+        for number, pair in enumerate(self._memory_keys_values(memory)):
             keys, values = (x.contiguous() for x in pair)
             moving.layer(number).memory.update(keys, values)
             moving.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
@@ -106,7 +105,7 @@ class TransformerDecoder:
     @torch.no_grad()
     def start_running(self) -> StepCache:
         """An empty cache for join(), if takes_sentences()."""
-        return StepCache(fused=DecoderStep(self.model))
+        return _cache(DecoderStep(self.model))
 
     @torch.no_grad()
     def join(
@@ -121,7 +120,8 @@ class TransformerDecoder:
     ) -> None:
         if lengths is None:
             lengths = torch.full((memory.shape[0],), memory.shape[1], device="cpu")
-        cache.join(self._memory_keys_values(memory, cache.fused), lengths, beam, rows_per_sentence)
+        keys_values = self._memory_keys_values(memory) if cache.fused is None else cache.fused.keys_values(memory)
+        cache.join(keys_values, lengths, beam, rows_per_sentence)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
@@ -141,9 +141,11 @@ class TransformerDecoder:
             cache.advance()
         return apply_linear(model.output, y[:, 0]).float()
 
-    def _memory_keys_values(self, memory: Tensor, fused: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
+    def _memory_keys_values(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
-        keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.model.decoder.layers]
-        if fused is not None and fused.int8:  # int8 products round more coarsely than bfloat16
-            return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
-        return keys_values
+        return (layer.multihead_attn.keys_values(memory) for layer in self.model.decoder.layers)
+
+
+def _cache(fused: DecoderStep | None, max_length: int | None = None) -> StepCache:
+    # int8 products round more coarsely than bfloat16.
+    return StepCache(max_length, fused, torch.bfloat16 if fused is not None and fused.int8 else None)

@@ -41,7 +41,7 @@ class DiverseSteps(Steps):
 
         def file(group: int, ends: Tensor, best: Tensor, parents: Tensor, live: Tensor) -> None:
             self._file(ends, best, parents, group=group)
-            self._count(ends[:, : live.shape[1]])
+            self._count(ends[:, : live.shape[1]].sum(dim=1))
             for index, (task, likeliest) in enumerate(zip(self.tasks, live.amax(dim=1).tolist())):
                 done[index] &= likeliest / length_penalty(task.limit + 1, self.config) <= task.finished[group].worst
 

@@ -21,6 +21,7 @@ from fasttfm.cpu import (
     attention_loops,
     attention_scores,
     embedding_loops,
+    launches,
     loop_parts,
     norm_loops,
     panel_tiles,
@@ -29,7 +30,7 @@ from fasttfm.cpu import (
     training_loops,
 )
 
-LOOPS = [amx, embedding_loops, norm_loops, panel_tiles, search_loops, step_loops, training_loops]
+LOOPS = [amx, embedding_loops, launches, norm_loops, panel_tiles, search_loops, step_loops, training_loops]
 PROGRAM = """
 import hashlib, sys
 import numpy as np
@@ -40,7 +41,7 @@ draw = lambda *shape, random=np.random.default_rng(0): random.standard_normal(sh
 rows, heads, size = 8, 2, 16
 sums, of_sums, bits = np.empty(rows, np.float32), hashlib.sha256(), hashlib.sha256()
 for threads in 20 * (1, 3):  # over a team too
-    team, out = (threads, thread_team.start()), np.empty((rows, heads * size), np.float32)
+    team, out = (threads, thread_team.start(), 0), np.empty((rows, heads * size), np.float32)
     search_loops.log_sum_exp(team, draw(rows, 340), sums)
     of_sums.update(sums)
     if sys.argv[1] == "sums alone":
@@ -94,11 +95,12 @@ def test_bits_do_not_depend_on_addresses(width):
     for at in (9000, *just_behind_inputs):
         y = memory[at : at + width]
         step_loops.add_layer_norm(
-            (1, 0), *rows[:1], None, None, rows[1], weight, bias, 1e-5, 1, y[None], rows[2], None, None
+            (1, 0, 0), *rows[:1], None, None, rows[1], weight, bias, 1e-5, 1, y[None], rows[2], None, None
         )
         of_step = y.tobytes()
         norm_loops.residual_layer_norm(
-            (1, 0), 1, width, np.float32(0), np.float32(0), *(each.ctypes.data for each in (x, residual, weight, bias)),
+            (1, 0, 0), 1, width, np.float32(0), np.float32(0),
+            *(each.ctypes.data for each in (x, residual, weight, bias)),
             np.float32(1e-5), np.uint64(0), np.uint64(0), 0, np.float32(1), 0,
             *(each.ctypes.data for each in (y, s, statistics, statistics[1:])),
         )  # fmt: skip

@@ -12,12 +12,13 @@ from torch.nn import functional as nnF
 
 pytest.importorskip("numba")
 
-from fasttfm.cpu import amx, panels, step_passes
+from fasttfm.cpu import amx, step_passes
 from fasttfm.cpu import linear as linear_module
 from fasttfm.cpu.int8 import LARGEST, ZERO, quantize_weight
 from fasttfm.cpu.linear import FrozenLinear, frozen_weights
 from fasttfm.cpu.panel_tiles import _BLOCK, PANEL, TILE, UNROLLED
 from fasttfm.cpu.panels import IntegerPanelProduct, PanelProduct, multiplies_integers, multiplies_pairs
+from fasttfm.search.cpu.buffers import AtOnce
 
 BLOCK = _BLOCK // 4
 """Rows of a block in float32; four times as many in integers."""
@@ -118,7 +119,7 @@ def test_older_processors_compute_the_same(tmp_path, without):
 def test_nothing_is_written_outside_the_output(kind, inputs, rows, outputs):
     product, x, _ = example(kind, inputs, outputs)
     around = torch.full((rows + 4, outputs), 7.0, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32)
-    product.of(x[-rows:], around[2:-2])()
+    product(x[-rows:], out=around[2:-2])
     assert (around[:2] == 7).all()
     assert (around[-2:] == 7).all()
     assert (around[2:-2] != 7).any(axis=1).all()
@@ -138,7 +139,7 @@ def test_tiles_agree_with_vectors_and_are_used_for_whole_lines(monkeypatch, kind
     for inputs, outputs in ((64, 33), (192, PANEL), (512, 3 * PANEL + 1)):
         product, x, _ = example(kind, inputs, outputs, kind == "bfloat16", kind == "bfloat16")
         x = x[8:]  # without NaN
-        assert panels._multiply_of(x) is amx.multiply
+        assert product.launch(x, product(x))[0] is amx.multiply
         tiles = product(x)
         with monkeypatch.context() as changed:
             changed.setattr(amx, "takes", lambda count: False)
@@ -162,4 +163,5 @@ def test_linear_uses_panels_on_the_processors_they_were_measured_on(monkeypatch,
             product = FrozenLinear(layer.weight, layer.bias)
             assert isinstance(product._product, PanelProduct) == expected
             assert product.size(3) == 3 or not expected, "rows are not padded"
-            torch.testing.assert_close(product.of_rows(3)(x), layer(x), rtol=1e-5, atol=1e-5)
+            out = product.add_to(AtOnce(), x, torch.empty(3, 256))
+            torch.testing.assert_close(torch.from_numpy(out), layer(x), rtol=1e-5, atol=1e-5)

@@ -172,7 +172,7 @@ def test_pytorch_computes_few_elements_searches_and_many_threads_without_a_team(
     assert training_passes.takes(torch.zeros(200, 200))
     monkeypatch.setattr(thread_team, "start", lambda: 0)
     assert not training_passes.takes(torch.zeros(200, 200))
-    assert thread_team.team() == (1, 0)
+    assert thread_team.team() == (1, 0, 0)
 
 
 def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
@@ -217,7 +217,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, threads):
 
 def test_each_part_is_computed_once_with_more_threads_than_cores_and_parts():
     keep, seed = torch.zeros(1, 40, 512, dtype=torch.uint8), torch.tensor([7])
-    team = 8, thread_team.start()
+    team = 8, thread_team.start(), 0
     training_loops.keep_mask(team, training_passes.unsigned(seed), np.uint64(3), 77, keep.numpy())
     assert torch.equal(keep.bool(), reference.keep_mask((1, 40, 512), 77 / 256, seed, 3))
 
@@ -233,7 +233,7 @@ draw = lambda: training_passes.keep_mask((1, 400, 512), 0.3, torch.tensor([7]), 
 count = draw()
 pid = os.fork()
 if not pid:
-    os._exit(0 if training_passes.team() == (1, 0) and draw() == count else 9)
+    os._exit(0 if training_passes.team() == (1, 0, 0) and draw() == count else 9)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)

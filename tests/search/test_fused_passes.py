@@ -44,11 +44,11 @@ def steps(model: Transformer, fused: bool | None = None, *, batch_invariant: boo
         )
         if fused is not None:
             assert (cache.fused is not None) == fused
-        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # 0: padding
+        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache).clone())  # 0: padding
         rows = [0, 0, 1, 1, 2, 2]
         for step in range(40):
             cache.go_on(torch.tensor(rows), torch.tensor([0, 1] * (len(rows) // 2), dtype=torch.int32))
-            results.append(decoder_of(model).step(4 + torch.arange(len(rows)) + step, cache))
+            results.append(decoder_of(model).step(4 + torch.arange(len(rows)) + step, cache).clone())
             rows = [1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 4, 5] if step == 19 else [1, 1, 2, 3]
     return results
 

@@ -6,32 +6,20 @@ products. Here the rows of all sentences are computed together without padding; 
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import frozen, linear
+from fasttfm.cpu.linear import FrozenLinear, first_of, frozen, frozen_in_int8
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.attention.api import packed_qkv_attention
 from fasttfm.models.plain import EMBEDDING, NORM, STACK, plain_width, untouched
+from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, kept_of, norms_of
 
 ENCODER_LOOP = 96
 """Longest sentence that attends in our own loop. One sentence, 8 heads of 64, two AMD EPYC cores with AVX2: 146 -> 18
 us for 16 rows, 247 -> 176 for 64, but 434 -> 714 for 128. The last bits of a search depend on it."""
-
-Norm = tuple[Any, Any, float]
-
-
-def norm_arrays(norm: nn.LayerNorm) -> Norm:
-    """Weight and bias (d,) as arrays, and eps."""
-    return array(norm.weight), array(norm.bias), norm.eps
-
-
-def norms_of(stack: Any) -> list[nn.LayerNorm]:
-    """All norms of a stack, in parameter order."""
-    names = ("norm1", "norm2", "norm3")
-    norms = [getattr(layer, name) for layer in stack.layers for name in names if hasattr(layer, name)]
-    return norms if stack.norm is None else [*norms, stack.norm]
 
 
 def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
@@ -67,7 +55,7 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     A sentence's rows depend on that sentence alone. Padding rows are zero and not computed. Raises ValueError for a
     token that the model does not have.
     """
-    loops, team = step_passes.loops(), step_passes.team()
+    loops = step_passes.loops()
     batch, longest = source.shape
     sizes = torch.full((batch,), longest, device="cpu") if lengths is None else lengths.long()
     positions = torch.arange(longest, device="cpu")
@@ -80,44 +68,73 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
         )
 
     count, width, heads = len(tokens), table.shape[1], layers[0].self_attn.num_heads
-    norms = iter(map(norm_arrays, norms_of(model.encoder)))
-    pre_norm = layers[0].norm_first
-    x, stream = table.new_empty(count, width), table.new_empty(count, width)
-    end = count, array(x), array(stream), None, None
-    residual = array(stream if pre_norm else x)  # with post-norm x is the stream
+    products, first, norms = kept_of(model, model.encoder, _layers)
+    pre_norm, int8, hidden_width = layers[0].norm_first, frozen_in_int8(), len(layers[0].linear1.weight)
+    now = AtOnce()
+    # New memory for every result would take as long as the product.
+    x, joined = (Buffer.new(count, width, table.dtype, int8) for _ in range(2))
+    hidden = Buffer.new(count, hidden_width if int8 else 1, table.dtype, int8)
+    stream = table.new_empty(count, width)
+    sums, more_sums = (table.new_empty(count * each) for each in (max(3 * width, hidden_width), width))
+    end = count, x.arrays[0], array(stream), *x.arrays[1:]
+    residual = array(stream) if pre_norm else x.arrays[0]  # with post-norm x is the stream
     places = model.source_positions.rows(int(sizes.max()), table.device).detach().float().numpy()  # not for padding
-    loops.embed(tokens.numpy(), array(table), places, positions.numpy(), width**0.5, model.config.pad_id, residual)
-    if pre_norm:
-        loops.add_layer_norm(team, array(torch.zeros_like(x)), None, None, residual, *next(norms), *end)
-    sentences = _Sentences(sizes, heads, table.new_empty(count, width))
-    for layer in layers:
-        attention = layer.self_attn
-        joined = sentences.attend(linear(x, attention.in_proj_weight, attention.in_proj_bias))
-        y = linear(joined, attention.out_proj.weight, attention.out_proj.bias)
-        loops.add_layer_norm(team, array(y), None, None, residual, *next(norms), *end)
-        hidden = linear(x, layer.linear1.weight, layer.linear1.bias, relu=True)
-        y = linear(hidden, layer.linear2.weight, layer.linear2.bias)
-        loops.add_layer_norm(team, array(y), None, None, residual, *next(norms), *end)
+    now.add(
+        loops.embed, tokens.numpy(), array(table), places, positions.numpy(), width**0.5, model.config.pad_id, residual
+    )
+    if first is not None:
+        now.add(loops.add_layer_norm, np.zeros_like(residual), None, None, residual, *first, *end)
+    elif int8:
+        now.add(loops.quantize_rows, *x.arrays)
+    attend = _Sentences(sizes, heads, joined.values)
+    for (joint, output, expand, contract), (norm1, norm2) in zip(products, norms):
+        joint_rows = first_of(sums, count, 3 * width)
+        joint.add_to(now, x.operand, joint_rows, x.scales)
+        attend(joint_rows)
+        if int8:
+            now.add(loops.quantize_rows, *joined.arrays)
+        y = output.add_to(now, joined.operand, first_of(more_sums, count, width))
+        now.add(loops.add_layer_norm, y, joined.scales, output.bias, residual, *norm1, *end)
+        between = first_of(sums, count, hidden_width)
+        y = expand.add_to(now, x.operand, between)
+        if int8:
+            now.add(loops.quantize_relu, y, x.scales, expand.bias, count, *hidden.arrays[1:])
+        y = contract.add_to(now, hidden.operand if int8 else between, first_of(more_sums, count, width))
+        now.add(loops.add_layer_norm, y, hidden.scales, contract.bias, residual, *norm2, *end)
     memory = table.new_zeros(batch, longest, width)
-    memory[real] = x
+    memory[real] = x.values
     return memory
 
 
+def _layers(stack: Any, norms: list[Norm]) -> tuple[list[tuple[FrozenLinear, ...]], Norm | None, list[list[Norm]]]:
+    """Products of each layer, the norm before the first one if any, and two norms of each layer, in order of use."""
+    products: list[tuple[FrozenLinear, ...]] = [
+        (
+            FrozenLinear(each.self_attn.in_proj_weight, each.self_attn.in_proj_bias),
+            FrozenLinear(each.self_attn.out_proj.weight, each.self_attn.out_proj.bias),
+            FrozenLinear(each.linear1.weight, each.linear1.bias, relu=True),
+            FrozenLinear(each.linear2.weight, each.linear2.bias),
+        )
+        for each in stack.layers
+    ]
+    first = norms.pop(0) if stack.layers[0].norm_first else None
+    return products, first, [norms[n : n + 2] for n in range(0, len(norms), 2)]
+
+
 class _Sentences:
-    """Packed sentences: short ones attend in one compiled loop, long ones each in a PyTorch kernel."""
+    """Attention within packed sentences: of short ones in one compiled loop, of long ones each in a PyTorch kernel."""
 
     def __init__(self, sizes: Tensor, heads: int, out: Tensor) -> None:
-        """sizes (B,) int64: sentence lengths. out (T, d): output buffer of attend()."""
-        self.heads, self.out = heads, out
+        """sizes (B,) int64: sentence lengths. out (T, d): where results go."""
+        self._heads, self._out = heads, out
         firsts, short = sizes.cumsum(0) - sizes, sizes <= ENCODER_LOOP
         self._short = firsts[short].numpy(), sizes[short].numpy(), heads, array(out)
         self._long = list(zip(firsts[~short].tolist(), sizes[~short].tolist()))
 
-    def attend(self, joint: Tensor) -> Tensor:
-        """Attention output (T, d) of joint (T, 3 * d): queries, keys and values."""
+    def __call__(self, joint: Tensor) -> None:
+        """Write the output for joint (T, 3 * d): queries, keys and values."""
         step_passes.loops().attend_within(step_passes.team(), array(joint), *self._short)
         for first, size in self._long:
             rows = slice(first, first + size)
-            alone = joint[rows].view(1, size, 3, self.heads, -1)
-            self.out[rows] = packed_qkv_attention(alone)[0]
-        return self.out
+            alone = joint[rows].view(1, size, 3, self._heads, -1)
+            self._out[rows] = packed_qkv_attention(alone)[0]
