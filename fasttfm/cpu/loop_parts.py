@@ -92,6 +92,22 @@ def _round_to_kind(x, like):
     return lambda x, like: x
 
 
+MAGNITUDE, INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+"""Mask of a float32's bits without the sign, and the bits of infinity; those of NaN are above them."""
+
+
+@inlined()
+def sort_key(x):
+    """An integer with the order of float32 x; LLVM vectorises integer maxima, but not those of floats with NaN."""
+    bits = np.int32(bits_of(x))
+    return bits ^ ((bits >> np.int32(31)) & MAGNITUDE)
+
+
+@inlined()
+def of_sort_key(key):
+    return from_bits(key ^ ((key >> np.int32(31)) & MAGNITUDE))
+
+
 @intrinsic
 def multiply_add(context, a, b, c):
     """a * b + c in float32, rounded once if the processor has FMA, in vector and scalar code alike."""
@@ -148,11 +164,33 @@ def numbers_at(address, count, like):
 
 
 @intrinsic
+def pointer_to(context, array):
+    """The address of an array's first element, to index as a flat array; keep(array) must follow the last use.
+
+    Functions that are inlined count a reference to each array passed to them, which costs more than the products of a
+    short row; pointers have none.
+    """
+
+    def generate(context, builder, signature, values):
+        return make_array(signature.args[0])(context, builder, values[0]).data
+
+    return types.CPointer(array.dtype)(array), generate
+
+
+@intrinsic
+def keep(context, array):
+    """Keep an array alive up to this point."""
+    return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()
+
+
+@intrinsic
 def _fetch(context, flat, index):
-    """Prefetch flat[index]."""
+    """Prefetch flat[index], of an array or pointer_to() one."""
 
     def generate(context, builder, signature, arguments):
-        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        data = arguments[0]
+        if isinstance(flat, types.Array):
+            data = make_array(flat)(context, builder, data).data
         address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [address.type, _INT32, _INT32, _INT32])
         prefetch = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")

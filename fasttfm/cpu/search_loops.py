@@ -9,25 +9,21 @@ Cost: reads 2 * R * V elements; PyTorch's log_softmax, amax and topk read and wr
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, bits_of, exp, from_bits, inlined, loop, read
+from fasttfm.cpu.loop_parts import (
+    FAST,
+    INFINITE,
+    MAGNITUDE,
+    bits_of,
+    exp,
+    inlined,
+    loop,
+    of_sort_key,
+    read,
+    sort_key,
+)
 from fasttfm.cpu.thread_team import over_threads
 
 _BLOCK = np.uintp(64)
-_SIGN = np.int32(0x7FFFFFFF)
-_INFINITE = np.int32(0x7F800000)
-_LARGEST = np.int32(0x7FFFFFFF)
-
-
-@inlined()
-def sort_key(x):
-    """An integer with the order of float32 x; LLVM vectorises integer maxima, but not those of floats with NaN."""
-    bits = np.int32(bits_of(x))
-    return bits ^ ((bits >> np.int32(31)) & _SIGN)
-
-
-@inlined()
-def of_sort_key(key):
-    return from_bits(key ^ ((key >> np.int32(31)) & _SIGN))
 
 
 @inlined(fastmath=FAST)
@@ -53,11 +49,11 @@ def _log_sum_exp(begin, end, x, out):
         for n in range(width):
             value = read(flat[first + n])
             key = max(key, sort_key(value))
-            size = max(size, np.int32(bits_of(value)) & _SIGN)
+            size = max(size, np.int32(bits_of(value)) & MAGNITUDE)
         largest = of_sort_key(key)
         total = _sum_exp(flat, first, width, largest)
         # -inf is an excluded token; NaN may have either sign
-        out[r] = np.float32(np.nan) if size > _INFINITE or key >= _INFINITE else largest + np.log(total)
+        out[r] = np.float32(np.nan) if size > INFINITE or key >= INFINITE else largest + np.log(total)
 
 
 @loop()
@@ -111,7 +107,7 @@ def choose_extensions(
             for r in range(rows):
                 if heads[r] < width:
                     total = values[b, r, heads[r]] + scores[b, r]
-                    key = sort_key(total) if total == total else _LARGEST  # NaN comes first, as in torch.topk
+                    key = sort_key(total) if total == total else MAGNITUDE  # NaN comes first, as in torch.topk
                     if first < 0 or key > most:
                         first, most = r, key
             if first < 0:  # a vocabulary smaller than the beam

@@ -12,17 +12,23 @@ from numba import types
 from numba.extending import overload
 
 from fasttfm.cpu.loop_parts import (
+    INFINITE,
+    MAGNITUDE,
     bits_of,
     dot,
     exp,
     fetch_run,
     from_bits,
     inlined,
+    keep,
     loop,
     multiply_add,
+    of_sort_key,
+    pointer_to,
     read,
     round_to,
     rows_of_part,
+    sort_key,
     squares_of,
     total_of,
 )
@@ -33,19 +39,19 @@ _PART = np.uintp(1 << 12)
 
 
 @inlined()
-def _softmax(scores, count):
-    """Replace scores[:count] by exp(score - largest); returns 1 / their sum. NaN propagates."""
-    largest = scores[0]
-    for t in range(1, count):
-        if not scores[t] <= largest:
-            largest = scores[t]
-    if not largest < np.inf:  # the search reports such a model
-        for t in range(count):
+def _softmax(scores, first, count):
+    """Replace scores[first : first + count] by exp(score - largest); returns 1 / their sum. NaN propagates."""
+    key, size = sort_key(scores[first]), np.int32(0)
+    for t in range(first, first + count):
+        key, size = max(key, sort_key(scores[t])), max(size, np.int32(bits_of(scores[t])) & MAGNITUDE)
+    largest = of_sort_key(key)
+    if size > INFINITE or key >= INFINITE:  # the search reports such a model
+        for t in range(first, first + count):
             scores[t] = np.nan
         return np.float32(1.0)
-    for t in range(count):
+    for t in range(first, first + count):
         scores[t] = exp(scores[t] - largest)
-    return np.float32(1.0) / total_of(scores, np.uintp(0), count)
+    return np.float32(1.0) / total_of(scores, first, count)
 
 
 @inlined()
@@ -130,13 +136,12 @@ def _attend_to_ancestors(
     most = np.uintp(0)
     for r in range(begin, end):
         most = max(most, np.uintp(positions[r]) + one)
-    flat_joint, flat_keys, flat_values = joint.reshape(-1), keys.reshape(-1), values.reshape(-1)
-    flat_out, flat_ancestors = out.reshape(-1), ancestors.reshape(-1)
+    flat_joint, flat_keys, flat_values = pointer_to(joint), pointer_to(keys), pointer_to(values)
+    flat_out, flat_ancestors = pointer_to(out), pointer_to(ancestors)
     scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
-    scores = np.empty(heads * most, np.float32)
-    q = np.empty(width, np.float32)
-    sums = np.empty(width, np.float32)
-    firsts = np.empty(most, np.uintp)
+    scratch, firsts = np.empty(heads * most + two * width, np.float32), np.empty(most, np.uintp)
+    scores = pointer_to(scratch)
+    q, sums = pointer_to(scratch[heads * most :]), pointer_to(scratch[heads * most + width :])
     for r in range(begin, end):
         position = np.uintp(positions[r])
         count = position + one
@@ -162,15 +167,15 @@ def _attend_to_ancestors(
         for t in range(count):
             _dots(q, flat_keys, firsts[t], heads, size, scores, count, t)
         for h in range(heads):
-            of_head = scores[h * count : (h + one) * count]
-            scale_sum = _softmax(of_head, count)
-            for t in range(count):
-                of_head[t] *= scale_sum
+            scale_sum = _softmax(scores, h * count, count)
+            for t in range(h * count, (h + one) * count):
+                scores[t] *= scale_sum
         for t in range(count):
             _add_heads(sums, flat_values, firsts[t], heads, size, scores, count, t)
         for n in range(width):
             flat_out[r * width + n] = round_to(sums[n], flat_out[r * width + n])
         _quantize(out, r, quantized, out_scales)
+    keep(scratch)
 
 
 @inlined()
@@ -184,7 +189,7 @@ def _attend(q, sums, scores, keys, key, values, value, step, count, size):
         sums[d] = np.float32(0.0)
     for t in range(count):
         scores[t] = dot(q, zero, keys, key + t * step, size)
-    scale_sum = _softmax(scores, count)
+    scale_sum = _softmax(scores, zero, count)
     pairs = count // two * two
     for t in range(zero, pairs, two):
         first = value + t * step
@@ -206,13 +211,16 @@ def attend_within(team, joint, firsts, lengths, heads, out):
 def _attend_within(begin, end, joint, firsts, lengths, heads, out):
     width, three = np.uintp(out.shape[1]), np.uintp(3)
     size, line = width // heads, three * width
-    flat, flat_out = joint.reshape(-1), out.reshape(-1)
+    flat, flat_out = pointer_to(joint), pointer_to(out)
     scale = np.float32(1.0 / np.sqrt(np.float64(size)))
-    q, sums = np.empty(size, np.float32), np.empty(size, np.float32)
+    most = np.uintp(0)
+    for pair in range(begin, end):
+        most = max(most, np.uintp(lengths[pair // heads]))
+    scratch = np.empty(most + np.uintp(2) * size, np.float32)
+    q, sums, scores = pointer_to(scratch), pointer_to(scratch[size:]), pointer_to(scratch[np.uintp(2) * size :])
     for pair in range(begin, end):
         sentence, column = pair // heads, pair % heads * size
         first, count = np.uintp(firsts[sentence]), np.uintp(lengths[sentence])
-        scores = np.empty(count, np.float32)
         key = first * line + width + column
         for r in range(first, first + count):
             for d in range(size):
@@ -221,6 +229,7 @@ def _attend_within(begin, end, joint, firsts, lengths, heads, out):
             place = r * width + column
             for d in range(size):
                 flat_out[place + d] = round_to(sums[d] * scale_sum, flat_out[place + d])
+    keep(scratch)
 
 
 @loop()
@@ -235,16 +244,19 @@ def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences,
     # in turn, while these are in the L1 cache.
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one = np.uintp(1)
-    flat_query, flat_out = query.reshape(-1), out.reshape(-1)
-    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+    flat_query, flat_out, flat_keys, flat_values = (
+        pointer_to(query),
+        pointer_to(out),
+        pointer_to(keys),
+        pointer_to(values),
+    )
     scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
-    scores = np.empty(longest, np.float32)
-    q = np.empty(size, np.float32)
-    sums = np.empty(size, np.float32)
+    scratch = np.empty(longest + np.uintp(2) * size, np.float32)
+    q, sums, scores = pointer_to(scratch), pointer_to(scratch[size:]), pointer_to(scratch[np.uintp(2) * size :])
     rows, begin = np.uintp(sentences.shape[0]), start
     while begin and begin < stop and sentences[begin] == sentences[begin - one]:
         begin += one
-    total, line = np.uintp(flat_keys.shape[0]), np.uintp(64 // keys.itemsize)
+    total, line = np.uintp(keys.size), np.uintp(64 // keys.itemsize)
     while begin < stop:
         sentence, end = np.uintp(sentences[begin]), begin + one
         while end < rows and np.uintp(sentences[end]) == sentence:
@@ -268,6 +280,7 @@ def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences,
         for r in range(begin, end):
             _quantize(out, r, quantized, out_scales)
         begin = end
+    keep(scratch)
 
 
 @loop()

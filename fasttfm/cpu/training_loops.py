@@ -14,12 +14,13 @@ from fasttfm.cpu.loop_parts import (
     inlined,
     loop,
     multiply_add,
+    of_sort_key,
     read,
     round_to,
     rows_of_part,
+    sort_key,
     total_of,
 )
-from fasttfm.cpu.search_loops import of_sort_key, sort_key
 from fasttfm.cpu.thread_team import over_threads
 
 HIDDEN = np.float32(-3e38)
