@@ -1,6 +1,7 @@
 """The fused passes of a CPU (decoder step, encoder): the modules' numbers; modules that are not plain are called."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,21 @@ def bytes_of_tensors() -> int:
     gc.collect()
     tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.is_cpu and x.layout is torch.strided]
     return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+def test_a_cache_is_freed_with_its_last_reference():
+    """Caches take most of a search's memory: none waits for Python's collector."""
+    model = model_of()
+    with inference(model):
+        cache = decoder_of(model).start_cache(model.encode(torch.full((2, 5), 7)), None, max_length=9)
+        decoder_of(model).step(torch.full((2,), 4), cache)
+    alive = weakref.ref(cache)
+    gc.disable()
+    try:
+        del cache
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("int8", [False, True])

@@ -9,6 +9,7 @@ those of the modules, with post-norm bit for bit.
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ class DecoderStep:
         self._memory: _Memory | None = None
         self._steps: dict[int, Any] = {}
         """Recorded steps by row count."""
-        self._place: tuple[Any, int] | None = None
+        self._place: tuple[ref[StepCache], int] | None = None
         """Cache whose memory the recorded steps use, and where that was."""
         self._positions = 0
         """Positions of the table that they read."""
@@ -104,7 +105,7 @@ class DecoderStep:
 
         The next step overwrites them.
         """
-        count, place = tokens.shape[0], (cache, cache.make_room())
+        count, place = tokens.shape[0], (ref(cache), cache.make_room())
         rows = self.output.size(count)
         if self._memory is None or rows > self._memory.rows:
             outputs = -(-self.table.shape[0] // _SELECTED) * _SELECTED
