@@ -169,7 +169,7 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
             rows = harness.run(
                 case,
                 setting,
-                clocks.clock_of(case, setting.device),
+                clocks.clock_of(case, setting),
                 SECONDS[setting.level],
                 ceilings=clocks.ceilings(in_dtype),
                 machine=described,

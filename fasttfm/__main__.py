@@ -9,18 +9,15 @@ def command(started: float | None = None) -> int:
 
     started: when the command began that this process is a part of, by time.monotonic(); None: now.
     """
-    try:
-        from fasttfm.cli.main import main
-        from fasttfm.system.children import end_with_parent
-
-        end_with_parent()
-
-        return main(started=started)
-    except KeyboardInterrupt:  # before main takes care of it
-        return 128 + signal.SIGINT
-    finally:
-        # all work is done: what comes from now on may end the process at once
+    # Outside main(), which installs its own handler, Ctrl-C ends the process at once: Python drops an exception that is
+    # raised in a callback of an import.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from fasttfm.cli.main import main
+    from fasttfm.system.children import end_with_parent
+
+    end_with_parent()
+    return main(started=started)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,16 @@ A launch changes triton.language for the interpreter and changes it back. In bet
 again, walking over all its members; here one change a launch is enough, and after it triton.language is as Triton
 leaves it, so that the same process may compile. The table of dtypes, which each operation makes anew, is made once. And
 Philox is a loop over arrays of words, in the place of two hundred operations that cost more than the words of a tile.
+
+The numbers of a tile take little of what is left: most goes to types and shapes, which an operation derives several
+times. Types are made once a launch, operands of one type and shape are not promoted, and a number beside a tile becomes
+a tile in one step. Sums and products are computed a second time in 64 bits to find overflow, whose result Triton drops
+unless it debugs: only then they are.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +21,9 @@ import numpy as np
 
 MULTIPLIERS = np.uint32(0xD2511F53), np.uint32(0xCD9E8D57)
 KEYS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+FLOATING = ("fp16", "fp32", "fp64")
+INTEGRAL = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+"""Triton's names of the types beside which a number takes the type."""
 
 
 def make_quick() -> None:
@@ -39,12 +49,14 @@ def make_quick() -> None:
         changed.clear()
         tl.random.philox_impl = functools.partial(_philox, plain)
         try:
-            return call(self, *arguments, **constants)
+            with _types_made_once():
+                return call(self, *arguments, **constants)
         finally:
             tl.random.philox_impl = plain
 
     interpreter._patch_lang = patch_once
     interpreter.GridExecutor.__call__ = launched
+    _derive_less(interpreter.interpreter_semantic)
     of_scalars, of_pointers = functools.cache(interpreter._get_np_dtype), interpreter._get_np_dtype
 
     def dtype_of(kind: Any) -> np.dtype:
@@ -52,6 +64,97 @@ def make_quick() -> None:
         return (of_pointers if isinstance(kind, tl.pointer_type) else of_scalars)(kind)
 
     interpreter._get_np_dtype = dtype_of
+
+
+def _sizes(kind: Any) -> tuple[int, ...]:
+    """The shape of a block type; () for a scalar."""
+    known = kind.__dict__.get("sizes")
+    return known or ((*kind.shape,) if kind.is_block() else ())
+
+
+@contextlib.contextmanager
+def _types_made_once() -> Iterator[None]:
+    """Within the block a block type, and the shape of a tensor, is derived once."""
+    from triton.language.core import block_type, constexpr, tensor
+
+    make_type, make_tensor = block_type.__init__, tensor.__init__
+    types: dict[tuple, Any] = {}
+    shapes: dict[tuple, tuple] = {}
+
+    def known_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = getattr(shape, "values", shape)
+        sizes = tuple([size.value if isinstance(size, constexpr) else size for size in sizes])
+        known = types.get((id(element_ty), sizes))
+        if known is None:
+            make_type(self, element_ty, shape)
+            self.sizes = sizes
+            types[id(element_ty), sizes] = self  # which holds element_ty
+        else:
+            self.__dict__.update(known.__dict__)
+
+    def known_tensor(self: Any, handle: Any, kind: Any) -> None:
+        sizes = _sizes(kind)
+        if sizes not in shapes:
+            make_tensor(self, handle, kind)
+            shapes[sizes] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = shapes[sizes]
+
+    block_type.__init__, tensor.__init__ = known_type, known_tensor
+    try:
+        yield
+    finally:
+        block_type.__init__, tensor.__init__ = make_type, make_tensor
+
+
+def _derive_less(semantic: Any) -> None:
+    """Give the interpreter's semantics short cuts to the results of its methods of the same names."""
+    from triton.language.core import tensor
+    from triton.runtime import interpreter
+
+    plain = type(semantic)
+
+    def filled(number: Any, like: Any) -> Any:
+        """A tensor of this number, of the type of another one; the number itself where promotion is to decide."""
+        kind = like.dtype
+        if kind.name in FLOATING:
+            fits = type(number) in (int, float)
+        else:
+            fits = kind.name in INTEGRAL and type(number) is int
+            fits = fits and kind.get_int_min_value() <= number <= kind.get_int_max_value()
+        if not fits:
+            return number
+        # Triton's zero has no sign
+        data = np.full(_sizes(like.type) or 1, number or 0, dtype=interpreter._get_np_dtype(kind))
+        return tensor(interpreter.TensorHandle(data, kind), like.type)
+
+    def binary_op_type_checking_impl(
+        lhs: Any, rhs: Any, left: bool = False, right: bool = False, arithmetic: bool = True, divides: bool = False
+    ) -> tuple[Any, Any]:
+        if not divides and arithmetic:
+            if isinstance(lhs, tensor):
+                rhs = rhs if isinstance(rhs, tensor) else filled(rhs, lhs)
+            elif isinstance(rhs, tensor):
+                lhs = filled(lhs, rhs)
+        are_alike = isinstance(lhs, tensor) and isinstance(rhs, tensor) and lhs.dtype is rhs.dtype
+        if are_alike and not divides and not lhs.dtype.is_ptr():
+            return broadcast_impl_value(lhs, rhs)
+        return plain.binary_op_type_checking_impl(semantic, lhs, rhs, left, right, arithmetic, divides)
+
+    def broadcast_impl_value(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if _sizes(lhs.type) == _sizes(rhs.type):
+            return lhs, rhs
+        return plain.broadcast_impl_value(semantic, lhs, rhs)
+
+    def cast(value: Any, kind: Any, rounding: str | None = None) -> Any:
+        return value if value.dtype is kind.scalar else plain.cast(semantic, value, kind, rounding)
+
+    def binary_op_sanitize_overflow_impl(*operands: Any) -> None:
+        if semantic.builder.options.debug:
+            plain.binary_op_sanitize_overflow_impl(semantic, *operands)
+
+    for method in (binary_op_type_checking_impl, broadcast_impl_value, cast, binary_op_sanitize_overflow_impl):
+        setattr(semantic, method.__name__, method)
 
 
 def _philox(plain: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, n_rounds: Any) -> tuple[Any, ...]:

@@ -275,7 +275,8 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         axes = [len(set(axis)) for axis in zip(*values)]
         if values and (sample or len(axes) > 1):
             kept = [kept[place] for place in spread(values, *(sample.args if sample else [max(4, *axes)]))]
-        left += [case for case in cases if not any(case is each for each in kept)]
+        chosen = set(map(id, kept))
+        left += [case for case in cases if id(case) not in chosen]
     return left
 
 

@@ -58,6 +58,19 @@ def test_a_signal_in_an_import_that_drops_exceptions(tmp_path, number):
     assert_stopped(run(tmp_path, number, "import swallows\ntime.sleep(30)\nprint('went on')"), number)
 
 
+def test_ctrl_c_in_an_import_before_the_command_ends_it_at_once(tmp_path):
+    """Python drops exceptions in callbacks of imports."""
+    setup = (
+        "class Swallows:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'fasttfm.cli.main': import swallows\n"
+        "sys.modules.pop('fasttfm.cli.main', None)\n"
+        "sys.meta_path.insert(0, Swallows)"
+    )
+    done = run(tmp_path, signal.SIGINT, "print('went on')", setup)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_a_signal_in_a_destructor(tmp_path):
     setup = "class Dropped:\n    def __del__(self):\n        os.kill(os.getpid(), NUMBER)\n        time.sleep(0.1)"
     assert_stopped(run(tmp_path, signal.SIGTERM, "Dropped()\ntime.sleep(30)\nprint('went on')", setup), signal.SIGTERM)

@@ -78,9 +78,9 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
-            # SIGTERM and SIGHUP go to this program's handler: a second signal would interrupt the launcher's shutdown
-            # and be forwarded to ranks that are ending
-            signals_to_handle="SIGINT,SIGQUIT",
+            # All others go to this program's handler, and ranks get SIGTERM. It also ends a rank whose interpreter is
+            # starting, where Python may drop Ctrl-C, and a second one does not interrupt the launcher's shutdown
+            signals_to_handle="SIGQUIT",
         )
         os.environ.update(child_environment({}))
         over = threading.Event()

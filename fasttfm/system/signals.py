@@ -46,8 +46,11 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL)}
-    numbers = [number for number, handler in ours.items() if signal.getsignal(number) == handler]
+    numbers = [
+        number
+        for number in (signal.SIGINT, *ENDING_SIGNALS)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    ]
     numbers += [signal.SIGALRM] if hasattr(signal, "SIGALRM") else []
     _request.number = None
     _request.stopped = -_REPEAT

@@ -20,7 +20,7 @@ def test_the_examples_of_a_case_and_of_a_provider_are_short_and_run(capsys):
         assert len([line for line in example.splitlines() if line.strip()]) < 20
         exec(compile(example, "docs/benchmarks.md", "exec"), names)
     case = names["softmax"](SMOKE)
-    rows = harness.run(case, SMOKE, clock_of(case, SMOKE.device), 0.0, machine=machine.describe(), least_rounds=1)
+    rows = harness.run(case, SMOKE, clock_of(case, SMOKE), 0.0, machine=machine.describe(), least_rounds=1)
     for row in rows:
         records.validate(row)
     assert {row["provider"]: row["status"] for row in rows} == {"torch eager": "timed", "exponentials": "timed"}

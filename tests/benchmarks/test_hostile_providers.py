@@ -140,7 +140,7 @@ def test_a_result_unfinished_when_the_clock_stops_has_no_time(finished):
         return y
 
     try:
-        status, reason = beside_plain(elsewhere, clock=HostClock(torch.device("cpu")))
+        status, reason = beside_plain(elsewhere, clock=HostClock(torch.device("cpu"), 1 << 20))
     finally:
         looked.set()
         for thread in threads:

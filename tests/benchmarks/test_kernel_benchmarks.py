@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import sys
-from unittest import mock
 
 import pytest
 import torch
 
 from benchmarks.cases import blocks, kernels
-from benchmarks.measure import clocks, harness, machine, providers, records
+from benchmarks.measure import harness, machine, providers, records
 from benchmarks.measure.case import LEVELS, Setting
 from benchmarks.measure.clocks import clock_of
 from benchmarks.measure.providers import Absent
@@ -20,19 +19,12 @@ HERE = machine.describe()
 COMPILED = (providers.COMPILE, providers.FLEX, blocks.COMPILED)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_cache():
-    """Times do not matter here: flush a small cache."""
-    with mock.patch.object(clocks, "last_level_cache", return_value=1 << 20):
-        yield
-
-
 def run(case, setting=SMOKE):
     """Provider -> row of a case, without compiled providers, which take seconds each."""
     work = case.make()
     work.providers = {name: provider for name, provider in work.providers.items() if name not in COMPILED}
     case = dataclasses.replace(case, make=lambda: work)
-    rows = harness.run(case, setting, clock_of(case, setting.device), 0.0, machine=HERE, least_rounds=1)
+    rows = harness.run(case, setting, clock_of(case, setting), 0.0, machine=HERE, least_rounds=1)
     return {row["provider"]: row for row in rows}
 
 

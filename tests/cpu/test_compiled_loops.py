@@ -4,10 +4,10 @@ import ast
 import inspect
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -35,6 +35,9 @@ PROGRAM = """
 import hashlib, sys
 import numpy as np
 import torch
+from numba.core import config
+
+config.reload_config()  # forked from a process with another folder for the cache
 from fasttfm.cpu import panels, search_loops, step_loops, thread_team
 
 draw = lambda *shape, random=np.random.default_rng(0): random.standard_normal(shape).astype(np.float32)
@@ -62,8 +65,8 @@ def test_loops_loaded_from_disk_give_the_same_bits_and_are_outdated_by_a_change_
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
     def run(which):
-        words = [sys.executable, "-c", PROGRAM, which]
-        return subprocess.check_output(words, cwd=tmp_path, env=environment, text=True).split()
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": True}
+        return forked.run([sys.executable, "-c", PROGRAM, which], popen=forked.BarePopen, **options).stdout.split()
 
     source = tmp_path / "fasttfm" / "cpu" / "loop_parts.py"
     (compiled, *first), (loaded, *second) = (run("everything") for _ in range(2))

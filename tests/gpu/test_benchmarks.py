@@ -21,7 +21,7 @@ def clocks():
     device = torch.device("cuda", torch.cuda.current_device())
     setting = Setting(device=device, dtype=torch.float16, level="smoke")
     case = kernels.cases(setting)[0]
-    made = [clock_of(each, device) for each in (case, dataclasses.replace(case, passes="step"))]
+    made = [clock_of(each, setting) for each in (case, dataclasses.replace(case, passes="step"))]
     assert [clock.name for clock in made] == ["device events", "host, synchronized"]
     return made
 

@@ -12,7 +12,7 @@ from fasttfm.nn import DecoderCache
 from .twins import hides_some, padding
 
 N, S, L, E, H, F = 2, 5, 4, 16, 2, 24
-BACKENDS = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.inductor])]
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.whole, pytest.mark.slow, pytest.mark.inductor])]
 
 
 def compiled(module: Any, backend: str) -> Any:

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every", "least"), [(2, 450), pytest.param(1, 900, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(("every", "least"), [(4, 225), pytest.param(1, 900, marks=pytest.mark.whole)])
 def test_the_inputs_that_torch_tests_itself_with(every: int, least: int) -> None:
     verdict = judge(of_pytorch("torch", "--every", str(every)), differences("pytorch"))
     assert not verdict.unexplained, verdict

@@ -343,6 +343,30 @@ def test_a_paused_worker_is_told_and_a_killed_one_ends_the_run_and_a_killed_laun
     process.communicate(timeout=PATIENCE)
 
 
+DEAF = "import signal, time; signal.signal(signal.SIGINT, lambda *_: None); print('ready', flush=True); time.sleep(900)"
+LAUNCHER = """
+import sys
+from fasttfm.cli import workers
+from fasttfm.system.signals import stoppable
+
+workers.command_line = lambda *_, **options: [sys.executable, "-c", sys.argv[1]]
+with stoppable():
+    workers.launch(2, [], 0.0)
+"""
+
+
+@needs_proc
+def test_ctrl_c_ends_ranks_that_drop_it():
+    """As Python does in callbacks of imports."""
+    process = start([sys.executable, "-c", LAUNCHER, DEAF, "--workers"])
+    assert len(process.stdout.read(2 * len("ready\n"))) == 12  # of both, in any order
+    ranks = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    wait_for_end(ranks)
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, stderr
+
+
 KILLED_ONCE = """
 import os, signal, sys
 from fasttfm.__main__ import command

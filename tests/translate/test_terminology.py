@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 
 import pytest
+from model_dirs import TEXT
 
 from fasttfm.data.tokenizer import train_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.translate.terminology import Terminology
 from fasttfm.translate.translator import Translator
-from tests.search.conftest import TEXT
 from tests.search.table_model import TableModel
 
 
