@@ -97,7 +97,7 @@ CASES = {
         {"causal": True, "causal_offset": 100, "window": 275, "dropout_p": 0.1},
     ),
     "a window without a diagonal": (
-        "128x64w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (2, 1, 1, 300, 340, 128), LAST,
+        "128x64w4s3", "128x64w4s3", "64x128w4s2", torch.bfloat16, (2, 1, 1, 300, 340, 128), LAST,
         {"causal_offset": 60, "window": 30, "lengths": [340, 123]},
     ),
     "all weights dropped": (
