@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for words, (batch, length, width), options in _CASES:
             shape = (batch, length, 1024 // width, width)
             q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
-            attend = partial(_attend, **options)
+            attend: Any = partial(_attend, **options)
             if words == " packed":
                 q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
                 starts = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * length
