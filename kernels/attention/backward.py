@@ -30,7 +30,6 @@ from fasttfm.kernels.attention.hopper import rule
 from fasttfm.kernels.attention.launch import Call, key_class, stages_for, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
@@ -297,12 +296,6 @@ def _launch(
     return lambda *arguments: launch(*arguments, *placed)
 
 
-def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: Tensor) -> Tile | None:
-    """Return rule.choose(), or None for packed sequences and for an explicit tile."""
-    padded = call.problem.spans[1] is None
-    return rule.choose(choice, call, *walked) if padded and tile is None else None
-
-
 def _of_queries(
     call: Call, tile: Tile | None, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor
 ) -> Callable[..., None]:
@@ -312,7 +305,7 @@ def _of_queries(
     programs = ceil_div(call.queries, of_queries.rows) * call.planes
     placed = strides(query, key, value, out, grad, d_query), LineStrides(*lse.stride()[:2])
     launch = _launch(call, _backward_queries, programs, of_queries, (key, value), *placed)
-    hopper = _hopper(HOPPER_BACKWARD_QUERIES, call, tile, out, grad)
+    hopper = rule.choose(HOPPER_BACKWARD_QUERIES, call, out, grad) if tile is None else None
     if hopper is None:
         return launch
     from fasttfm.kernels.attention.hopper.backward_queries import BackwardQueries
@@ -329,7 +322,8 @@ def _of_keys(
     programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
     placed = strides(query, key, value, grad, *gradients), LineStrides(*lse.stride()[:2])
     launch = _launch(call, _backward_keys, programs, of_keys, (query, grad), *placed)
-    hopper = _hopper(HOPPER_BACKWARD_KEYS, call, tile, grad)
+    fits = rule.keys_fit(call.constants["D"], dropout=call.problem.dropout.seed is not None)
+    hopper = rule.choose(HOPPER_BACKWARD_KEYS, call, grad) if tile is None and fits else None
     if hopper is None:
         return launch
     from fasttfm.kernels.attention.hopper.backward_keys import BackwardKeys

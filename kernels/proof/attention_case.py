@@ -24,7 +24,7 @@ FAR = ("sm_80", "sm_90")
 """Chips with cases of 64-bit offsets."""
 
 _SUMS = ("dq_sums", "dk_sums", "dv_sums")
-_SCORING = ("offsets", "window", "softcap", "slopes", "sinks")
+_SCORING = ("offsets", "softcap", "slopes", "sinks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,7 @@ class Variant:
     """With column sums of the gradients, for the bias of a projection."""
     shared: bool = False
     """Query heads share key heads."""
+    window: bool = False
     scoring: bool = False
     """With a window, a soft cap, ALiBi and sinks."""
     far: bool = False
@@ -47,12 +48,13 @@ class Variant:
     def __str__(self) -> str:
         words = ["causal", "packed" if self.packed else "lengths", "dropout" * self.dropout]
         words += [f"{self.mask}-mask" * (self.mask != "none"), "sums" * self.sums, "shared" * self.shared]
-        words += ["scoring" * self.scoring, "far" * self.far]
+        words += ["window" * self.window, "scoring" * self.scoring, "far" * self.far]
         return "+".join(filter(None, words))
 
     def extras(self, kind: str) -> int:
         """launch.extras() of this variant."""
-        return launch.extras(kind, self.dropout, self.mask != "none", shared=self.shared, scored=self.scoring)
+        scored = self.window or self.scoring
+        return launch.extras(kind, self.dropout, self.mask != "none", shared=self.shared, scored=scored)
 
 
 def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Variant, **constants: Any) -> CompileCase:
@@ -64,6 +66,7 @@ def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Varia
     far = (None,) * variant.far
     kinds = kinds_of(kernel)
     absent = ("seed",) * (not variant.dropout) + _SUMS * (not variant.sums) + _SCORING * (not variant.scoring)
+    absent += ("window",) * (not (variant.window or variant.scoring))
     arguments: dict[str, Any] = {
         "mask": {"none": None, "bool": "*u8", "add": f"*{'fp32' if kind == 'tf32' else kind}"}[variant.mask],
         "spans": (None, "*i64", "*i64") if variant.packed else ("*i64", None, None),

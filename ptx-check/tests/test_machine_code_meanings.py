@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ptx_check.faults import Unsupported
+from ptx_check.machine_code import products
 from ptx_check.machine_code.launch import MEANINGS
 from ptx_check.machine_code.operands import Code, operand, split
 from ptx_check.machine_code.run import EARLY, Warps
@@ -222,3 +223,22 @@ def test_matrices_and_halves_go_through_shared_memory():
     np.testing.assert_array_equal(machine.R[3, 0], turned)
     after("LDS.U16 R4, [R1]", {}, machine)
     np.testing.assert_array_equal(machine.R[4, 0, :8], 8 * np.arange(8))
+
+
+def test_a_wait_for_a_product_leaves_registers_of_wider_products_of_other_warps_alone(monkeypatch):
+    """Both products accumulate from register 24 on, in 32 registers of warp 0 and 64 of warp 1."""
+    monkeypatch.setattr(products, "_total", lambda s, product, form, before: before + np.float32(1.0))
+    own, other = (
+        (products.Product(None, np.array([w]), *[np.zeros(1)] * 5), SimpleNamespace(target=24, columns=n))
+        for w, n in ((0, 64), (1, 128))
+    )
+    s = SimpleNamespace(
+        rows=np.array([0]), products=np.array([1, 1]), pending=[other, own], sums=np.zeros((256, 2, 32), np.float32),
+        flying=np.zeros((256, 2), bool), R=np.full((256, 2, 32), 7, np.uint32),
+    )  # fmt: skip
+    s.flying[24] = True
+    products._finish(s, 0)
+    assert (s.R[24:56, 0].view(np.float32) == 1.0).all()
+    assert (s.R[56:, 0] == 7).all()
+    assert (s.R[:, 1] == 7).all()
+    assert [product.rows.tolist() for product, _ in s.pending] == [[1]]

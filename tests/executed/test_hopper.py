@@ -3,6 +3,7 @@ and with the kernels of every chip, whose dropout mask is identical."""
 
 import contextlib
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -61,7 +62,8 @@ def hidden(x, lengths, filler):
 
 
 CASES = {
-    # tile forward, tiles backward of queries and of keys; dtype; batch, heads, key heads, rows, keys, width
+    # tile forward, tiles backward of queries and of keys (triton where rule.keys_fit() says no); dtype; batch, heads,
+    # key heads, rows, keys, width
     "several works": (
         "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 3, 3, 256, 256, 64), LAST, {"causal": True},
     ),
@@ -73,7 +75,7 @@ CASES = {
         "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 1, 70, 333, 128), JOINT, {},
     ),
     "invisible rows and keys": (
-        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
+        "128x128w4s2", "128x64w4s3", "triton", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
         {"causal": True, "causal_offset": -100, "dropout_p": 0.1},
     ),
     "lengths and narrow tiles": (
@@ -82,6 +84,22 @@ CASES = {
     ),
     "one query, negative scale": (
         "128x128w4s3", "128x64w4s4", "64x128w4s2", torch.bfloat16, (2, 2, 2, 1, 300, 64), LAST, {"scale": -0.3},
+    ),
+    "only the diagonal, invisible rows and keys": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 1, 1, 200, 200, 64), LAST,
+        {"causal": True, "causal_offset": -70, "window": 0},
+    ),
+    "a window narrower than a tile": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s3", torch.float16, (2, 4, 2, 170, 320, 64), FIRST,
+        {"causal": True, "causal_offset": 45, "window": 37, "dropout_p": 0.3, "lengths": [171, 0]},
+    ),
+    "a window of whole tiles": (
+        "128x64w4s3", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 1, 1, 350, 464, 64), JOINT,
+        {"causal": True, "causal_offset": 100, "window": 275, "dropout_p": 0.1},
+    ),
+    "a window without a diagonal": (
+        "128x64w4s3", "128x64w4s3", "64x128w4s2", torch.bfloat16, (2, 1, 1, 300, 340, 128), LAST,
+        {"causal_offset": 60, "window": 30, "lengths": [340, 123]},
     ),
     "all weights dropped": (
         "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 1, 1, 64, 64, 64), LAST, {"dropout_p": 1.0},
@@ -104,10 +122,13 @@ class Given:
         self.operands = self.query, *(hidden(x, lengths, math.nan) for x in (key, value))
         finite = self.query, *(hidden(x, lengths, 0.0) for x in (key, value))
         exact = [x.double().requires_grad_() for x in finite]
-        output = reference.attention(*exact, **self.options)[0]
+        specified = dict(self.options)
+        if "window" in specified:
+            specified["window"] = specified["window"], None
+        output = reference.attention(*exact, **specified)[0]
         self.gradients = torch.autograd.grad(output, exact, self.grad.double())
         self.output = output.detach()
-        places = {name: value for name, value in self.options.items() if name not in ("dropout_p", "seed", "site")}
+        places = {name: value for name, value in specified.items() if name not in ("dropout_p", "seed", "site")}
         scores = reference.attention_scores(*exact[:2], **places).detach()
         self.lse = torch.logsumexp(scores, -1).masked_fill((scores == -math.inf).all(-1), 0.0) / math.log(2)
         """In base 2, 0 for rows without a visible key."""
@@ -147,6 +168,47 @@ def test_gradients_are_as_accurate_as_those_of_the_kernels_of_every_chip(case, t
         assert_as_accurate(ours, plain, exact)
 
 
+PACKED = {
+    # tiles; queries, then keys of each sequence; heads, key heads, width; options
+    "queries and keys of a sequence are as many": (
+        ("128x128w4s2", "128x64w4s3", "64x128w4s3"), [140, 0, 1, 65], [140, 0, 1, 65], (2, 2, 64), {"causal": True},
+    ),
+    "none without the others, heads share keys": (
+        ("128x64w4s3", "128x64w4s3", "64x128w4s2"), [129, 70, 0, 3], [64, 200, 9, 0], (4, 2, 64), {},
+    ),
+    "a window on both sides": (
+        ("128x64w4s2", "128x64w4s3", "64x128w4s2"), [1, 200, 130], [150, 210, 128], (1, 1, 128), {"window": (50, 20)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", PACKED)
+def test_packed_sequences_are_as_accurate_as_by_the_kernels_of_every_chip(case, taking):
+    tiles, queries, keys, (count, key_count, width), options = PACKED[case]
+    starts = [torch.tensor([0, *itertools.accumulate(lengths)]) for lengths in (queries, keys)]
+    shapes = [(sum(queries), count, width), *[(sum(keys), key_count, width)] * 2]
+    operands, grad = [torch.randn(shape).bfloat16() for shape in shapes], torch.randn(shapes[0]).bfloat16()
+
+    def attend():
+        padded = [torch.cat([x, torch.full_like(x[:3], math.nan)]).requires_grad_() for x in operands]
+        output = F.varlen_attention(*padded, *starts, max(queries), max(keys), **options)[: len(grad)]
+        gradients = torch.autograd.grad(output, padded, grad)
+        return output, *(x[: len(own)] for x, own in zip(gradients, operands))
+
+    results = []
+    for names in (tiles, ["triton"] * 3):
+        with taking((*FORWARD, *BACKWARD), *names) as machine:
+            results.append(attend())
+        threads = [launch.threads for launch in machine.launches]
+        assert (threads == [384] * 3) == ("triton" not in names)
+    exact = [x.double().requires_grad_() for x in operands]
+    output = reference.varlen_attention(*exact, *starts, **options)
+    expected = output, *torch.autograd.grad(output, exact, grad.double())
+    for ours, plain, true in zip(*results, expected):
+        assert_as_accurate(ours, plain, true)
+
+
 QUERIES_ALONE, KEYS_ALONE = ["128x64w4s3", "triton"], ["triton", "64x128w4s2"]
 
 
@@ -155,6 +217,7 @@ QUERIES_ALONE, KEYS_ALONE = ["128x64w4s3", "triton"], ["triton", "64x128w4s2"]
     ("made", "tiles", "packed", "dropout_p"),
     [
         (FORWARD, ["128x128w4s2"], True, 0.0),
+        *((BACKWARD, tiles, True, 0.0) for tiles in (QUERIES_ALONE, KEYS_ALONE)),
         *((BACKWARD, tiles, False, p) for tiles in (QUERIES_ALONE, KEYS_ALONE) for p in (0.0, 0.2)),
     ],
 )

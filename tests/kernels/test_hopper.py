@@ -67,7 +67,7 @@ def test_a_packed_tensor_is_one_plane_and_unaligned_strides_have_no_map():
         (False, {"keys": 45, "dropout_p": 0.1, "seed": torch.tensor([1])}),  # a partial Philox block
         (False, {"mask": torch.zeros(2, 2, 33, 48, dtype=torch.bool)}),
         (False, {"softcap": 2.0}),
-        (False, {"window": 5, "causal": True}),
+        (True, {"window": 5, "causal": True}),
         (False, {"sinks": torch.zeros(2)}),
         (False, {"offsets": torch.tensor([1, 2]), "causal": True}),
         (False, {"dtype": torch.float32}),

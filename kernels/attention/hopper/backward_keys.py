@@ -57,6 +57,8 @@ class Rings(NamedTuple):
     """(2 * STAGES, ROWS) float32: log-sum-exp and delta of each query tile, alternating."""
     k: Any
     v: Any
+    cleared: Any
+    """mbarrier at which the workers wait for each other; None unless sequences are packed."""
 
 
 class Work(NamedTuple):
@@ -84,13 +86,21 @@ def _work_of(
 ):  # fmt: skip
     """Return the Work of this number."""
     tiles = (problem.sizes.S + COLUMNS - 1) // COLUMNS
-    row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), COLUMNS)
+    # Anew, else their quotients stay in registers, which heads of 128 spill.
+    section, programs = steps.anew(section), steps.anew(gl.num_programs(0))
+    row, plane = schedule.place(number, tiles, planes, section, programs, COLUMNS)
     first_key = (tiles - 1) * COLUMNS - row  # the first keys have the most queries
     head = plain.locate(plane, plain.sizes_of_keys(problem.sizes, GROUP), problem.spans)
+    border = first_key - problem.masking.causal_offset  # the first query that sees the first key, if causal
     first_row = 0
     if CAUSAL:
-        first_row = gl.maximum(first_key - problem.masking.causal_offset, 0) // ROWS * ROWS
-    return Work(head, first_key, first_row, gl.where(first_key < head.visible, head.queries, 0))
+        first_row = gl.maximum(border, 0) // ROWS * ROWS
+    end = gl.where(first_key < head.visible, head.queries, 0)
+    if problem.masking.window is not None:
+        end = gl.minimum(end, border + COLUMNS + problem.masking.window)
+    if problem.spans[1] is not None:  # the sequence may be shorter than the longest
+        first_key = gl.where(first_key < head.keys, first_key, -1)
+    return Work(head, first_key, first_row, end)
 
 
 @gluon.jit
@@ -109,19 +119,21 @@ def _copy(
         work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
         if work.first_key >= 0:
             steps.await_place(rings.k, turn, k.nbytes_per_cta + v.nbytes_per_cta, 1)
-            steps.copy(rings.k, turn, k, origins.k, work.head, work.first_key, 1)
-            steps.copy(rings.v, turn, v, origins.v, work.head, work.first_key, 1)
+            first_key = work.head.first_key.to(gl.int32) + work.first_key
+            steps.copy(rings.k, turn, k, origins.k, work.head, first_key, 1)
+            steps.copy(rings.v, turn, v, origins.v, work.head, first_key, 1)
             for member in range(GROUP):
                 reader = plain.member_of(work.head, member, GROUP)
-                line = plain.line_of(lse_strides, reader, 0)
+                line = plain.line_of(lse_strides, reader, reader.first_query)
+                first_query = reader.first_query.to(gl.int32)
                 for first in range(work.first_row, work.end, ROWS):
                     rows = first + gl.arange(0, ROWS, L)
-                    inside = rows < reader.queries  # past the end q and dout arrive as zeros and add nothing
+                    inside = rows < reader.queries  # past the end q and dout are zeros and add nothing
                     lse = gl.load(lines[0] + line + rows, mask=inside, other=0.0)
                     delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0) * kept
                     steps.await_place(rings.q, tile, q.nbytes_per_cta + dout.nbytes_per_cta, STAGES)
-                    steps.copy(rings.q, tile, q, origins.q, reader, first, STAGES)
-                    steps.copy(rings.dout, tile, dout, origins.dout, reader, first, STAGES)
+                    steps.copy(rings.q, tile, q, origins.q, reader, first_query + first, STAGES)
+                    steps.copy(rings.dout, tile, dout, origins.dout, reader, first_query + first, STAGES)
                     slot = tile % STAGES
                     rings.lines.index(2 * slot).store(lse)
                     rings.lines.index(2 * slot + 1).store(delta)
@@ -139,6 +151,8 @@ class Keys(NamedTuple):
     first: Any
     border: Any
     """The first query that sees the first key; each further key is first seen one query later."""
+    window: Any
+    """Queries past the border that still see a key; None without a window."""
     dropout: Any
     scale: Any
 
@@ -170,6 +184,12 @@ def _step(
             rows = first + gl.arange(0, ROWS, LINE)
             last = own.border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
             p = gl.where(rows[None, :] >= last[:, None], p, 0.0)
+    if own.window is not None:
+        last_row = own.border + own.window
+        if first + ROWS - 1 > last_row:
+            rows = first + gl.arange(0, ROWS, LINE)
+            last = last_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+            p = gl.where(rows[None, :] <= last[:, None], p, 0.0)
     kept = p.to(element)
     if DROP:
         p = transposed_dropout.mark(p, word)
@@ -191,6 +211,18 @@ def _step(
 
 
 @gluon.jit
+def _clear(
+    rings, tile, clearings, first, end, WORKER: gl.constexpr, SHAPE: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Zero this turn's queries past `end`, as those of the next sequence may be NaN, half per worker; wait until both
+    are done."""
+    steps.clear(steps.tile_of(rings.q, tile, STAGES, SHAPE), first, end, SHAPE, WORKER, False)
+    steps.clear(steps.tile_of(rings.dout, tile, STAGES, SHAPE), first, end, SHAPE, WORKER, False)
+    mbarrier.arrive(rings.cleared)
+    mbarrier.wait(rings.cleared, clearings & 1)
+
+
+@gluon.jit
 def _gather(
     given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr, STAGES: gl.constexpr,
@@ -206,13 +238,15 @@ def _gather(
     scale = problem.scale * plain.LOG2E
     turn = 0
     tile = 0
+    clearings = 0
     for number in range(gl.program_id(0), _works(problem, planes, section, COLUMNS), gl.num_programs(0)):
         work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
         if work.first_key >= 0:
             first_key = work.first_key + 64 * WORKER
             keys = steps.tile_of(rings.k, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
             values = steps.tile_of(rings.v, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
-            own = Keys(keys, values, first_key, first_key - problem.masking.causal_offset, dropout, scale)
+            masking = problem.masking
+            own = Keys(keys, values, first_key, first_key - masking.causal_offset, masking.window, dropout, scale)
             steps.await_tile(rings.k, turn, 1)
             dk = gl.zeros([64, D], gl.float32, O_L)
             dv = gl.zeros([64, D], gl.float32, O_L)
@@ -220,6 +254,10 @@ def _gather(
             for member in range(GROUP):
                 plane = work.head.plane * GROUP + member
                 for first in range(work.first_row, work.end, ROWS):
+                    if rings.cleared is not None:  # noqa: SIM102 Triton does not short-circuit `and`
+                        if first + ROWS > work.end:
+                            _clear(rings, tile, clearings, first, work.end, WORKER, [ROWS, D], STAGES)
+                            clearings += 1
                     more = (first + ROWS < work.end) | (member + 1 < GROUP)
                     dk, dv = _step(rings, own, dk, dv, tile, first, plane, more, CAUSAL, DROP, ROWS, STAGES)
                     tile += 1
@@ -230,8 +268,9 @@ def _gather(
             seen = (at < work.head.visible)[:, None]
             dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
             dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
-            steps.store(dk_out, out_strides[0], dk.to(element), work.head, 0, at, work.head.keys)
-            steps.store(dv_out, out_strides[1], dv.to(element), work.head, 0, at, work.head.keys)
+            first = work.head.first_key
+            steps.store(dk_out, out_strides[0], dk.to(element), work.head, first, at, work.head.keys)
+            steps.store(dv_out, out_strides[1], dv.to(element), work.head, first, at, work.head.keys)
 
 
 @jit
@@ -245,7 +284,10 @@ def _keys(
     """Write dk and dv."""
     lines = gl.allocate_shared_memory(gl.float32, [2 * STAGES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_ring, k_ring = steps.ring(q, STAGES, 2), steps.ring(k, 1)
-    rings = Rings(q_ring, steps.beside(q_ring, dout, STAGES), lines, k_ring, steps.beside(k_ring, v, 1))
+    cleared = None
+    if problem.spans[1] is not None:
+        cleared = steps.barriers(1, steps.WORKERS).index(0)
+    rings = Rings(q_ring, steps.beside(q_ring, dout, STAGES), lines, k_ring, steps.beside(k_ring, v, 1), cleared)
     fence_async_shared()
     given = (rings, dk, dv, strides, problem, planes, section)
     copied = ((q, k, v, dout), rings, (lse, delta), origins, lse_strides, problem, planes, section)

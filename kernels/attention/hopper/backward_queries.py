@@ -68,13 +68,15 @@ def _copy(
         if work.first_row < work.head.queries:
             shared = plain.keys_of(work.head, GROUP)
             steps.await_place(rings.q, turn, q.nbytes_per_cta + out.nbytes_per_cta + dout.nbytes_per_cta, 1)
-            steps.copy(rings.q, turn, q, origins.q, work.head, work.first_row, 1)
-            steps.copy(rings.out, turn, out, origins.out, work.head, work.first_row, 1)
-            steps.copy(rings.dout, turn, dout, origins.dout, work.head, work.first_row, 1)
-            for t in range(work.tiles - 1, -1, -1):
+            row = work.head.first_query.to(gl.int32) + work.first_row
+            steps.copy(rings.q, turn, q, origins.q, work.head, row, 1)
+            steps.copy(rings.out, turn, out, origins.out, work.head, row, 1)
+            steps.copy(rings.dout, turn, dout, origins.dout, work.head, row, 1)
+            first = work.head.first_key.to(gl.int32)
+            for t in range(work.tiles - 1, work.begin - 1, -1):
                 steps.await_place(rings.k, tile, k.nbytes_per_cta + v.nbytes_per_cta, STAGES)
-                steps.copy(rings.k, tile, k, origins.k, shared, t * COLUMNS, STAGES)
-                steps.copy(rings.v, tile, v, origins.v, shared, t * COLUMNS, STAGES)
+                steps.copy(rings.k, tile, k, origins.k, shared, first + t * COLUMNS, STAGES)
+                steps.copy(rings.v, tile, v, origins.v, shared, first + t * COLUMNS, STAGES)
                 tile += 1
             turn += 1
 
@@ -108,10 +110,13 @@ class Rows(NamedTuple):
     first: Any
     lse: Any
     delta: Any
+    whole: Any
     free: Any
-    """Every row sees the keys [0, free), whole tiles."""
-    limit: Any
-    """Number of keys that each row sees: (64, 1), or one number for all rows."""
+    """Every row sees the keys [whole, free), whole tiles."""
+    seen: Any
+    """steps.Seen."""
+    begin: Any
+    """The first key of the first tile."""
     scale: Any
     dropout: Any
 
@@ -135,9 +140,11 @@ def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
         kept = steps.drop(dp, words, rows.dropout.threshold, T.COLUMNS) * rows.dropout.keep_scale
         dp = gl.convert_layout(kept, S_L, assert_trivial=True)
     ds = p * (dp - rows.delta[:, None])
-    if column >= rows.free:
-        keys = column + steps.key_order(gl.arange(0, T.COLUMNS, gl.SliceLayout(0, S_L)), T.COLUMNS, DROP)
-        ds = gl.where(keys[None, :] < rows.limit, ds, 0.0)
+    bordering = column >= rows.free
+    if rows.seen.first is not None:
+        bordering |= column < rows.whole
+    if bordering:
+        ds = steps.hide(ds, column, rows.seen, 0.0, T.COLUMNS, DROP)
     return gl.convert_layout(ds.to(rows.queries.dtype), gl.DotOperandLayout(0, scores_layout(T.D), 2))
 
 
@@ -163,7 +170,7 @@ def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexp
     s, dp = warpgroup_mma_wait(1, [s, dp])
     following = _slopes(s, dp, words, rows, column, DROP, T)
     # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for dQ.
-    steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
+    steps.await_tile(rings.k, tile + 2, T.STAGES, column > rows.begin)
     acc, ds, following = warpgroup_mma_wait(0, [acc, ds, following])
     steps.release(rings.k, tile, T.STAGES)
     return acc, following
@@ -178,6 +185,8 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
     OWN: gl.constexpr = [ROWS, T.D]
     KEYS: gl.constexpr = [T.COLUMNS, T.D]
     DROP: gl.constexpr = problem.dropout.seed is not None
+    # With key lengths or packed sequences, a head's last tile may hold rows past its visible keys.
+    FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
     dropout = problem.dropout
     if DROP:
         dropout = with_seed(dropout)
@@ -190,10 +199,8 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
         if work.first_row < head.queries:
             first_row = work.first_row + 64 * WORKER
             numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-            limit = head.visible
-            if CAUSAL:
-                limit = gl.minimum(numbers + (problem.masking.causal_offset + 1), limit)[:, None]
-            line = plain.line_of(lse_strides, head, 0) + numbers
+            seen = steps.seen_keys(numbers, head.visible, problem.masking, CAUSAL)
+            line = plain.line_of(lse_strides, head, head.first_query) + numbers
             inside = numbers < head.queries
             lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
             queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
@@ -202,11 +209,13 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
             sums = _delta(steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64), douts, S_L)
             gl.store(delta + line, sums, mask=inside)
             scale = problem.scale * plain.LOG2E
-            rows = Rows(queries, douts, head.plane, first_row, lse_of_rows, sums, work.free, limit, scale, dropout)
+            rows = Rows(
+                queries, douts, head.plane, first_row, lse_of_rows, sums, work.whole, work.free, seen,
+                work.begin * T.COLUMNS, scale, dropout,
+            )  # fmt: skip
             column = (work.tiles - 1) * T.COLUMNS
             steps.await_tile(rings.k, tile, T.STAGES)
-            # With key lengths, a head's last tile may hold rows past its visible keys.
-            if problem.spans[0] is not None:  # noqa: SIM102 Triton does not short-circuit `and`
+            if FOLLOWED:  # noqa: SIM102 Triton does not short-circuit `and`
                 if column + T.COLUMNS > head.visible:
                     keys = steps.tile_of(rings.k, tile, T.STAGES, KEYS)
                     steps.clear(keys, column, head.visible, KEYS, WORKER, DROP)
@@ -215,8 +224,8 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
                     clearings += 1
             ds = _first(rings, rows, tile, column, DROP, T)
             acc = gl.zeros([64, T.D], gl.float32, O_L)
-            steps.await_tile(rings.k, tile + 1, T.STAGES, work.tiles > 1)
-            for t in range(work.tiles - 2, -1, -1):
+            steps.await_tile(rings.k, tile + 1, T.STAGES, work.tiles > work.begin + 1)
+            for t in range(work.tiles - 2, work.begin - 1, -1):
                 acc, ds = _step(rings, rows, acc, ds, tile, t * T.COLUMNS, DROP, T)
                 tile += 1
             steps.release(rings.q, turn, 1)
@@ -226,7 +235,8 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
             tile += 1
             turn += 1
             at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-            steps.store(dq, out_strides, (acc * problem.scale).to(dq.dtype.element_ty), head, 0, at, head.queries)
+            acc = (acc * problem.scale).to(dq.dtype.element_ty)
+            steps.store(dq, out_strides, acc, head, head.first_query, at, head.queries)
 
 
 @jit

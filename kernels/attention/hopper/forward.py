@@ -55,7 +55,7 @@ def _copy(
             row = work.head.first_query.to(gl.int32) + work.first_row
             steps.fill(rings.q, turn, q, origins.q, work.head, row, 1)
             first = work.head.first_key.to(gl.int32)
-            for t in range(work.tiles - 1, -1, -1):
+            for t in range(work.tiles - 1, work.begin - 1, -1):
                 steps.fill(rings.k, tile, k, origins.k, shared, first + t * COLUMNS, STAGES)
                 steps.fill(rings.v, tile, v, origins.v, shared, first + t * COLUMNS, STAGES)
                 tile += 1
@@ -82,8 +82,10 @@ class Rows(NamedTuple):
     """(64, D) in shared memory."""
     first: Any
     plane: Any
-    limit: Any
-    """Number of keys that each row sees: (64, 1), or one number for all rows."""
+    seen: Any
+    """steps.Seen."""
+    begin: Any
+    """The first key of the first tile."""
     dropout: Any
     scale: Any
 
@@ -124,9 +126,7 @@ def _weights(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T
     """Return P in float32 for the scores s of the keys from `column` on, the factor that rescales earlier sums, the row
     sums of P, and the new running max. CHECKED: some row does not see all of the keys."""
     if CHECKED:
-        at = gl.arange(0, T.COLUMNS, gl.SliceLayout(0, scores_layout(T.COLUMNS)))
-        keys = column + steps.key_order(at, T.COLUMNS, DROP)
-        s = gl.where(keys[None, :] < rows.limit, s, float("-inf"))
+        s = steps.hide(s, column, rows.seen, float("-inf"), T.COLUMNS, DROP)
     highest = gl.maximum(peak, gl.max(s, 1) * rows.scale)
     p = gl.exp2(s * rows.scale - highest[:, None])
     return p, gl.exp2(peak - highest), gl.sum(p, 1), highest
@@ -167,7 +167,7 @@ def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.const
     if not DROP:
         p = _operand(p, rows, words, DROP, T)
     # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for P V.
-    steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
+    steps.await_tile(rings.k, tile + 2, T.STAGES, column > rows.begin)
     acc, weights, p, fade = warpgroup_mma_wait(0, [acc, weights, p, fade])
     steps.release(rings.k, tile + 1, T.STAGES)
     steps.release(rings.v, tile, T.STAGES)
@@ -220,6 +220,7 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
     """Consumer: compute and store 64 queries of each work item."""
     rings, cleared, outputs, problem, planes, section = given
     DROP: gl.constexpr = problem.dropout.seed is not None
+    WINDOW: gl.constexpr = problem.masking.window is not None
     # With key lengths or packed sequences, a head's last tile may hold rows past its visible keys.
     FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
     dropout = problem.dropout
@@ -234,12 +235,10 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
         head = work.head
         if work.first_row < head.queries:
             first_row = work.first_row + 64 * WORKER
-            limit = head.visible
-            if CAUSAL:
-                rows = first_row + gl.arange(0, 64, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
-                limit = gl.minimum(rows + (problem.masking.causal_offset + 1), limit)[:, None]
+            numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
+            seen = steps.seen_keys(numbers, head.visible, problem.masking, CAUSAL)
             queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(64 * WORKER, 64)
-            rows = Rows(queries, first_row, head.plane, limit, dropout, scale)
+            rows = Rows(queries, first_row, head.plane, seen, work.begin * T.COLUMNS, dropout, scale)
             last = work.tiles - 1
             column = last * T.COLUMNS
             steps.await_tile(rings.q, turn, 1)
@@ -249,16 +248,25 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
                 if column + T.COLUMNS > head.visible:
                     _clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
                     clearings += 1
-            steps.await_tile(rings.k, tile + 1, T.STAGES, last > 0)
+            steps.await_tile(rings.k, tile + 1, T.STAGES, last > work.begin)
             free = last
+            whole = 0
+            if WINDOW:
+                whole = gl.minimum(work.whole // T.COLUMNS, last)
             if CAUSAL:
                 free = gl.minimum(work.free // T.COLUMNS, last)
+                if WINDOW:
+                    free = gl.maximum(free, whole)
                 for t in range(last - 1, free - 1, -1):
                     sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
                     tile += 1
-            for t in range(free - 1, -1, -1):
+            for t in range(free - 1, whole - 1, -1):
                 sums = _step(rings, rows, sums, tile, t * T.COLUMNS, False, DROP, T)
                 tile += 1
+            if WINDOW:
+                for t in range(whole - 1, work.begin - 1, -1):
+                    sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
+                    tile += 1
             steps.release(rings.q, turn, 1)
             acc = _end(rings, sums, tile, T)
             _store(outputs, acc, sums, head, first_row, dropout.keep_scale, T)

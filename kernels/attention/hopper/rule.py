@@ -72,7 +72,7 @@ def heads_of(x: Tensor) -> Heads | None:
 def takes(call: Call, *walked: Tensor) -> bool:
     """Return whether the sm_90 kernels support a call; walked: other tensors that they read."""
     masking, constants = call.problem.masking, call.constants
-    changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
+    changed = (masking.mask, masking.offsets, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
     drops = call.problem.dropout.seed is not None
     return (
@@ -87,6 +87,11 @@ def takes(call: Call, *walked: Tensor) -> bool:
         and min(call.queries, call.keys, call.planes) > 0
         and all(heads_of(x) is not None for x in (*call.inputs, *walked))
     )
+
+
+def keys_fit(width: int, *, dropout: bool) -> bool:
+    """Return whether dK and dV fit the registers; heads of 128 with dropout spill in the loop."""
+    return width == 64 or not dropout
 
 
 def section_of(call: Call) -> int:

@@ -61,10 +61,13 @@ class Work(NamedTuple):
 
     head: Any
     first_row: Any
+    begin: Any
+    """First key tile: 0 without a window."""
     tiles: Any
-    """Number of key tiles, at least one."""
+    """End of the key tiles, at least begin + 1."""
+    whole: Any
     free: Any
-    """Every row sees the keys [0, free), whole tiles."""
+    """Every row sees the keys [whole, free), whole tiles; whole is 0 without a window."""
 
 
 @gluon.jit
@@ -152,7 +155,45 @@ def work_of(number, planes, problem, section, CAUSAL: gl.constexpr, ROWS: gl.con
     first_row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), ROWS)
     head = steps.locate(plane, problem.sizes, problem.spans)
     end, free = steps.key_range(head.visible, first_row, problem.masking.causal_offset, CAUSAL, ROWS, COLUMNS)
-    return Work(head, first_row, gl.maximum((end + COLUMNS - 1) // COLUMNS, 1), free)
+    tiles = gl.maximum((end + COLUMNS - 1) // COLUMNS, 1)
+    begin = 0
+    whole = 0
+    if problem.masking.window is not None:
+        start, whole = steps.window_range(first_row, problem.masking, free, ROWS, COLUMNS)
+        begin = gl.minimum(start // COLUMNS, tiles - 1)
+    return Work(head, first_row, begin, tiles, whole, free)
+
+
+class Seen(NamedTuple):
+    """The keys that each row of a tile sees: device values."""
+
+    first: Any
+    """(R, 1); None without a window."""
+    end: Any
+    """(R, 1), or one number for all rows."""
+
+
+@gluon.jit
+def seen_keys(rows, visible, masking, CAUSAL: gl.constexpr):
+    """Return the Seen of the rows (R,)."""
+    first = None
+    end = visible
+    if CAUSAL:
+        end = gl.minimum(rows + (masking.causal_offset + 1), visible)[:, None]
+    if masking.window is not None:
+        first = (rows + (masking.causal_offset - masking.window))[:, None]
+    return Seen(first, end)
+
+
+@gluon.jit
+def hide(x, column, seen, hidden: gl.constexpr, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
+    """Return x (64, COLUMNS), for the keys from `column` on, with `hidden` where a row does not see the key."""
+    at = gl.arange(0, COLUMNS, gl.SliceLayout(0, x.type.layout))
+    keys = (column + key_order(at, COLUMNS, SPREAD))[None, :]
+    is_seen = keys < seen.end
+    if seen.first is not None:
+        is_seen &= keys >= seen.first
+    return gl.where(is_seen, x, hidden)
 
 
 @gluon.jit

@@ -254,9 +254,9 @@ def _finish(s: Any, most: int) -> None:
     left: dict[int, set[int]] = {}
     for product, form in kept:
         left.setdefault(form.target, set()).update(product.rows.tolist())
-    for _, form in s.pending:
+    for product, form in s.pending:  # products of other warps may start at the same register and be wider
         place = slice(form.target, form.target + form.columns // 2)
-        done = np.flatnonzero(s.flying[form.target] & waiting)
+        done = product.rows[s.flying[form.target, product.rows] & waiting[product.rows]]
         done = done[~np.isin(done, list(left.get(form.target, ())))]
         s.R[place, done] = s.sums[place, done].view(U32)
         s.flying[form.target, done] = False

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fasttfm.kernels import tensor_map
-from fasttfm.kernels.attention.hopper.rule import WIDTHS
+from fasttfm.kernels.attention.hopper.rule import WIDTHS, keys_fit
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.proof.attention_case import Variant, distinct, head_case
@@ -13,11 +13,17 @@ from fasttfm.kernels.proof.cases.attention.hopper.forward import rows
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES, Tile
 
+_VARIANTS = (
+    *(Variant(dropout=dropout, shared=shared) for dropout in (False, True) for shared in (False, True)),
+    *(Variant(dropout=dropout, window=True) for dropout in (False, True)),
+    *(Variant(dropout=False, packed=True, window=window) for window in (False, True)),
+)
+
 
 @distinct
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that ships or that `fasttfm tune` tries, with and without dropout and shared keys; at one size the
-    other dtype."""
+    """Every tile that ships or that `fasttfm tune` tries, with and without dropout, shared keys and a window, and
+    packed; at one size the other dtype."""
     if chip.name != "sm_90" or not tensor_map.usable():
         return
     from fasttfm.kernels.attention.hopper.backward_keys import _keys
@@ -35,10 +41,11 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         return replace(made, matrix_product=True)
 
     for choice in (HOPPER_BACKWARD_QUERIES, HOPPER_BACKWARD_KEYS):
-        for width, dropout, shared in itertools.product(WIDTHS, (False, True), (False, True)):
-            variant = Variant(dropout=dropout, shared=shared)
+        for width, variant in itertools.product(WIDTHS, _VARIANTS):
+            if choice is HOPPER_BACKWARD_KEYS and not keys_fit(width, dropout=variant.dropout):
+                continue
             for tile in choice.answers(chip, "bf16", width, variant.extras("bf16"), 4096).values():
                 if isinstance(tile, Tile):
                     yield case(choice, "bf16", width, tile, variant)
-                    if (width, dropout, shared) == (64, True, False):
+                    if (width, variant) == (64, Variant()):
                         yield case(choice, "fp16", width, tile, variant)
