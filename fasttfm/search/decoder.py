@@ -125,7 +125,10 @@ class TransformerDecoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
-        """Logits (R, V) float32 of the token after tokens (R,), one per cache row; the cache grows by one position."""
+        """Logits (R, V) float32 of the token after tokens (R,), one per cache row; the cache grows by one position.
+
+        The next step may overwrite them.
+        """
         if cache.capacity is not None and cache.length >= cache.capacity:
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
