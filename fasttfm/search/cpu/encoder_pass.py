@@ -71,7 +71,6 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     products, first, norms = kept_of(model, model.encoder, _layers)
     pre_norm, int8, hidden_width = layers[0].norm_first, frozen_in_int8(), len(layers[0].linear1.weight)
     now = AtOnce()
-    # New memory for every result would take as long as the product.
     x, joined = (Buffer.new(count, width, table.dtype, int8) for _ in range(2))
     hidden = Buffer.new(count, hidden_width if int8 else 1, table.dtype, int8)
     stream = table.new_empty(count, width)
