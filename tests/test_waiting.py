@@ -12,7 +12,6 @@ READS_ONE = {
     "tests/planted/__main__.py": "a record",
     "tests/processors.py": "a record",
     "tests/pytest_runs.py": "a record",
-    "tests/suite.py": "a record",
     "tests/training/test_interruption.py": "kills at random moments, until one has struck",
     "tests/training/test_meeting.py": "signals at random moments of the meeting",
     "tests/training/test_trainer.py": "a clock of its own, which no machine stretches",
