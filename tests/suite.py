@@ -7,8 +7,8 @@
 The first run does not collect what others run: those of a GPU (the device queue), and those of the second. The second
 executes kernels' PTX, for which Triton must not be in its interpreter. With --all, a third (tests/processors.py) takes
 tests whose numbers the processor decides, as on every one that this can stand for. All runs go to their end; status 1
-where a case failed. A run with --all leaves a line in benchmarks/results/suite.jsonl, in place of the one of this run and
-this machine's processor.
+where a case failed. A run with --all leaves a line in benchmarks/results/suite.jsonl, which replaces the line of this
+run and this processor.
 """
 
 import os
