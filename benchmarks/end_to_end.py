@@ -4,7 +4,7 @@
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER --peer torch.nn --minutes 30
     python -m benchmarks end_to_end tatoeba-enja --text FOLDER --work FOLDER
-    python -m benchmarks end_to_end wmt-news --text FOLDER --work FOLDER         newstests of other years, 2014's as test
+    python -m benchmarks end_to_end wmt-news --text FOLDER --work FOLDER        newstests of other years, 2014's as test
     python -m benchmarks end_to_end multi30k-fast --text FOLDER [-- --seed 1]     the speedrun, docs/speedrun.md
     python -m benchmarks end_to_end multi30k-fast --text FOLDER --work FOLDER --test test_2016_flickr [-- --seed 1]
 
