@@ -324,25 +324,6 @@ def _quantize_rows(begin, end, x, quantized, scales):
 
 
 @loop()
-def quantize_relu(team, x, scales, bias, rows, quantized, out_scales):
-    """Quantize max(0, x * scales + bias)."""
-    args = (x, scales, bias, quantized, out_scales)
-    over_threads(_quantize_relu, team, np.uintp(rows), rows_of_part(x.shape[1], _PART), args)
-
-
-@inlined()
-def _quantize_relu(begin, end, x, scales, bias, quantized, out_scales):
-    width = x.shape[1]
-    row = np.empty(width, np.float32)
-    for r in range(begin, end):
-        scale = scales[r]
-        for n in range(width):
-            value = x[r, n] * scale + bias[n]
-            row[n] = np.float32(0.0) if value < np.float32(0.0) else value
-        _quantize_row(row, quantized[r], out_scales, r)
-
-
-@loop()
 def embed(team, tokens, table, sinusoids, positions, scale, pad, out):
     args = (tokens, table, sinusoids, positions, np.float32(scale), pad, out)
     over_threads(_embed, team, np.uintp(tokens.shape[0]), rows_of_part(table.shape[1], _PART), args)

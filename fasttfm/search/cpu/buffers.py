@@ -1,6 +1,7 @@
 """Rows between the products and loops of a search on a CPU, in memory that is allocated once."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import kept_with_weights
+from fasttfm.cpu.linear import FrozenLinear, kept_with_weights
 from fasttfm.cpu.step_passes import array
+from fasttfm.functional.activations import gelu_tanh
 
 
 class Buffer:
@@ -47,6 +49,21 @@ class AtOnce:
     def call(self, function: Callable[[], Any]) -> None:
         """Call a function."""
         function()
+
+
+ACTIVATIONS: dict[Any, Callable[[Tensor], Any] | None] = {
+    nn.functional.relu: None,  # by the product
+    nn.functional.gelu: torch.ops.aten.gelu_,
+    gelu_tanh: partial(torch.ops.aten.gelu_, approximate="tanh"),
+    nn.functional.silu: torch.ops.aten.silu_,
+}
+"""Activations of fused layers, and how they are computed in place; by PyTorch, so that the bits are the modules'."""
+
+
+def activated(layer: Any) -> tuple[FrozenLinear, Callable[[Tensor], Any] | None]:
+    """A layer's first product of the feed-forward network, and what else its activation takes, in place."""
+    relu = layer.activation is nn.functional.relu
+    return FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=relu), ACTIVATIONS[layer.activation]
 
 
 Norm = tuple[Any, Any, float]
