@@ -67,8 +67,8 @@ def cross_entropy(
         if reduction == "mean":
             total, reduction = weights.sum(), "sum"
             weights = weights / total
-    options = float(label_smoothing), ignore_index, reduction, backends.current
-    loss, nll = _cross_entropy(logits, target, weights, *options)
+    numbers = float(label_smoothing), ignore_index, reduction, backends.current
+    loss, nll = _cross_entropy(logits, target, weights, *numbers)
     if total is not None:  # a mean without weight is NaN, even if there is no row
         zero_or_nan = torch.zeros_like(total) / total
         loss, nll = loss + zero_or_nan, nll + zero_or_nan

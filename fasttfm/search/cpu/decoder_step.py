@@ -3,8 +3,7 @@
 For a small batch, modules, views and registered operators take longer than the products. Here the products of a decoder
 are prepared once per search, results go to reused buffers, and everything between two products is one pass
 (cpu/step_loops.py). The calls of a step are recorded once for a number of rows and then made together. In int8 a pass
-also scales the sums of the previous product and quantizes the input of the next. In floating point the numbers are
-those of the modules, with post-norm bit for bit.
+also scales the sums of the previous product and quantizes the input of the next.
 """
 
 from collections.abc import Iterator
