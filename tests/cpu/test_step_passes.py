@@ -5,6 +5,7 @@ import torch
 
 from fasttfm import reference
 from fasttfm.cpu import step_passes
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, score_ids, search_ids
 
@@ -140,6 +141,17 @@ def test_nan_and_inf_propagate(dtype):
         keys, index, lengths = torch.ones(1, 1, 3, 8).to(dtype), torch.tensor([0]).int(), torch.tensor([3])
         keys[0, 0, 1] = bad
         assert attend_to_memory(x[1:].nan_to_num(1), keys, keys, index, lengths).isnan().all()
+
+
+@compiled
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+def test_activations(dtype, name):
+    x = torch.cat([torch.linspace(-12, 12, 1021), torch.tensor([torch.nan, torch.inf])]).to(dtype).repeat(5, 1)
+    found, loops = x.clone(), step_passes.loops()
+    loops.activate(TEAM(), array(found), loops.ACTIVATIONS[name])
+    assert found[:, 1021].isnan().all()
+    assert (found[:, 1022] == torch.inf).all()
+    close(found[:, :1021], ACTIVATIONS[name](x[:, :1021].double()), 0.1)
 
 
 @pytest.mark.sample(4)

@@ -1,7 +1,6 @@
 """Rows between the products and loops of a search on a CPU, in memory that is allocated once."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import FrozenLinear, kept_with_weights
 from fasttfm.cpu.step_passes import array
-from fasttfm.functional.activations import gelu_tanh
+from fasttfm.functional.activations import ACTIVATIONS
 
 
 class Buffer:
@@ -51,19 +50,15 @@ class AtOnce:
         function()
 
 
-ACTIVATIONS: dict[Any, Callable[[Tensor], Any] | None] = {
-    nn.functional.relu: None,  # by the product
-    nn.functional.gelu: torch.ops.aten.gelu_,
-    gelu_tanh: partial(torch.ops.aten.gelu_, approximate="tanh"),
-    nn.functional.silu: torch.ops.aten.silu_,
-}
-"""Activations of fused layers, and how they are computed in place; by PyTorch, so that the bits are the modules'."""
+NAMES = {function: name for name, function in ACTIVATIONS.items()}
+"""Names of the activations of fused layers."""
 
 
-def activated(layer: Any) -> tuple[FrozenLinear, Callable[[Tensor], Any] | None]:
-    """A layer's first product of the feed-forward network, and what else its activation takes, in place."""
-    relu = layer.activation is nn.functional.relu
-    return FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=relu), ACTIVATIONS[layer.activation]
+def hidden_of(layer: Any) -> tuple[FrozenLinear, int | None]:
+    """The first product of a layer's feed-forward network, and the number of its activation if another loop applies
+    it."""
+    number = step_passes.loops().ACTIVATIONS.get(NAMES[layer.activation])
+    return FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=number is None), number
 
 
 Norm = tuple[Any, Any, float]

@@ -7,7 +7,6 @@ also scales the sums of the previous product and quantizes the input of the next
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -22,7 +21,7 @@ from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.plain import LINEAR, untouched
-from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, activated, kept_of
+from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, hidden_of, kept_of
 from fasttfm.search.cpu.encoder_pass import plain_stack
 
 _SELECTED = 256
@@ -52,7 +51,7 @@ class _Layer:
         self.query = FrozenLinear(cross.in_proj_weight[:width], bias)
         self.keys_values = FrozenLinear(cross.in_proj_weight[width:], biases)
         self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
-        self.hidden, self.activate = activated(layer)
+        self.hidden, self.activation = hidden_of(layer)
         self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
         self.norms = norms
 
@@ -150,8 +149,8 @@ class DecoderStep:
             launches.add(loops.add_layer_norm, *sums(layer.cross_output, heads), residual, *layer.norms[1], *end)
             inner = first_of(memory.sums, rows, layer.hidden.outputs)
             between = layer.hidden.add_to(launches, x.operand, inner, x.scales)
-            if layer.activate is not None:
-                launches.call(partial(layer.activate, inner))
+            if layer.activation is not None:
+                launches.add(loops.activate, between, layer.activation)
             if self.int8:
                 launches.add(loops.quantize_rows, between[:count], *hidden.arrays[1:])
             operand = hidden.operand if self.int8 else inner
