@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import FrozenLinear, kept_with_weights
 from fasttfm.cpu.step_passes import array
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.models.plain import fused_activation
 
 
 class Buffer:
@@ -50,14 +50,10 @@ class AtOnce:
         function()
 
 
-NAMES = {function: name for name, function in ACTIVATIONS.items()}
-"""Names of the activations of fused layers."""
-
-
 def hidden_of(layer: Any) -> tuple[FrozenLinear, int | None]:
     """The first product of a layer's feed-forward network, and the number of its activation if another loop applies
     it."""
-    number = step_passes.loops().ACTIVATIONS.get(NAMES[layer.activation])
+    number = step_passes.loops().ACTIVATIONS.get(fused_activation(layer.activation))
     return FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=number is None), number
 
 
@@ -80,7 +76,7 @@ def kept_of(model: Any, stack: Any, make: Callable[[Any, list[Norm]], Any]) -> A
     """make(stack, arrays of its norms), kept with the model's weights."""
     norms = norms_of(stack)
     # The weight cache of an ensemble is shared by its members; the id is checked against a live reference.
-    activations = [each.activation for each in stack.layers]
+    activations = [fused_activation(each.activation) for each in stack.layers]
     key = make, id(model), stack.layers[0].norm_first, *activations, *[each.eps for each in norms]
     of_model, kept = kept_with_weights(key, lambda: (ref(model), make(stack, [norm_arrays(each) for each in norms])))
     return kept if of_model() is model else make(stack, [norm_arrays(each) for each in norms])

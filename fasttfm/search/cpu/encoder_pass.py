@@ -14,8 +14,8 @@ from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import FrozenLinear, first_of, frozen, frozen_in_int8
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.attention.api import packed_qkv_attention
-from fasttfm.models.plain import EMBEDDING, NORM, STACK, plain_width, untouched
-from fasttfm.search.cpu.buffers import NAMES, AtOnce, Buffer, Norm, hidden_of, kept_of, norms_of
+from fasttfm.models.plain import EMBEDDING, NORM, STACK, fused_activation, plain_width, untouched
+from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, hidden_of, kept_of, norms_of
 
 ENCODER_LOOP = 96
 """Longest sentence that attends in our own loop. One sentence, 8 heads of 64, two AMD EPYC cores with AVX2: 146 -> 18
@@ -31,7 +31,7 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
         return False
     layers, norm = list(stack.layers), stack.norm
     return (
-        all(plain_width(each) and each.activation in NAMES for each in layers)
+        all(plain_width(each) and fused_activation(each.activation) for each in layers)
         and len({(each.norm_first, each.self_attn.num_heads, each.linear1.weight.shape) for each in layers}) == 1
         and layers[0].norm_first == (norm is not None)
         and all(each.weight is not None and each.bias is not None for each in norms_of(stack))
