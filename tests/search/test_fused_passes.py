@@ -131,6 +131,30 @@ def test_a_model_that_is_not_plain_is_called(change):
         assert SEEN
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m.decoder.layers[1].multihead_attn, "num_heads", 6),
+        lambda m: m.output.bfloat16(),
+        lambda m: setattr(m, "output", nn.Linear(48, 400)),
+    ],
+    ids=["other heads", "an output of another dtype", "an output of another vocabulary"],
+)
+def test_a_decoder_that_is_not_plain_is_called(change):
+    model = model_of(share_embeddings="none")
+    steps(model, True)
+    change(model)
+    steps(model, False)
+
+
+def test_int8_products_of_bfloat16_are_left_to_the_modules():
+    model = model_of(torch.bfloat16)
+    multiply_in_int8(model)
+    with inference(model):
+        assert decoder_of(model).fuses_encoder == (int8.route() is None)
+    steps(model, int8.route() is None)
+
+
 def bytes_of_tensors() -> int:
     """Memory of all tensors that are alive."""
     gc.collect()

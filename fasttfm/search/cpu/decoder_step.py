@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import quantize_rows
-from fasttfm.cpu.linear import FrozenLinear, first_of, frozen_in_int8
+from fasttfm.cpu.linear import FrozenLinear, first_of
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.subclasses import ordinary
@@ -33,9 +33,9 @@ def fuses_step(model: Any, memory: Tensor) -> bool:
     """Return whether DecoderStep is equivalent to the model's modules: plain classes without hooks or wrappers."""
     embedding, output = model.target_embedding, model.output
     return (
-        not (frozen_in_int8() and memory.dtype != torch.float32)
-        and plain_stack(model.decoder, embedding, memory)
+        plain_stack(model.decoder, embedding, memory)
         and untouched(output, LINEAR)
+        and (output.weight.shape, output.weight.dtype) == (embedding.weight.shape, memory.dtype)
         and ordinary(embedding.weight, output.weight, output.bias)
     )
 
