@@ -1,5 +1,6 @@
 """The fused passes of a CPU (decoder step, encoder): the modules' numbers; modules that are not plain are called."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -153,6 +154,13 @@ def test_int8_products_of_bfloat16_are_left_to_the_modules():
     with inference(model):
         assert decoder_of(model).fuses_encoder == (int8.route() is None)
     steps(model, int8.route() is None)
+
+
+def test_a_repeated_layer_that_was_added_is_computed():
+    model = model_of()
+    steps(model, True)
+    model.decoder.layers.append(model.decoder.layers[0])
+    assert all(map(torch.equal, steps(model, True), steps(copy.deepcopy(model), True)))
 
 
 def bytes_of_tensors() -> int:

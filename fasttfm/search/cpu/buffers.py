@@ -68,6 +68,6 @@ def kept_of(model: Any, stack: Any, make: Callable[[Any, list[Norm]], Any]) -> A
     """make(stack, arrays of its norms), kept with the model's weights."""
     norms = norms_of(stack)
     # The weight cache of an ensemble is shared by its members; the id is checked against a live reference.
-    key = make, id(model), stack.layers[0].norm_first, *[each.eps for each in norms]
+    key = make, id(model), *map(id, stack.layers), stack.layers[0].norm_first, *[each.eps for each in norms]
     of_model, kept = kept_with_weights(key, lambda: (ref(model), make(stack, [norm_arrays(each) for each in norms])))
     return kept if of_model() is model else make(stack, [norm_arrays(each) for each in norms])
