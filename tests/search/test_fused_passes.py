@@ -163,6 +163,23 @@ def test_a_repeated_layer_that_was_added_is_computed():
     assert all(map(torch.equal, steps(model, True), steps(copy.deepcopy(model), True)))
 
 
+def test_positions_that_another_search_has_added_are_read():
+    """A recorded step of two rows reads the table of its time: four positions, of which the last step needs a fifth."""
+    results = []
+    for most in (4, 64):
+        model = model_of(max_length=most)
+        with inference(model, batch_invariant=True):
+            cache = decoder_of(model).start_cache(model.encode(torch.full((1, 4), 7)), None, beam=2, max_length=9)
+            for position, rows in enumerate([[0], [0, 0], [0], [0, 0], [0, 1]]):
+                if position:
+                    cache.go_on(torch.tensor(rows), torch.arange(len(rows), dtype=torch.int32))
+                if position == 2:
+                    model.target_positions.rows(5, torch.device("cpu"))
+                logits = decoder_of(model).step(torch.full((len(rows),), 4 + position), cache)
+        results.append(logits)
+    torch.testing.assert_close(*results)
+
+
 def bytes_of_tensors() -> int:
     """Memory of all tensors that are alive."""
     gc.collect()
