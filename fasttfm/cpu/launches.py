@@ -36,6 +36,7 @@ class Launches:
     def add(self, loop: Any, *args: Any) -> None:
         """Record loop(team, *args)."""
         record = np.zeros(_WORDS, np.int64)
+        record[1] = record[RECORD_HEAD:].nbytes
         loop(team(record.ctypes.data), *args)
         if not record[0]:  # the loop has nothing to do
             return

@@ -26,7 +26,8 @@ _FUNCTION = ir.FunctionType(ir.VoidType(), [_BYTES])
 _START = ir.FunctionType(ir.VoidType(), [_FUNCTION.as_pointer(), _BYTES, ir.IntType(32), ir.IntType(32)])
 _TAKEN, _COUNT, _STEP, _FAILED, _OWN = range(5)
 RECORD_HEAD = 2
-"""Words of a record before the block: the address of the function that computes parts, and the block's bytes."""
+"""Words of a record before the block: the address of the function that computes parts, and the block's bytes, which are
+the room for it at first."""
 
 _forked = False
 
@@ -88,10 +89,13 @@ def over_threads(context, body, team, count, step, arguments):
             with now:
                 _run(context, builder, function, builder.bitcast(data, _WORDS), team)
             with later:
-                head, size = builder.inttoptr(record, _WORDS), context.get_abi_sizeof(kind)
-                for n, value in enumerate([builder.ptrtoint(function, _WORD), _WORD(size)]):
+                head, size = builder.inttoptr(record, _WORDS), _WORD(context.get_abi_sizeof(kind))
+                room = builder.load(builder.gep(head, [_WORD(1)]))
+                with builder.if_then(builder.icmp_unsigned(">", size, room), likely=False):
+                    context.call_conv.return_user_exc(builder, OverflowError, ("a loop's arguments exceed its record",))
+                for n, value in enumerate([builder.ptrtoint(function, _WORD), size]):
                     builder.store(value, builder.gep(head, [_WORD(n)]))
-                cgutils.raw_memcpy(builder, builder.gep(head, [_WORD(RECORD_HEAD)]), data, _WORD(size), 1)
+                cgutils.raw_memcpy(builder, builder.gep(head, [_WORD(RECORD_HEAD)]), data, size, 1)
         return context.get_dummy_value()
 
     return types.void(body, types.UniTuple(types.int64, 3), types.uintp, types.uintp, arguments), generate

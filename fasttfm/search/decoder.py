@@ -98,7 +98,8 @@ class TransformerDecoder:
         for number, layer in enumerate(self.model.decoder.layers):
             keys, values = (x.contiguous() for x in layer.multihead_attn.keys_values(memory))
             moving.layer(number).memory.update(keys, values)
-            moving.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
+            own = keys.new_empty(0, layer.self_attn.num_heads, 0, memory.shape[2] // layer.self_attn.num_heads)
+            moving.layer(number).target.reserve(own, memory.shape[0] * rows_per_sentence)
         return moving
 
     @torch.no_grad()

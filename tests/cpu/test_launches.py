@@ -49,6 +49,13 @@ def test_a_loop_without_work_is_left_out():
     assert not calls._kept
 
 
+def test_arguments_beyond_a_record_are_refused(monkeypatch):
+    monkeypatch.setattr(launches, "_WORDS", 40)
+    product = PanelProduct(torch.randn(96, 64), None, False).launch(torch.zeros(3, 64), torch.zeros(3, 96))
+    with pytest.raises(OverflowError, match="record"):
+        launches.Launches().add(*product)
+
+
 def test_records_fit_and_arrays_live_as_long_as_they():
     rows, heads, size, positions = 4, 2, 16, 8
     calls, out = launches.Launches(), np.zeros((rows, heads * size), np.float32)

@@ -137,6 +137,54 @@ def test_an_activation_that_changes_between_two_searches_is_noticed(stack):
     assert torch.equal(after, torch.cat(steps(copy.deepcopy(model), True)))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m.decoder.layers[1].multihead_attn, "num_heads", 6),
+        lambda m: m.output.bfloat16(),
+        lambda m: setattr(m, "output", nn.Linear(48, 400)),
+    ],
+    ids=["other heads", "an output of another dtype", "an output of another vocabulary"],
+)
+def test_a_decoder_that_is_not_plain_is_called(change):
+    model = model_of(share_embeddings="none")
+    steps(model, True)
+    change(model)
+    steps(model, False)
+
+
+def test_int8_products_of_bfloat16_are_left_to_the_modules():
+    model = model_of(torch.bfloat16)
+    multiply_in_int8(model)
+    with inference(model):
+        assert decoder_of(model).fuses_encoder == (int8.route() is None)
+    steps(model, int8.route() is None)
+
+
+def test_a_repeated_layer_that_was_added_is_computed():
+    model = model_of()
+    steps(model, True)
+    model.decoder.layers.append(model.decoder.layers[0])
+    assert all(map(torch.equal, steps(model, True), steps(copy.deepcopy(model), True)))
+
+
+def test_positions_that_another_search_has_added_are_read():
+    """A recorded step of two rows reads the table of its time: four positions, of which the last step needs a fifth."""
+    results = []
+    for most in (4, 64):
+        model = model_of(max_length=most)
+        with inference(model, batch_invariant=True):
+            cache = decoder_of(model).start_cache(model.encode(torch.full((1, 4), 7)), None, beam=2, max_length=9)
+            for position, rows in enumerate([[0], [0, 0], [0], [0, 0], [0, 1]]):
+                if position:
+                    cache.go_on(torch.tensor(rows), torch.arange(len(rows), dtype=torch.int32))
+                if position == 2:
+                    model.target_positions.rows(5, torch.device("cpu"))
+                logits = decoder_of(model).step(torch.full((len(rows),), 4 + position), cache)
+        results.append(logits)
+    torch.testing.assert_close(*results)
+
+
 def bytes_of_tensors() -> int:
     """Memory of all tensors that are alive."""
     gc.collect()

@@ -77,6 +77,7 @@ def kept_of(model: Any, stack: Any, make: Callable[[Any, list[Norm]], Any]) -> A
     norms = norms_of(stack)
     # The weight cache of an ensemble is shared by its members; the id is checked against a live reference.
     activations = [fused_activation(each.activation) for each in stack.layers]
-    key = make, id(model), stack.layers[0].norm_first, *activations, *[each.eps for each in norms]
+    layers = *map(id, stack.layers), stack.layers[0].norm_first, *activations
+    key = make, id(model), *layers, *[each.eps for each in norms]
     of_model, kept = kept_with_weights(key, lambda: (ref(model), make(stack, [norm_arrays(each) for each in norms])))
     return kept if of_model() is model else make(stack, [norm_arrays(each) for each in norms])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import quantize_rows
-from fasttfm.cpu.linear import FrozenLinear, first_of, frozen_in_int8
+from fasttfm.cpu.linear import FrozenLinear, first_of
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.subclasses import ordinary
@@ -32,9 +32,9 @@ def fuses_step(model: Any, memory: Tensor) -> bool:
     """Return whether DecoderStep is equivalent to the model's modules: plain classes without hooks or wrappers."""
     embedding, output = model.target_embedding, model.output
     return (
-        not (frozen_in_int8() and memory.dtype != torch.float32)
-        and plain_stack(model.decoder, embedding, memory)
+        plain_stack(model.decoder, embedding, memory)
         and untouched(output, LINEAR)
+        and (output.weight.shape, output.weight.dtype) == (embedding.weight.shape, memory.dtype)
         and ordinary(embedding.weight, output.weight, output.bias)
     )
 
@@ -94,22 +94,21 @@ class DecoderStep:
         self._memory: _Memory | None = None
         self._steps: dict[int, Any] = {}
         """Recorded steps by row count."""
-        self._place: tuple[ref[StepCache], int] | None = None
-        """Cache whose memory the recorded steps use, and where that was."""
-        self._positions = 0
-        """Positions of the table that they read."""
+        self._place: tuple[ref[StepCache], int, int] | None = None
+        """Cache whose memory the recorded steps use, where that was, and the positions of the table that they read."""
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
         """Logits (R, V) of the token after tokens (R,), in the product's dtype; the cache grows by one position.
 
         The next step overwrites them.
         """
-        count, place = tokens.shape[0], (ref(cache), cache.make_room())
+        count, table = tokens.shape[0], self.positions.rows(cache.length + 1, self.table.device)
+        place = ref(cache), cache.make_room(), len(table)
         rows = self.output.size(count)
         if self._memory is None or rows > self._memory.rows:
             outputs = -(-self.table.shape[0] // _SELECTED) * _SELECTED
             self._memory, self._place = _Memory(self.layers, outputs, rows, self.table.dtype), None
-        if place != self._place or cache.length >= self._positions:
+        if place != self._place:
             self._steps, self._place = {}, place
         if count not in self._steps:
             self._steps[count] = self._recorded(self._memory, rows, count, cache)
@@ -134,7 +133,6 @@ class DecoderStep:
             return linear.add_to(launches, operand.operand, out), operand.scales, linear.bias
 
         places = self.positions.rows(cache.length + 1, self.table.device).detach().float().numpy()
-        self._positions = len(places)
         embedded = memory.tokens[:count], array(self.table), places, positions, width**0.5, self.pad
         launches.add(loops.embed, *embedded, x.arrays[0] if self.first is None else stream)
         if self.first is not None:

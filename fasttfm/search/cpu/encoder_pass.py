@@ -14,7 +14,7 @@ from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import FrozenLinear, first_of, frozen, frozen_in_int8
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.attention.api import packed_qkv_attention
-from fasttfm.models.plain import EMBEDDING, NORM, STACK, fused_activation, plain_width, untouched
+from fasttfm.models.plain import EMBEDDING, NORM, STACK, attentions_of, fused_activation, plain_width, untouched
 from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, hidden_of, kept_of, norms_of
 
 ENCODER_LOOP = 96
@@ -32,7 +32,8 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
     layers, norm = list(stack.layers), stack.norm
     return (
         all(plain_width(each) and fused_activation(each.activation) for each in layers)
-        and len({(each.norm_first, each.self_attn.num_heads, each.linear1.weight.shape) for each in layers}) == 1
+        and len({(each.norm_first, each.linear1.weight.shape) for each in layers}) == 1
+        and len({attention.num_heads for each in layers for attention in attentions_of(each)}) == 1
         and layers[0].norm_first == (norm is not None)
         and all(each.weight is not None and each.bias is not None for each in norms_of(stack))
         and (norm is None or untouched(norm, NORM))
@@ -40,6 +41,7 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
         and not embedding.max_norm
         and {each.dtype for each in (*stack.parameters(), embedding.weight)} == {rows.dtype}
         and not torch.is_autocast_enabled("cpu")
+        and not (frozen_in_int8() and rows.dtype != torch.float32)
     )
 
 
