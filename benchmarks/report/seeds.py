@@ -10,6 +10,7 @@ from benchmarks.measure.records import Entry
 
 LEAST = 3
 """Fewest seeds of a mean."""
+_SEED = re.compile(r" --seed (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ def means(entries: Sequence[Entry]) -> list[Mean]:
     for entry in entries:
         if entry.kind != "end_to_end":
             continue
-        command, seed = entry.record["train_command"], re.search(r" --seed (\d+)", entry.record["train_command"])
-        if seed is not None:
-            key = machine_name(entry.machine), command.replace(seed[0], ""), entry.record.get("test")
-            groups.setdefault(key, {})[seed[1]] = entry
+        command, seeds = _SEED.sub("", entry.record["train_command"]), _SEED.findall(entry.record["train_command"])
+        if seeds:  # of a flag given twice, the last counts
+            key = machine_name(entry.machine), command, entry.record.get("test")
+            groups.setdefault(key, {})[seeds[-1]] = entry
     found = [Mean(key[1], key[2], tuple(runs.values())) for key, runs in groups.items() if len(runs) >= LEAST]
     return sorted(found, key=lambda mean: max(str(run.machine["time"]) for run in mean.runs))

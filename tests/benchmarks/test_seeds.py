@@ -17,7 +17,7 @@ def runs(end_to_end, *scores, **fields):
 
 
 def test_a_mean_is_of_the_newest_run_of_each_seed(write, end_to_end):
-    entries = load(write("a.jsonl", *runs(end_to_end, (1, 9.0), (1, 39.0), (2, 40.0), (3, 39.5))))
+    entries = load(write("a.jsonl", *runs(end_to_end, (1, 9.0), (1, 39.0), ("1 --seed 2", 40.0), (3, 39.5))))
     assert [mean.words() for mean in seeds.means(entries)] == [
         "**39.50 BLEU** in 19.5 minutes from the text, mean of 3 seeds (39.00 to 40.00)"
     ]
