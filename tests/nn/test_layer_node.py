@@ -120,3 +120,12 @@ def test_a_fallback_to_operators_draws_one_seed(monkeypatch):
     actual = output_and_gradients(layer, x, src_mask=mask)
     monkeypatch.setattr(_layers, "may_run", lambda: False)
     assert all(map(torch.equal, actual, output_and_gradients(layer, x, src_mask=mask)))
+
+
+def test_inputs_of_two_dtypes_have_plans_of_their_own():
+    """Under autocast a layer behind another gets bfloat16; a compiled kernel takes one dtype, the interpreter any."""
+    layer, x = layer_of("Encoder"), torch.randn(3, LENGTH, WIDTH)
+    stack._plans.clear()
+    with backend("triton"), torch.autocast("cpu", torch.bfloat16):
+        layer(layer(x))
+    assert len(stack._plans) == 2
