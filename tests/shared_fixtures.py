@@ -61,6 +61,17 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     make_quick()
+    from fasttfm.kernels import jit
+
+    def _checked(self: jit.Launch, arguments: tuple, first: Callable[..., None] = jit.Launch._first) -> None:
+        """Compiled, a Launch takes all arguments for what the first were; the interpreter looks at each."""
+        if 0 not in self.grid:
+            key = jit._key(self.kernel, tuple(map(jit._typed, self.kernel.kinds.values(), arguments)), self.constants)
+            self._values = known = getattr(self, "_values", key)
+            assert key == known, f"{self.kernel.fn.__name__} was first called with {known}, and now with {key}"
+        first(self, arguments)
+
+    jit.Launch._first = _checked
 
 
 def _seed(name: str) -> None:

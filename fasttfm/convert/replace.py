@@ -91,6 +91,7 @@ def _replace(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]], 
             action = "left" if reason else _qualified_name(classes[kind])
             if not reason and not dry_run:
                 module.__class__ = classes[kind]
+                module.__dict__.pop("_prepared", None)  # of our layers alone: torch.nn's would pickle it
         elif issubclass(kind, tuple(classes)) and kind not in classes.values():  # isinstance() would trust __class__
             parent = next(c for c in kind.__mro__ if c in classes)
             reason = f"derived from {_qualified_name(parent)}: may compute otherwise"

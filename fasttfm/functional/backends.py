@@ -72,7 +72,8 @@ def values_are_checked(values: torch.Tensor) -> bool:
 
     True on a CPU; on a GPU, where it waits for the device, with FASTTFM_CHECK=1; never while a graph is traced.
     """
-    if torch.compiler.is_compiling() or type(values) is not torch.Tensor or modes() or transformed():
+    plain = type(values) in (torch.Tensor, torch.nn.Parameter)  # buffers may be parameters without a gradient
+    if torch.compiler.is_compiling() or not plain or modes() or transformed():
         return False
     return values.is_cpu or (values.is_cuda and checks_on_gpu)
 

@@ -14,11 +14,13 @@ from torch import Tensor
 from fasttfm.functional.record import Layout, Mask, Overwritten
 
 
-def batching_rule(name: str, operator: Any, layout: Layout, rows: Sequence[str]) -> Callable[..., tuple[Any, Any]]:
+def batching_rule(
+    name: str, operator: Any, layout: Layout, rows: Sequence[str], visible: int
+) -> Callable[..., tuple[Any, Any]]:
     """Return an operator's rule for torch.library.register_vmap().
 
     rows: names of the tensors whose first dimension counts independent rows, the leading tensor first; if that has one
-    dimension, it is a row itself.
+    dimension, it is a row itself, and so are the visible outputs; internal ones have a first dimension of 1.
     """
     places = {field.name: place for place, field in enumerate(layout.fields)}
     row_places = [places[name] for name in rows]
@@ -43,14 +45,14 @@ def batching_rule(name: str, operator: Any, layout: Layout, rows: Sequence[str])
             x = x[:, None] if row else x
             return x.expand(size, count, *x.shape[2:]).flatten(0, 1)
 
-        def unfold(x: Tensor) -> Tensor:
+        def unfold(x: Tensor, place: int = 0) -> Tensor:
             x = x.reshape(size, x.shape[0] // max(size, 1), *x.shape[1:])
-            return x[:, 0] if row and x.dim() > 2 else x
+            return x[:, 0] if row and place < visible and x.dim() > 2 else x
 
         outputs = operator(*(fold(a, dims[n]) if n in row_places and a is not None else a for n, a in enumerate(args)))
         if isinstance(outputs, Tensor):
             return unfold(outputs), 0
-        return tuple(map(unfold, outputs)), (0,) * len(outputs)
+        return tuple(map(unfold, outputs, range(len(outputs)))), (0,) * len(outputs)
 
     def rule(info: Any, dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
         if any(dims[place] is None for place in written):

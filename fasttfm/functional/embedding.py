@@ -12,7 +12,7 @@ from fasttfm.functional import backends
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.dropout import LEAST_P, as_factor, draw_seed, dropout_for, dropout_scale, keep_mask, wide
 from fasttfm.functional.operator import WHOLE, Operator, Size, Whole, without_views
-from fasttfm.functional.rows import dense
+from fasttfm.functional.rows import as_rows, dense
 from fasttfm.functional.signature import names_arguments
 
 
@@ -116,7 +116,7 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor]:
         x *= scale
     else:
         torch.add(positions[first : first + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
-    keep = keep_mask(x.view(-1, x.shape[-1]), call)
+    keep = keep_mask(as_rows(x), call)
     return _masked(x, tokens, keep, call).to(weight.dtype), keep
 
 

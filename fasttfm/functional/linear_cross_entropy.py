@@ -20,6 +20,7 @@ from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.loss import check, check_classes, differentiable_losses, losses_of, mean_factor, weights_of_rows
 from fasttfm.functional.operator import Operator, Whole
+from fasttfm.functional.rows import as_rows
 from fasttfm.functional.signature import is_flag, names_arguments
 
 
@@ -60,7 +61,7 @@ def linear_cross_entropy(
             if row_weights.shape != shape:
                 raise ValueError(f"row_weights is {tuple(row_weights.shape)}: it must be {tuple(shape)}, as target is")
             row_weights = row_weights.reshape(-1)
-        hidden, target = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+        hidden, target = as_rows(hidden), target.reshape(-1)
         if kept:
             loss, nll = cross_entropy(
                 kept_logits(hidden, weight), target, label_smoothing=label_smoothing, ignore_index=ignore_index,

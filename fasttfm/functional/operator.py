@@ -156,7 +156,7 @@ class Operator(Generic[Fields]):
             return (self._transformed if transformed() else self.dispatched)(*args)
 
         torch.library.register_fake(qualified, without_numbers, lib=_library)
-        rule = batching_rule(qualified, redispatch, layout, rows)
+        rule = batching_rule(qualified, redispatch, layout, rows, self.visible or self.count)
         torch.library.register_vmap(qualified, rule, lib=_library)
         if not any(field.type == Overwritten for field in layout.fields):
             setup, backward = traced(self)

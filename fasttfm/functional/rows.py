@@ -12,7 +12,7 @@ from fasttfm.functional.dropout import as_factor, dropout_scale
 def as_rows(x: Tensor) -> Tensor:
     """x (..., N) as contiguous (M, N)."""
     if x.dim() != 2:
-        x = x.reshape(-1, x.shape[-1])
+        x = x.flatten(0, -2) if x.dim() > 1 else x[None]  # reshape(-1, 0) is refused
     return x if x.is_contiguous() else x.contiguous()
 
 

@@ -205,7 +205,8 @@ def _aligned(x: Tensor) -> Tensor:
 
 def _signature(x: Tensor, batch: Batch, dtype: torch.dtype, needs_grad: bool) -> tuple:
     """Everything that a plan depends on besides the layer."""
-    key: list[Any] = [x.shape, x.device, dtype, needs_grad, _kind(batch.seed), backends.current, choices.version]
+    key: list[Any] = [x.shape, x.dtype, x.device, dtype, needs_grad, _kind(batch.seed)]
+    key += backends.current, choices.version
     if batch.memory is not None:
         key.append(batch.memory.shape)
     for lengths in (batch.lengths, batch.memory_lengths):
@@ -265,7 +266,7 @@ class _Layers:
                 x, y, saved = stash.pop(), stash.pop(), Stash()
                 args = self._own(number, parameters), own_weights, self._seed(number)
                 plan.forward(y, x, *args, self._batch._replace(memory=memory), saved)
-            d_own = None if d_joint is None else d_joint.select(-2, number - lowest)
+            d_own = None if d_joint is None else d_joint.select(-2, number)
             own_needs = self._own(number, needs_grad)
             dy, ds, d_memory_part, own = plan.backward(dy, ds, own_weights, own_needs, saved, memory, d_own)
             gradients = [*own, *gradients]
@@ -321,15 +322,15 @@ def _backward(ctx: Any, dy: Tensor | None, ds: Tensor | None = None) -> tuple:
         dy = _aligned(dy) if dy is not None else torch.zeros_like(ds)  # type: ignore[arg-type]
         if plans[-1].returns_stream:
             ds = _aligned(ds) if ds is not None else torch.zeros_like(dy)
-        d_joint = None  # of the keys and values over the memory, layers from the lowest on
+        d_joint = None  # of the keys and values over the memory; of all layers, as plans hold its strides
         if joined:
-            d_joint = memory.new_empty(*memory.shape[:-1], len(plans) - lowest, 2 * memory.shape[-1])
+            d_joint = memory.new_empty(*memory.shape[:-1], len(plans), 2 * memory.shape[-1])
         with plans[0].merged_sums():
             args = dy, ds, memory, weights, parameters, needs_grad[6:], Stash(kept[copied:], records), lowest, d_joint
             d_y, d_x, d_memory, gradients = layers.backward(*args)
         if d_joint is not None:
             weight = kept[copied] if needs_grad[5] else None
-            d_memory = _through_keys_and_values(d_joint, weight, memory, gradients, plans[0].size)
+            d_memory = _through_keys_and_values(d_joint[..., lowest:, :], weight, memory, gradients, plans[0].size)
         gradients = in_parameter_dtype(gradients, parameters)
     if x is None:
         d_y, d_x = d_y if d_x is None else d_x + d_y, None

@@ -35,8 +35,13 @@ def sdpa(query, mask=None, key=None, **options):
     return F.scaled_dot_product_attention(x, key, key, None if mask is None else torch.ones(mask).bool(), **options)
 
 
-def packed(starts, most=3, keys=None, joint=False):
-    x, starts = torch.randn(6, 2, 8), tensor(starts)
+def constant(values):
+    """A parameter without a gradient."""
+    return torch.nn.Parameter(tensor(values), requires_grad=False)
+
+
+def packed(starts, most=3, keys=None, joint=False, make=tensor):
+    x, starts = torch.randn(6, 2, 8), make(starts)
     keys = starts if keys is None else tensor(keys)
     if joint:
         return F.varlen_packed_qkv_attention(torch.stack((x, x, x), 1), None, starts, keys, most, most)
@@ -75,6 +80,7 @@ REFUSED = {
     "cu_seqlens_q must rise from 0 to at most 6 rows: -1": lambda **o: packed([-1, 3, 6], 6, **o),
     "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 3, 7": lambda **o: packed([0, 3, 7], 6, **o),
     "cu_seqlens_k must rise": lambda **o: packed([0, 3, 6], 6, [0, 3, 7], **o),
+    "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 3, 8": lambda **o: packed([0, 3, 8], 6, make=constant, **o),
     # rotary positions
     "R from 2 to the head size 4": lambda: rotate(X[None, 0, :, :, :4], 9),
     "needs positions": lambda: rotate(X[0], 9),

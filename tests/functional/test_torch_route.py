@@ -4,6 +4,7 @@ they keep for the backward pass.
 
 import pytest
 import torch
+from public_surface import functions
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
@@ -209,6 +210,14 @@ def test_no_rows_have_zero_gradients(route):
     assert [x.shape for x in (norm[0], embedded[0])] == [(0, 16), (0, 5, 12)]
     for gradient, leaf in zip((*norm[2:], *embedded[1:]), (*inputs, *tables), strict=True):
         assert torch.equal(gradient, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_rows_of_width_0(route):
+    for name in ("feed_forward", "residual_add", "embed", "linear_cross_entropy"):
+        call, inputs = functions(width=0, dropout_p=0.5)[name]
+        with F.backend(route):
+            call(*inputs).sum().backward()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -134,7 +134,9 @@ FROZEN = {
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_frozen_parameters_get_no_gradient_and_all_others_theirs(frozen, norm_first, choice):
+    """With plans that were made while all learned."""
     model, batch = model_and_batch(decoder_layers=3, dropout=0.0, norm_first=norm_first, share_embeddings="none")
+    loss_and_gradients(model, batch, choice)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not FROZEN[frozen](name))
     with without_nodes():

@@ -1,5 +1,7 @@
 """With kernels, a layer run as one autograd node gives the results of its operators."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -120,3 +122,17 @@ def test_a_fallback_to_operators_draws_one_seed(monkeypatch):
     actual = output_and_gradients(layer, x, src_mask=mask)
     monkeypatch.setattr(_layers, "may_run", lambda: False)
     assert all(map(torch.equal, actual, output_and_gradients(layer, x, src_mask=mask)))
+
+
+def test_inputs_of_two_dtypes_have_plans_of_their_own():
+    """Under autocast a layer behind another gets bfloat16."""
+    layer, x = layer_of("Encoder"), torch.randn(3, LENGTH, WIDTH)
+    with backend("triton"), torch.autocast("cpu", torch.bfloat16):
+        assert layer(layer(x)).dtype == torch.bfloat16
+
+
+def test_a_restored_layer_pickles_without_fasttfm():
+    layer = layer_of("Encoder")
+    output_and_gradients(layer, inputs(layer, LENGTH))
+    fasttfm.restore_modules(layer)
+    assert b"fasttfm" not in pickle.dumps(layer)
