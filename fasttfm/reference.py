@@ -340,12 +340,17 @@ def feed_forward(
     """max(0, x W1^T + b1) W2^T + b2 (equation 2), with dropout on the hidden activation (tensor2tensor).
 
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's. activation:
-    relu (max(0, .)), gelu or gelu_tanh.
+    relu (max(0, .)), gelu, gelu_tanh or silu (x / (1 + exp(-x))).
     """
-    if activation not in ("relu", "gelu", "gelu_tanh"):
-        raise ValueError(f"activation {activation!r} is unknown: choose relu, gelu or gelu_tanh")
     hidden = torch.nn.functional.linear(x, weight1, bias1)
-    hidden = hidden.relu() if activation == "relu" else gelu(hidden, tanh=activation == "gelu_tanh")
+    if activation == "relu":
+        hidden = hidden.relu()
+    elif activation in ("gelu", "gelu_tanh"):
+        hidden = gelu(hidden, tanh=activation == "gelu_tanh")
+    elif activation == "silu":
+        hidden = (_wide(hidden) / (1.0 + torch.exp(-_wide(hidden)))).to(hidden.dtype)
+    else:
+        raise ValueError(f"activation {activation!r} is unknown: choose relu, gelu, gelu_tanh or silu")
     return torch.nn.functional.linear(dropout(hidden, dropout_p, seed, site), weight2, bias2)
 
 

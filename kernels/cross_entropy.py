@@ -19,8 +19,6 @@ Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functiona
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -234,22 +232,6 @@ def _backward(
         tl.store(gradient + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
 
 
-@jit
-def _scale(
-    gradient: Pointer,  # (M, V), rows `stride` apart, changed
-    factor: Float32Pointer,  # ()
-    stride: Stride,
-    V: Size,
-    COLUMNS: tl.constexpr,
-):
-    scale = tl.load(factor).to(tl.float32)
-    if scale != 1.0:  # loss.backward() gives 1: then nothing is read
-        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        row = gradient + tl.program_id(0).to(tl.int64) * stride + columns
-        x = wide(tl.load(row, mask=columns < V, other=0.0)) * scale
-        tl.store(row, x.to(gradient.dtype.element_ty), mask=columns < V)
-
-
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _WIDEST = 4096  # widest row that stays in registers
 
@@ -291,28 +273,13 @@ class Backward:
 
     def __init__(self, logits: Tensor, *, label_smoothing: float, ignore_index: int, factor_step: int) -> None:
         """Arguments as for Forward."""
-        self.launch, self.shape = _tiled_launch(_backward, logits), logits.shape
-        self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), *logits.shape
+        M, V = self.shape = logits.shape
+        block = CROSS_ENTROPY(chip(logits.device), min(_WIDEST, size_class(V)))
+        self.launch = Launch(_backward, (M, ceil_div(V, block.columns)), block.options())
+        self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), M, V
 
     def __call__(self, factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor) -> Tensor:
         """Return factor * d loss / d logits, (M, V) contiguous in logits' dtype; arguments as for Forward."""
         gradient = logits.new_empty(self.shape)
         self.launch(logits, target, statistics, gradient, factor, *self.numbers)
         return gradient
-
-
-class Scale:
-    """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; does not access the gradient if it is 1."""
-
-    def __init__(self, gradient: Tensor) -> None:
-        self.launch, self.numbers = _tiled_launch(_scale, gradient), (gradient.stride(0), gradient.shape[1])
-
-    def __call__(self, gradient: Tensor, factor: Tensor) -> None:
-        self.launch(gradient, factor, *self.numbers)
-
-
-def _tiled_launch(kernel: Any, rows: Tensor) -> Launch:
-    """Return a launch with one program per tile, of at most _WIDEST columns, of each row (M, V)."""
-    M, V = rows.shape
-    block = CROSS_ENTROPY(chip(rows.device), min(_WIDEST, size_class(V)))
-    return Launch(kernel, (M, ceil_div(V, block.columns)), block.options())

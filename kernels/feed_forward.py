@@ -10,19 +10,20 @@ keep is the dropout mask (M, F), scale its 1 / (1 - p), applied as a factor of t
     gelu        f(u) = u * Phi(u)           Phi(u) = (1 + erf(u / sqrt 2)) / 2
     gelu_tanh   f(u) = u * Phi(u)           Phi(u) = 1 / (1 + exp(-2 w)), w = sqrt(2 / pi) * (u + 0.044715 u^3), equal
                                             to (1 + tanh w) / 2 without cancellation
-    both GELUs  f'(u) = Phi(u) + u * Phi'(u)
+    silu        f(u) = u * Phi(u)           Phi(u) = 1 / (1 + exp(-u))
+    but relu    f'(u) = Phi(u) + u * Phi'(u)
 
 Backward of ReLU needs one bit per element, positive and kept by dropout: the forward kernel writes M * F bits, so it
-saves 2.125 bytes per element for backward where torch.nn saves 5 in half precision. GELU' needs `before`, which is
+saves 2.125 bytes per element for backward where torch.nn saves 5 in half precision. The others need `before`, which is
 saved in place of hidden: the epilogue of dout W2 reads it anyway and recomputes hidden for dW2, at half the memory.
 Forward computes hidden from the rounded `before`, so that hidden is bitwise the same in both passes.
 
 Cost: forward 2 * M * N * F FLOPs per product, backward twice that. The epilogues overlap with the products and save
 passes over hidden of 2 * M * F elements each, 48 us on an H200 (4.3 TB/s) at M = 25,000, F = 2048 in half precision:
-bias and activation, dropout, and both in backward. GELU writes 2 * M * F elements more. Where Triton cannot use matrix
+bias and activation, dropout, and both in backward. `before` is 2 * M * F elements more. Where Triton cannot use matrix
 units (tiles/feed_forward.py), cuBLAS computes the products, and _activate and _gate do the rest in one pass each.
-Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor. GELU: Hendrycks and Gimpel
-2016; BERT uses the exact form, GPT-2 the tanh approximation of section 2.
+Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor. GELU and SiLU: Hendrycks and
+Gimpel 2016; BERT uses the exact GELU, GPT-2 the tanh approximation of section 2, Marian SiLU.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
 
 @triton.jit
-def _gelu(u, ACTIVATION: tl.constexpr):
-    """Return gelu(u) and gelu'(u) in float32."""
+def _activated(u, ACTIVATION: tl.constexpr):
+    """Return f(u) and f'(u) in float32, for all but ReLU."""
     HALF: tl.constexpr = u.dtype.primitive_bitwidth == 16
     u = u.to(tl.float32)
-    if ACTIVATION == "gelu_tanh":
+    if ACTIVATION == "silu":
+        phi = 1.0 / (1.0 + tl.exp(-u))
+        slope = u * phi * (1.0 - phi)
+    elif ACTIVATION == "gelu_tanh":
         square = u * u
         phi = 1.0 / (1.0 + tl.exp(u * (-1.5957691216057308 - 0.07135481282553182 * square)))
         slope = u * phi * (1.0 - phi) * (1.5957691216057308 + 0.21406443847659546 * square)
@@ -131,7 +135,7 @@ def _forward(
     else:
         inside, offsets = product.tile_offsets(rows, columns, M, N)
         tl.store(before + offsets, rounded, mask=inside)
-        value, _ = _gelu(rounded, ACTIVATION)
+        value, _ = _activated(rounded, ACTIVATION)
         value, _ = _dropped(value, value, dropout, rows, tile_n * COLUMNS, COLUMNS, False)
         tl.store(hidden + offsets, value.to(hidden.dtype.element_ty), mask=inside)
 
@@ -165,7 +169,7 @@ def _backward(
             opened = (tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32) <= 0.0) == 0
         value = tl.where(opened & inside, value * dropout.keep_scale, 0.0)
     else:
-        activated, slope = _gelu(tl.load(kept + offsets, mask=inside, other=0.0), ACTIVATION)
+        activated, slope = _activated(tl.load(kept + offsets, mask=inside, other=0.0), ACTIVATION)
         value = value * dropout.keep_scale * slope
         activated, value = _dropped(activated, value, dropout, rows, tile_n * COLUMNS, COLUMNS, False)
         tl.store(hidden + offsets, activated.to(hidden.dtype.element_ty), mask=inside)
@@ -195,7 +199,7 @@ def _activate(
     before += begin
     hidden += begin
     offsets = tl.arange(0, ROWS)[:, None] * N + columns[None, :]
-    value, _ = _gelu(tl.load(before + offsets, mask=inside, other=0.0), ACTIVATION)
+    value, _ = _activated(tl.load(before + offsets, mask=inside, other=0.0), ACTIVATION)
     value = value.to(hidden.dtype.element_ty)
     value, _ = _dropped(value, value, dropout, rows, first_column, COLUMNS, True)
     tl.store(hidden + offsets, value, mask=inside)
@@ -225,7 +229,7 @@ def _gate(
             value = tl.load(dhidden + offsets, mask=inside, other=0.0)
             value = tl.where(kept_value.to(tl.float32) <= 0.0, tl.zeros_like(value), value)
         else:
-            activated, slope = _gelu(kept_value, ACTIVATION)
+            activated, slope = _activated(kept_value, ACTIVATION)
             value = tl.load(dhidden + offsets, mask=inside, other=0.0).to(tl.float32) * slope
             activated = activated.to(hidden.dtype.element_ty)
             activated, value = _dropped(activated, value, dropout, rows, first_column, COLUMNS, True)
@@ -243,7 +247,7 @@ class Forward:
         self, x: Tensor, weight1: Tensor, weight2: Tensor, *, activation: str = "relu", dropout_p: float = 0.0,
         route: str = "table",
     ) -> None:  # fmt: skip
-        """activation: relu, gelu or gelu_tanh; route: fused, cublas or table (ROUTE)."""
+        """activation: relu, gelu, gelu_tanh or silu; route: fused, cublas or table (ROUTE)."""
         (N, K), device = weight1.shape, chip(x.device)
         M = math.prod(x.shape[:-1])
         self.rows, self.hidden, self.out = (M, K), (M, N), (*x.shape[:-1], len(weight2))

@@ -87,7 +87,7 @@ def functions() -> dict[str, Target]:
         "feed_forward": network | drop | {"activation": "relu"},
         "embed": {"tokens": target.view(2, 3), "weight": f(9, 16), "positions": f(4, 16), "scale": 2.0, "pad_id": 0,
                   "first_position": 1} | drop,
-        "cross_entropy": {"logits": f(6, 5), "target": target, "row_weights": f(6), "inplace": False} | loss,
+        "cross_entropy": {"logits": f(6, 5), "target": target, "row_weights": f(6)} | loss,
         "linear_cross_entropy": {"hidden": f(2, 3, 16), "weight": f(5, 16), "target": target.view(2, 3),
                                  "row_weights": f(2, 3), "low_memory": False} | loss,
         "rotary": {"x": f(2, 2, 5, 8), "cos": cos, "sin": sin, "positions": torch.arange(5), "interleaved": False},

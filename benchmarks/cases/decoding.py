@@ -1,6 +1,6 @@
 """Group decoding: whole translations, batch 1 to 128, beam 1, 4 and 8; ours, Hugging Face's and CTranslate2's.
 
-On a CPU also short and long sentences, and a large vocabulary.
+On a CPU also short and long sentences, a large vocabulary, and SiLU, the activation of OPUS-MT's models.
 
 The model is paper-base with the same random weights for all providers. Every search takes exactly `length` decoder
 steps, because a random model never ends; throughput is target tokens/s. Our last step is the end-of-sentence token, the
@@ -84,12 +84,13 @@ def cases(setting: Setting) -> list[Case]:
         for batch, dtype in itertools.product((1, 32), dtypes):
             result += [_case(setting, dtype, batch, 4, length, source=length) for length in _OTHER_LENGTHS]
             result.append(_case(setting, dtype, batch, 4, SOURCE, vocabulary=_LARGE_VOCABULARY))
+        result += [_case(setting, dtype, 8, 4, length, activation="silu") for dtype in dtypes]
     return result
 
 
-def _config(setting: Setting, vocabulary: int = _VOCABULARY) -> TransformerConfig:
+def _config(setting: Setting, vocabulary: int, **changes: Any) -> TransformerConfig:
     config = model_config("paper-base")
-    changes: dict[str, Any] = {"dropout": 0.0} | ({} if setting.on_gpu else {"vocab_size": vocabulary})
+    changes |= {"dropout": 0.0} | ({} if setting.on_gpu else {"vocab_size": vocabulary})
     if setting.level == "smoke":
         changes |= {"vocab_size": 200, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 2}
     return dataclasses.replace(config, **changes)
@@ -112,9 +113,9 @@ def random_model(config: TransformerConfig, seed: int) -> Transformer:
 
 def _case(
     setting: Setting, dtype: torch.dtype, batch: int, beam: int, length: int,
-    *, source: int = SOURCE, vocabulary: int = _VOCABULARY,
+    *, source: int = SOURCE, vocabulary: int = _VOCABULARY, activation: str = "relu",
 ) -> Case:  # fmt: skip
-    config = _config(setting, vocabulary)
+    config = _config(setting, vocabulary, activation=activation)
     dtype_name = str(dtype).removeprefix("torch.")
 
     def make() -> Work:
@@ -137,7 +138,7 @@ def _case(
 
     return Case(
         group="decoding",
-        name="paper-base",
+        name="paper-base" if activation == "relu" else f"paper-base, {activation}",
         shape={"batch": batch, "beam": beam, "source": source, "length": length, "vocabulary": config.vocab_size},
         dtype=dtype_name,
         passes="decode",

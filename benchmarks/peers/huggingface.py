@@ -27,8 +27,8 @@ def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout:
     """
     from transformers import MarianConfig, MarianMTModel
 
-    if config.norm_first or config.share_embeddings != "all" or config.activation != "relu":
-        raise ValueError("Marian is post-norm with one shared embedding and ReLU: choose such a model")
+    if config.norm_first or config.share_embeddings != "all":
+        raise ValueError("Marian is post-norm with one shared embedding: choose such a model")
     model = MarianMTModel(MarianConfig(**marian_config(config) | {"dropout": dropout, "attn_implementation": "sdpa"}))
     # Marian orders its table of positions differently
     table = positional_encoding(config.max_length, config.d_model, config.positional_encoding)

@@ -72,7 +72,7 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     """Switch a model, in place, to fasttfm's attention, norms and fused layers.
 
     BERT, BART and Marian: residual, dropout and LayerNorm in one pass, and the feed-forward network as one operator if
-    its activation is ReLU or GELU. T5 and GPT-2: that network. T5, Llama and models with the same code: RMSNorm.
+    its activation is ReLU, GELU or SiLU. T5 and GPT-2: that network. T5, Llama and models with the same code: RMSNorm.
     Parts whose attention needs unsupported features (a paged cache) keep their attention.
     Returns replace_modules' report with lines for the attention and for each layer replaced or left, with the reason.
     """

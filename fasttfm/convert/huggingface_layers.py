@@ -26,7 +26,7 @@ from fasttfm.models.plain import DROPOUT, LINEAR, fused_activation, untouched
 from fasttfm.models.residual import SubLayer, add_and_normalise, dropout_of, through
 
 _CONV1D: frozenset[type] = frozenset({Conv1D})
-_GELU: dict[type[nn.Module], str] = {
+_ACTIVATIONS: dict[type[nn.Module], str] = {
     GELUActivation: "gelu",
     NewGELUActivation: "gelu_tanh",
     type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh",
@@ -35,8 +35,8 @@ _GELU: dict[type[nn.Module], str] = {
 
 def _activation_name(activation: Any) -> str | None:
     """Return the feed-forward operator's name of an activation; None if it does not support it."""
-    if type(activation) in _GELU:
-        return _GELU[type(activation)] if untouched(activation, frozenset(_GELU)) else None
+    if type(activation) in _ACTIVATIONS:
+        return _ACTIVATIONS[type(activation)] if untouched(activation, frozenset(_ACTIVATIONS)) else None
     return fused_activation(activation)
 
 
@@ -235,7 +235,7 @@ def why_left(module: nn.Module) -> str:
     if type(module) is T5DenseGatedActDense:
         return "a gated network: the product of two, not one"
     if type(module) in (GPT2MLP, T5DenseActDense) and not _activation_name(module.act):
-        return "its activation is neither ReLU nor GELU"
+        return "its activation is not ReLU, GELU or SiLU"
     return ""
 
 
@@ -245,4 +245,4 @@ def note(module: nn.Module) -> str:
     if isinstance(module, BertLayer):
         activation = module.intermediate.intermediate_act_fn
     other = activation is not None and not _activation_name(activation)
-    return "its activation is neither ReLU nor GELU: that network is called as before" if other else ""
+    return "its activation is not ReLU, GELU or SiLU: that network is called as before" if other else ""

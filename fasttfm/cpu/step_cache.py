@@ -2,7 +2,7 @@
 
 Reordering hypotheses and removing sentences updates small index tables only: where each earlier position of a row is
 stored (its ancestors), and which sentence the row translates. Attention reads through them row by row
-(cpu/step_passes.py), so a row depends neither on the batch nor on the padding of the sources.
+(cpu/step_loops.py), so a row depends neither on the batch nor on the padding of the sources.
 """
 
 import itertools
@@ -148,13 +148,6 @@ class _Attention:
 class AncestorAttention(_Attention):
     """Self-attention of a layer, with keys and values (P, capacity, H, D)."""
 
-    grows = True
-
-    def attend(self, joint: Tensor) -> Tensor:
-        """The concatenated heads (R, d) of the newest position; joint (R, 3 * d) is its query, key and value."""
-        self.make_room()
-        return step_passes.attend_to_ancestors(joint, self._keys, self._values, *map(torch.from_numpy, self.rows.own()))
-
     def make_room(self) -> None:
         """Grow the buffers to fit every row's newest position."""
         slots, capacity = self.rows.slot_count, self.rows.capacity
@@ -164,8 +157,6 @@ class AncestorAttention(_Attention):
 
 class MemoryAttention(_Attention):
     """Cross-attention of a layer, with the encoder's keys and values (B, H, S, D)."""
-
-    grows = False
 
     def store(self, sentences: list[int], keys: Tensor, values: Tensor) -> None:
         """Store keys and values (B, H, S, D) for B sentences."""
@@ -180,12 +171,6 @@ class MemoryAttention(_Attention):
             else:
                 own[sentences, :, :longest] = new.to(own.dtype)
 
-    def attend(self, query: Tensor) -> Tensor:
-        """The concatenated heads (R, d) for query (R, d)."""
-        return step_passes.attend_to_memory(
-            query, self._keys, self._values, *map(torch.from_numpy, self.rows.sources())
-        )
-
 
 class StepCache:
     """KV cache of a decoder in a search; like DecoderCache, but for one position per row and step."""
@@ -193,13 +178,10 @@ class StepCache:
     moves_nothing = True
     """Reordering hypotheses costs nothing."""
 
-    def __init__(self, capacity: int | None = None, fused: Any = None, dtype: torch.dtype | None = None) -> None:
-        """An empty cache. capacity: most positions, None for no limit; fused: the DecoderStep that computes the steps,
-        if any; dtype: of the cache, None for that of the first keys."""
+    def __init__(self, fused: Any, capacity: int | None = None) -> None:
+        """An empty cache. fused: the DecoderStep that computes the steps; capacity: most positions, None: no limit."""
         self.capacity = capacity
         self.fused = fused
-        self._dtype = dtype
-        self.source_lengths = None
         self._room = 0, 0
         self._rows = Rows()
         self._layers: list[tuple[AncestorAttention, MemoryAttention]] = []
@@ -208,15 +190,6 @@ class StepCache:
     def length(self) -> int:
         """Target positions decoded so far, the most of any row."""
         return self._rows.length
-
-    @property
-    def positions(self) -> Tensor:
-        """(R,) int64: target positions that each row has decoded."""
-        return torch.from_numpy(self._rows.own()[2])
-
-    def layer(self, number: int) -> tuple[AncestorAttention, MemoryAttention]:
-        """Self- and cross-attention of one decoder layer."""
-        return self._layers[number]
 
     def make_room(self) -> int:
         """Make room for the next positions; returns a number that changes whenever any of arrays() moves."""
@@ -255,7 +228,8 @@ class StepCache:
         for number, (keys, values) in enumerate(keys_values):
             if number == len(self._layers):
                 _, heads, _, size = keys.shape
-                empty = keys.new_empty(0, heads, 0, size, dtype=self._dtype or keys.dtype)
+                # int8 products round more coarsely than bfloat16
+                empty = keys.new_empty(0, heads, 0, size, dtype=torch.bfloat16 if self.fused.int8 else keys.dtype)
                 own = AncestorAttention(self._rows, empty.transpose(1, 2))
                 self._layers.append((own, MemoryAttention(self._rows, empty)))
             self._layers[number][1].store(sentences, keys, values)

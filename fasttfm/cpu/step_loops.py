@@ -323,23 +323,45 @@ def _quantize_rows(begin, end, x, quantized, scales):
         _quantize_row(row, quantized[r], scales, r)
 
 
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+"""Numbers of activate()'s activations; ReLU is part of the products."""
+
+
 @loop()
-def quantize_relu(team, x, scales, bias, rows, quantized, out_scales):
-    """Quantize max(0, x * scales + bias)."""
-    args = (x, scales, bias, quantized, out_scales)
-    over_threads(_quantize_relu, team, np.uintp(rows), rows_of_part(x.shape[1], _PART), args)
+def activate(team, x, kind):
+    """Apply an activation to x (M, N) in place."""
+    over_threads(_activate, team, np.uintp(x.size), _PART, (x, kind))
 
 
-@inlined()
-def _quantize_relu(begin, end, x, scales, bias, quantized, out_scales):
-    width = x.shape[1]
-    row = np.empty(width, np.float32)
-    for r in range(begin, end):
-        scale = scales[r]
-        for n in range(width):
-            value = x[r, n] * scale + bias[n]
-            row[n] = np.float32(0.0) if value < np.float32(0.0) else value
-        _quantize_row(row, quantized[r], out_scales, r)
+@inlined(error_model="numpy")
+def _activate(begin, end, x, kind):
+    flat, one = pointer_to(x), np.float32(1.0)
+    if kind == 0:
+        for n in range(begin, end):
+            flat[n] = round_to(_times_logistic(read(flat[n]), read(flat[n])), flat[n])
+    elif kind == 1:
+        for n in range(begin, end):
+            value = read(flat[n])
+            slope = np.float32(1.5957691216) * multiply_add(np.float32(0.044715) * value * value, value, value)
+            flat[n] = round_to(_times_logistic(value, slope), flat[n])
+    else:  # Abramowitz and Stegun 7.1.26: Phi(value) within 8e-8
+        for n in range(begin, end):
+            value = read(flat[n])
+            size = np.float32(0.7071067812) * abs(value)
+            t = one / multiply_add(np.float32(0.3275911), size, one)
+            p = multiply_add(np.float32(1.061405429), t, np.float32(-1.453152027))
+            p = multiply_add(p, t, np.float32(1.421413741))
+            p = multiply_add(p, t, np.float32(-0.284496736))
+            p = multiply_add(p, t, np.float32(0.254829592)) * t
+            tail = np.float32(0.5) * p * exp(-size * size)
+            flat[n] = round_to(value * (one - tail if value > 0 else tail), flat[n])
+
+
+@inlined(error_model="numpy")
+def _times_logistic(value, slope):
+    """value / (1 + exp(-slope))."""
+    small = exp(-abs(slope))
+    return value * (np.float32(1.0) if slope > 0 else small) / (np.float32(1.0) + small)
 
 
 @loop()

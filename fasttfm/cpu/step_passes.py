@@ -54,44 +54,6 @@ def takes(x: Tensor, head_size: int = 1) -> bool:
     return x.device.type == "cpu" and x.dtype in _VIEWS and head_size > 0 and usable()
 
 
-def attend_to_ancestors(
-    joint: Tensor, keys: Tensor, values: Tensor, ancestors: Tensor, slots: Tensor, positions: Tensor
-) -> Tensor:
-    """Self-attention of one new position per row, softmax(q K^T / sqrt(D)) V over all positions so far: (R, H * D).
-
-    joint (R, 3 * H * D): query, key and value of position positions[r] (R,) int64; key and value are stored in keys
-    and values (P, capacity, H, D) at row slots[r] (R,) int32. Position t of row r is stored at row ancestors[r, t],
-    ancestors (R, capacity) int32.
-    """
-    out = joint.new_empty(joint.shape[0], joint.shape[1] // 3)
-    loops().attend_to_ancestors(
-        team(), array(joint), None, None, array(keys), array(values), ancestors.numpy(), slots.numpy(),
-        positions.numpy(), array(out), None, None,
-    )  # fmt: skip
-    return out
-
-
-def attend_to_memory(query: Tensor, keys: Tensor, values: Tensor, sentences: Tensor, lengths: Tensor) -> Tensor:
-    """Cross-attention of query (R, H * D), (R, H * D): row r attends to the first lengths[b] keys of keys and values
-    (B, H, S, D), b = sentences[r]; sentences (R,) int32, lengths (B,) int64."""
-    out = torch.empty_like(query)
-    loops().attend_to_memory(
-        team(), array(query), None, None, array(keys), array(values), sentences.numpy(), lengths.numpy(), array(out),
-        None, None,
-    )  # fmt: skip
-    return out
-
-
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y = LayerNorm(s) and s = residual + x; all (M, N) of one dtype, weight and bias (N,)."""
-    y, s = torch.empty_like(x), torch.empty_like(x)
-    loops().add_layer_norm(
-        team(), array(x), None, None, array(residual), array(weight), array(bias), eps, len(x), array(y), array(s),
-        None, None,
-    )  # fmt: skip
-    return y, s
-
-
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """int8.quantize_rows(): uint8 (M, K) and scales (M,) float32 of x (M, K)."""
     quantized, scales = x.new_empty(x.shape, dtype=torch.uint8), x.new_empty(x.shape[0], dtype=torch.float32)

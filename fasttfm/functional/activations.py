@@ -17,7 +17,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
 }
-"""gelu is the exact x * Phi(x) (Hendrycks and Gimpel 2016), as in BERT."""
-
-FUSED = ("relu", "gelu", "gelu_tanh")
-"""Activations that functional.feed_forward() fuses into its products."""
+"""Activations that functional.feed_forward() fuses into its products. gelu is the exact x * Phi(x) (Hendrycks and
+Gimpel 2016), as in BERT; silu is Marian's swish."""

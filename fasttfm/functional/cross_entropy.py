@@ -1,7 +1,6 @@
 """Label-smoothed cross entropy of logits (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4).
 
-Two operators: one computes its gradient in the backward pass; the other, for inplace=True, overwrites the logits with
-their gradient while computing the loss, and the backward pass only scales it.
+It keeps the logits for their gradient; linear_cross_entropy never holds those of all rows.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from fasttfm.functional.loss import (
     side_by_side,
     weights_of_rows,
 )
-from fasttfm.functional.operator import Operator, Overwritten, Whole
-from fasttfm.functional.signature import is_flag, names_arguments
+from fasttfm.functional.operator import Operator, Whole
+from fasttfm.functional.signature import names_arguments
 
 
 @names_arguments
@@ -40,7 +39,6 @@ def cross_entropy(
     reduction: str = "mean",
     class_weights: Tensor | None = None,
     row_weights: Tensor | None = None,
-    inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Label-smoothed cross entropy, as torch.nn.functional.cross_entropy defines it for class indices.
 
@@ -49,16 +47,11 @@ def cross_entropy(
     half precision, also under autocast.
     class_weights (V,), torch's `weight`, and row_weights (M,), without gradients, multiply the losses; the mean is
     weighted. Class weights with label smoothing are computed by PyTorch's own function, at least in float32.
-    inplace=True overwrites the logits with their gradient, if they require one, so that no second (M, V) tensor is
-    allocated: nothing else may read them, and backward can be called once. Not with reduction none.
     Returns (loss, loss without smoothing), 0-d or (M,); the second has no gradient.
-    Raises ValueError for shapes that do not agree, another reduction, or inplace on logits whose rows are not dense.
+    Raises ValueError for shapes that do not agree, or another reduction.
     """
     if target.dtype is torch.int32:
         target = target.long()
-    is_flag("inplace", inplace)
-    if inplace and reduction == "none":
-        raise ValueError("reduction is 'none': inplace=True needs mean or sum; leave inplace out")
     total = weights = None
     if class_weights is not None or row_weights is not None:
         _check(_Call(logits, target, None, label_smoothing, ignore_index, reduction, ""))
@@ -74,12 +67,8 @@ def cross_entropy(
         if reduction == "mean":
             total, reduction = weights.sum(), "sum"
             weights = weights / total
-    rest = target, weights, float(label_smoothing), ignore_index, reduction, backends.current
-    if inplace and torch.is_grad_enabled() and logits.requires_grad:
-        loss, nll = _consume(logits.detach(), *rest)
-        loss = _consumed(logits, loss, backends.current)
-    else:
-        loss, nll = _cross_entropy(logits, *rest)
+    numbers = float(label_smoothing), ignore_index, reduction, backends.current
+    loss, nll = _cross_entropy(logits, target, weights, *numbers)
     if total is not None:  # a mean without weight is NaN, even if there is no row
         zero_or_nan = torch.zeros_like(total) / total
         loss, nll = loss + zero_or_nan, nll + zero_or_nan
@@ -113,37 +102,24 @@ class _Backward(NamedTuple):
     saved: _Saved
 
 
-def _check(call: _Call | _Consumed) -> None:
+def _check(call: _Call) -> None:
     logits, target = call.logits, call.target
     check(target, call.label_smoothing, call.reduction)
     if logits.dim() != 2 or target.shape != logits.shape[:1]:
         raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
     check_classes("logits", logits)
-    if isinstance(call, _Consumed) and (logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]):
-        raise ValueError(
-            f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
-            "call .contiguous() before or leave inplace out"
-        )
 
 
-def _decide(call: _Call | _Consumed) -> str:
-    return kernel_route(call.route, call.logits)
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
+    losses = losses_of(*call, overwrite=False)
+    return lambda call: losses(*call[:3])
 
 
-def _plan(call: _Call | _Consumed) -> Callable[[_Call | _Consumed], tuple[Tensor | None, ...]]:
-    """Compute loss and loss without smoothing; unless in place also statistics and the factor of a mean."""
-    overwrite = isinstance(call, _Consumed)
-    losses, count = losses_of(*call, overwrite=overwrite), 2 if overwrite else 4
-    return lambda call: losses(*call[:3])[:count]
-
-
-def _fake(call: _Call | _Consumed) -> tuple[Tensor | None, ...]:
+def _fake(call: _Call) -> tuple[Tensor | None, ...]:
     logits, dtype = call.logits, wide(call.logits.dtype)
     shape = call.target.shape if call.reduction == "none" else ()
-    losses = logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
-    if isinstance(call, _Consumed):
-        return losses
     factor = logits.new_empty((), dtype=dtype) if call.reduction == "mean" else None
+    losses = logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
     return *losses, logits.new_empty(2, logits.shape[0], dtype=dtype), factor
 
 
@@ -181,104 +157,10 @@ _cross_entropy_backward = Operator(
     lambda call: call.saved.logits.new_empty(call.saved.logits.shape), reference=_reference_backward,
 )  # fmt: skip
 _cross_entropy = Operator(
-    "cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=_check, decide=_decide,
+    "cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=_check,
+    decide=lambda call: kernel_route(call.route, call.logits),
     save=lambda call, outputs: (
         *call[:2], outputs[3] if call.reduction == "mean" else call.weights, outputs[2], *call[3:5], call.route,
     ),
     saved=_Saved, derivative=_cross_entropy_backward, visible=2,
-).call  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------ inplace=True
-
-
-class _Consumed(NamedTuple):
-    logits: Overwritten
-    target: Whole
-    weights: Tensor | None
-    label_smoothing: float
-    ignore_index: int
-    reduction: str
-    route: str
-
-
-class _Loss(NamedTuple):
-    logits: Tensor
-    """Overwritten by their gradient."""
-    loss: Tensor
-    route: str
-
-
-class _Gradient(NamedTuple):
-    logits: Tensor
-    returned: list[bool]
-    """Not empty once the gradient was returned."""
-    route: str
-
-
-class _Scaling(NamedTuple):
-    gradient: Tensor
-    factor: Tensor
-    logits: Tensor
-    """Links the graph to the logits: a second derivative, which would need them, raises, in place of silently treating
-    the gradient as a constant."""
-
-
-class _Scale(NamedTuple):
-    factor: Tensor
-    gradient: Overwritten
-    route: str
-
-
-def _save_gradient(call: _Loss, output: Tensor) -> tuple:
-    torch.autograd.graph.increment_version(call.logits)  # other nodes that saved the logits must raise
-    return call.logits, [], call.route
-
-
-def _return_gradient(_: None, saved: _Gradient, needs_grad: _Loss, grad: Tensor) -> tuple[Tensor | None, None]:
-    if saved.returned:
-        raise RuntimeError(
-            "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, was returned "
-            "the first time; call it with inplace=False"
-        )
-    saved.returned.append(True)
-    gradient = saved.logits.data  # not detach(): scaling must not bump the version of the saved logits
-    if torch.is_grad_enabled():
-        gradient = _scale_gradient(gradient, grad, saved.logits)
-    else:
-        _scale_gradient_(grad, gradient, saved.route)
-    return gradient, None
-
-
-def _plan_scaling(call: _Scale) -> Callable[[_Scale], None]:
-    if call.route == "triton":
-        from fasttfm.kernels import cross_entropy as kernel
-
-        scale = kernel.Scale(call.gradient)
-        return lambda call: scale(call.gradient, call.factor)
-
-    def compute(call: _Scale) -> None:
-        if not call.gradient.is_cpu or float(call.factor) != 1.0:
-            call.gradient.mul_(call.factor)
-
-    return compute
-
-
-def _refuse_second(call: _Scaling) -> Tensor:
-    raise RuntimeError(
-        "cross_entropy(inplace=True) was differentiated twice: its gradient took the logits' memory; call it with "
-        "inplace=False"
-    )
-
-
-_scale_gradient = Operator(
-    "scale_gradient", _Scaling, "Tensor", lambda call: lambda call: call.gradient * call.factor.to(call.gradient.dtype),
-    lambda call: torch.empty_like(call.gradient), reference=_refuse_second,
-).call  # fmt: skip
-_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _plan_scaling, lambda call: None).call
-_consume = Operator(
-    "cross_entropy_consume", _Consumed, "(Tensor, Tensor)", _plan, _fake, checks=_check, decide=_decide
-).call
-_consumed = Operator(
-    "cross_entropy_consumed", _Loss, "Tensor", lambda call: lambda call: call.loss.clone(),
-    lambda call: torch.empty_like(call.loss), save=_save_gradient, saved=_Gradient, backward=_return_gradient,
 ).call  # fmt: skip

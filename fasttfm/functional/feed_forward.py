@@ -5,6 +5,7 @@ activation, which the gradient of weight2 needs, along with the derivative. torc
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional import backends
-from fasttfm.functional.activations import FUSED
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import LEAST_P, as_factor, draw_seed, dropout_for, keep_mask, scale_of
@@ -24,8 +25,12 @@ from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
 Derivatives = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
 """dx, dweight1, dbias1, dweight2, dbias2; None for an absent bias."""
-_APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-"""torch's names for the two GELUs."""
+_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gelu": torch.ops.aten.gelu_backward,
+    "gelu_tanh": partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+    "silu": torch.ops.aten.silu_backward,
+}
+"""The gradient of an activation's input from those of its output and the input."""
 
 
 @names_arguments
@@ -46,10 +51,11 @@ def feed_forward(
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's, all of one
     floating dtype (or cast by autocast); biases may be None. dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on
     x's device, drawn from torch's generator if None; site, below 2^31, tells the dropouts of one model apart.
-    activation: relu, gelu (x * Phi(x), BERT's) or gelu_tanh (its tanh approximation, GPT-2's). Returns (..., N').
+    activation: relu, gelu (x * Phi(x), BERT's), gelu_tanh (its tanh approximation, GPT-2's) or silu (x / (1 + exp(-x)),
+    Marian's). Returns (..., N').
 
     Saves M * (N + F) elements: x and one hidden tensor. With ReLU that is the activation (plus M * F / 8 bytes of mask
-    from a Triton kernel); torch.nn saves M * (N + 2 F) elements and M * F bytes. With GELU it is x W1^T + b1, from
+    from a Triton kernel); torch.nn saves M * (N + 2 F) elements and M * F bytes. With others it is x W1^T + b1, from
     which the activation is recomputed; torch.nn saves M * F elements more, with dropout twice that and M * F bytes.
     Raises ValueError for shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
@@ -115,8 +121,8 @@ def _checks(call: _Call) -> None:
                 f"{tuple(w2)}"
             )
     dropout_for(x.device, call.dropout_p, call.seed, call.site)
-    if call.activation not in FUSED:
-        raise ValueError(f"feed_forward: activation is {call.activation!r}: choose {', '.join(FUSED)}")
+    if call.activation not in ACTIVATIONS:
+        raise ValueError(f"feed_forward: activation is {call.activation!r}: choose {', '.join(ACTIVATIONS)}")
 
 
 def _decide(call: _Call) -> str:
@@ -155,7 +161,7 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
     if activation == "relu":
         hidden = _dropped(kept.relu_(), keep)
     else:
-        hidden, mask = _gelu(kept, keep, activation), None if call.seed is None else keep
+        hidden, mask = _activated(kept, keep, activation), None if call.seed is None else keep
     return shaped(scaled_linear(hidden, weight2, bias2, scale_of(call)), x), kept, mask
 
 
@@ -164,20 +170,19 @@ def _dropped(x: Tensor, keep: Tensor) -> Tensor:
     return x.mul_(as_factor(keep, x.dtype)) if keep.numel() else x
 
 
-def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
-    """gelu(before) times keep, not scaled."""
+def _activated(before: Tensor, keep: Tensor, activation: str) -> Tensor:
+    """The activation of before, not ReLU, times keep, not scaled."""
     if activation == "gelu_tanh" and training_passes.takes(before):
         return training_passes.gelu_tanh(before, keep)
-    return _dropped(torch.nn.functional.gelu(before, approximate=_APPROXIMATE[activation]), keep)
+    return _dropped(ACTIVATIONS[activation](before), keep)
 
 
-def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """The gradient of GELU's input (may reuse dhidden's memory), and its output again; both (M, F)."""
+def _gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """The gradient of the activation's input (may reuse dhidden's memory), and its output again; both (M, F)."""
     if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
         return training_passes.gelu_tanh_gradient(dhidden, before, keep)
-    dhidden = _dropped(dhidden, keep)
-    dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_APPROXIMATE[activation])
-    return dbefore, _gelu(before, keep, activation)
+    dbefore = _GRADIENTS[activation](_dropped(dhidden, keep), before)
+    return dbefore, _activated(before, keep, activation)
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -231,7 +236,7 @@ def _compute_backward_by_torch(call: _Backward) -> Derivatives:
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
     else:
         keep = kept.new_empty(0, dtype=torch.bool) if mask is None or seed is None else mask
-        dbefore, hidden = _gelu_gradient(dhidden, kept, keep, activation)
+        dbefore, hidden = _gradient(dhidden, kept, keep, activation)
     return (
         shaped(torch.mm(dbefore, weight1), x),
         torch.mm(dbefore.t(), rows),

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.cpu import step_passes, training_passes
-from fasttfm.cpu.linear import frozen
+from fasttfm.cpu import training_passes
 from fasttfm.functional.dropout import keep_mask, scale_of, wide
 from fasttfm.functional.record import Whole
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
@@ -120,9 +119,6 @@ def plan(call: Call) -> Callable[[Call], Outputs]:
     if call.residual is None or call.rms:
         return _compute
     rows, stream = as_rows(call.x), as_rows(call.residual)
-    alike = weight is not None and bias is not None and stream.dtype == weight.dtype == bias.dtype == rows.dtype
-    if alike and call.seed is None and frozen(rows) and step_passes.takes(rows):
-        return _compute_a_step
     return _compute_in_training if training_passes.takes_norm(rows, stream, weight, bias) else _compute
 
 
@@ -142,11 +138,6 @@ def _compute(call: Call) -> Outputs:
     y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, call.bias, call.eps)
     kept = None if call.seed is None else keep
     return shaped(cast(y, x.dtype), x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
-
-
-def _compute_a_step(call: Call) -> Outputs:
-    y, s = step_passes.add_layer_norm(*_rows(call), call.weight, call.bias, call.eps)  # type: ignore[arg-type]
-    return shaped(y, call.x), shaped(s, call.x), None, None, None
 
 
 def _compute_in_training(call: Call) -> Outputs:

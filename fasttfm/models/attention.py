@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.cpu.linear import linear
-from fasttfm.cpu.step_cache import AncestorAttention, MemoryAttention
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.cache import AttentionCache
 from fasttfm.models.packing import Packing
@@ -84,7 +83,7 @@ class Attention(nn.Module):
     def forward(
         self, y: Tensor, memory: Tensor | None = None, *, lengths: Lengths = None, memory_lengths: Lengths = None,
         causal: bool = False, dropout: Dropout = NO_DROPOUT,
-        cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
+        cache: AttentionCache | None = None,
     ) -> Tensor:  # fmt: skip
         """Concat(head_1 .. head_H) W^O, (B, L, d), for y (B, L, d) attending to itself or to memory (B, S, d).
 
@@ -122,10 +121,6 @@ class Attention(nn.Module):
     def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
         """Concatenated heads for the new positions y (R, L, d) over all cached keys, including their own."""
         assert not isinstance(memory_lengths, Packing)
-        rows = slice(None) if cache.grows else slice(0, y.shape[-1])  # all projections, or queries only
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
-        if isinstance(cache, AncestorAttention | MemoryAttention):
-            return cache.attend(linear(y.flatten(0, 1), self.in_proj_weight[rows], bias)).view(y.shape)
         if cache.grows:
             query, keys, values = self._project(y).joint.transpose(1, 3).unbind(2)  # (R, H, L, D)
             cache.update(keys, values)
@@ -134,5 +129,6 @@ class Attention(nn.Module):
             assert memory is not None
             cache.update(*(x.contiguous() for x in self.keys_values(memory)))
         queries = y.reshape(cache.rows or 0, -1, y.shape[-1])  # rows of a sentence are queries over one memory
-        query = project(queries, self.in_proj_weight[rows], bias, self.num_heads).squeeze(-3)
-        return cache.attend(query.transpose(1, 2), memory_lengths).view(y.shape)  # (B, L * R / B, d)
+        width, bias = y.shape[-1], self.in_proj_bias
+        query = project(queries, self.in_proj_weight[:width], None if bias is None else bias[:width], self.num_heads)
+        return cache.attend(query.squeeze(-3).transpose(1, 2), memory_lengths).view(y.shape)  # (B, L * R / B, d)

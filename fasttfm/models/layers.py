@@ -29,7 +29,7 @@ def feed_forward(
 ) -> Tensor:
     """linear2(dropout(activation(linear1(x)))), x (..., N), hidden (..., F) (Vaswani et al. 2017, equation 2).
 
-    One operator for ReLU and GELU. A linear layer or dropout that is not plain is called as a module.
+    One operator for ReLU, GELU and SiLU. A linear layer or dropout that is not plain is called as a module.
     """
     opened = opens(linear1, x)
     fused = fused_activation(activation) if opened else None

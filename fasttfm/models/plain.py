@@ -15,14 +15,14 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
 
 from fasttfm.cpu.linear import linear
-from fasttfm.functional.activations import ACTIVATIONS, FUSED
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.subclasses import ordinary
 
 LINEAR: frozenset[type] = frozenset({nn.Linear, NonDynamicallyQuantizableLinear})
 DROPOUT: frozenset[type] = frozenset({nn.Dropout})
 NORM: frozenset[type] = frozenset({nn.LayerNorm})
 EMBEDDING: frozenset[type] = frozenset({nn.Embedding})
-_ACTIVATIONS: frozenset[type] = frozenset({nn.ReLU, nn.GELU})
+_ACTIVATIONS: frozenset[type] = frozenset({nn.ReLU, nn.GELU, nn.SiLU})
 LAYER = frozenset({"layer"})
 """Layers of models.layers and of fasttfm.nn."""
 STACK = frozenset({"stack"})
@@ -143,13 +143,12 @@ class Snapshot:
 
 def fused_activation(activation: object) -> str | None:
     """The activation's name in the feed-forward operator, or None if it is not fused."""
-    if isinstance(activation, nn.ReLU | nn.GELU) and untouched(activation, _ACTIVATIONS):
-        if isinstance(activation, nn.ReLU):
-            return "relu"
-        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
+    if isinstance(activation, nn.Module) and untouched(activation, _ACTIVATIONS):
+        name = type(activation).__name__.lower()
+        return "gelu_tanh" if getattr(activation, "approximate", "") == "tanh" else name
     if activation is torch.relu:
         return "relu"
-    return next((name for name in FUSED if ACTIVATIONS[name] is activation), None)
+    return next((name for name, function in ACTIVATIONS.items() if function is activation), None)
 
 
 def children(layer: Any, *names: str) -> list[Any]:

@@ -1,11 +1,11 @@
 """Decoder steps of a search: caches and one target position at a time.
 
-On a CPU with numba the cache never moves rows (cpu/step_cache.py), and a plain model runs a step as one fused pass
-(search/cpu/decoder_step.py). Otherwise a step calls the model's layers with a models.cache.
+On a CPU with numba a plain model runs a step as one fused pass (search/cpu/decoder_step.py) over a cache that never
+moves rows (cpu/step_cache.py). Otherwise a step calls the model's layers with a models.cache.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class TransformerDecoder:
     def fuses_encoder(self) -> bool:
         """Return whether each sentence is encoded by itself, without padding."""
         rows = self._nothing()
-        return backends.current != "triton" and takes(rows) and fuses_encoder(self.model, rows)
+        return _compiled(rows) and fuses_encoder(self.model, rows)
 
     def _nothing(self) -> Tensor:
         """Empty tensor with the model's dtype and device."""
@@ -73,8 +73,7 @@ class TransformerDecoder:
     def takes_sentences(self) -> bool:
         """Return whether sentences may join a running search without affecting others. Call inside frozen_weights()."""
         rows = self._nothing()
-        invariant = backends.current != "triton" and takes(rows) and batch_invariant(rows)
-        return invariant and fuses_step(self.model, rows)
+        return _compiled(rows) and batch_invariant(rows) and fuses_step(self.model, rows)
 
     @torch.no_grad()
     def start_cache(
@@ -91,13 +90,13 @@ class TransformerDecoder:
         memory (B, S, d): encoder output, whose keys and values are computed here. rows_per_sentence: hypotheses at the
         first step; beam: from the second step on; None: the same.
         """
-        if backends.current != "triton" and takes(memory) and memory.shape[0]:
-            cache = _cache(DecoderStep(self.model) if fuses_step(self.model, memory) else None, max_length)
+        if _compiled(memory) and memory.shape[0] and fuses_step(self.model, memory):
+            cache = StepCache(DecoderStep(self.model), max_length)
             self._join(cache, memory, source_lengths, beam or rows_per_sentence, rows_per_sentence)
             return cache
         moving = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
-        for number, pair in enumerate(self._memory_keys_values(memory)):
-            keys, values = (x.contiguous() for x in pair)
+        for number, layer in enumerate(self.model.decoder.layers):
+            keys, values = (x.contiguous() for x in layer.multihead_attn.keys_values(memory))
             moving.layer(number).memory.update(keys, values)
             moving.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
         return moving
@@ -105,7 +104,7 @@ class TransformerDecoder:
     @torch.no_grad()
     def start_running(self) -> StepCache:
         """An empty cache for join(), if takes_sentences()."""
-        return _cache(DecoderStep(self.model))
+        return StepCache(DecoderStep(self.model))
 
     @torch.no_grad()
     def join(
@@ -120,8 +119,7 @@ class TransformerDecoder:
     ) -> None:
         if lengths is None:
             lengths = torch.full((memory.shape[0],), memory.shape[1], device="cpu")
-        keys_values = self._memory_keys_values(memory) if cache.fused is None else cache.fused.keys_values(memory)
-        cache.join(keys_values, lengths, beam, rows_per_sentence)
+        cache.join(cache.fused.keys_values(memory), lengths, beam, rows_per_sentence)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
@@ -133,22 +131,16 @@ class TransformerDecoder:
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
             )
-        if isinstance(cache, StepCache) and cache.fused is not None:
+        if isinstance(cache, StepCache):
             return cache.fused(tokens, cache).float()
         model, first = self.model, cache.length
         table, pad_id = model.target_embedding, model.config.pad_id
         places = {"pad_id": pad_id, "first_position": first}
         x = embed(tokens[:, None], table, model.target_positions, dropout=NO_DROPOUT, **places)
         y = model.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
-        if isinstance(cache, StepCache):
-            cache.advance()
         return apply_linear(model.output, y[:, 0]).float()
 
-    def _memory_keys_values(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
-        return (layer.multihead_attn.keys_values(memory) for layer in self.model.decoder.layers)
 
-
-def _cache(fused: DecoderStep | None, max_length: int | None = None) -> StepCache:
-    # int8 products round more coarsely than bfloat16.
-    return StepCache(max_length, fused, torch.bfloat16 if fused is not None and fused.int8 else None)
+def _compiled(x: Tensor) -> bool:
+    """Return whether the compiled loops apply to tensors like x."""
+    return backends.current != "triton" and takes(x)

@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from fasttfm.cli.main import main
 from fasttfm.convert import ctranslate2_read, m2m100, marian
 from fasttfm.convert.exchange import load, store
+from fasttfm.cpu import step_passes
 from fasttfm.errors import UserError
+from fasttfm.search.batches import inference
+from fasttfm.search.decoder import decoder_of
 from fasttfm.translate import Translator
 from fasttfm.translate.translator import one_line
 
@@ -88,6 +91,9 @@ def test_an_opus_model_translates_as_it_does_in_hugging_face(tmp_path, folders, 
     texts = translated(out, lines, beam)
     assert_equal(texts, by_marian(folders / "opus", lines, beam), beam)
     assert texts[-1] != texts[0]
+    model = Translator.from_directory(out).model
+    with inference(model, batch_invariant=True):
+        assert decoder_of(model).takes_sentences() == step_passes.usable(), "on a CPU its layers are fused"
 
 
 def test_pickled_and_sharded_weights_are_read(tmp_path, folders):

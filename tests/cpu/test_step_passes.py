@@ -5,10 +5,13 @@ import torch
 
 from fasttfm import reference
 from fasttfm.cpu import step_passes
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, score_ids, search_ids
 
 pytest.importorskip("numba")
+
+array, TEAM, NOT_INT8 = step_passes.array, step_passes.team, (None, None)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BOUND = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -22,6 +25,28 @@ compiled = pytest.mark.parametrize(
 def close(actual, expected, factor=1):
     bound = BOUND[actual.dtype]
     torch.testing.assert_close(actual.double(), expected, rtol=bound, atol=factor * bound)
+
+
+def attend_to_ancestors(joint, keys, values, *tables):
+    """The loop's heads (R, d); tables: ancestors, slots and positions."""
+    out, inputs = joint.new_empty(len(joint), joint.shape[1] // 3), map(array, (keys, values, *tables))
+    step_passes.loops().attend_to_ancestors(TEAM(), array(joint), *NOT_INT8, *inputs, array(out), *NOT_INT8)
+    return out
+
+
+def attend_to_memory(query, *inputs):
+    """The loop's heads (R, d); inputs: keys, values, sentences and lengths."""
+    out = torch.empty_like(query)
+    step_passes.loops().attend_to_memory(TEAM(), array(query), *NOT_INT8, *map(array, inputs), array(out), *NOT_INT8)
+    return out
+
+
+def add_layer_norm(x, residual, weight, bias, eps):
+    """The loop's y and s."""
+    outputs, inputs = torch.empty(2, *x.shape, dtype=x.dtype).unbind(), map(array, (residual, weight, bias))
+    loop = step_passes.loops().add_layer_norm
+    loop(TEAM(), array(x), *NOT_INT8, *inputs, eps, len(x), *map(array, outputs), *NOT_INT8)
+    return outputs
 
 
 def test_the_loops_are_usable_with_numba_for_cpu_tensors_of_their_dtypes():
@@ -46,12 +71,12 @@ def test_attention_to_ancestors(dtype, heads, size, position):
     expected = reference.attention(query[:, :, None].double(), all_keys.double(), all_values.double())[0]
 
     positions = torch.full((rows,), position)
-    found = step_passes.attend_to_ancestors(joint, keys, values, ancestors, slots, positions)
+    found = attend_to_ancestors(joint, keys, values, ancestors, slots, positions)
     close(found, expected.transpose(1, 2).reshape(rows, width))
     assert torch.equal(keys[slots.long(), position], key)
     assert torch.equal(values[slots.long(), position], value)
     alone = [
-        step_passes.attend_to_ancestors(joint[r, None], keys, values, ancestors[r, None], slots[r, None], positions[:1])
+        attend_to_ancestors(joint[r, None], keys, values, ancestors[r, None], slots[r, None], positions[:1])
         for r in range(rows)
     ]
     assert torch.equal(found, torch.cat(alone))
@@ -68,10 +93,10 @@ def test_cross_attention_reads_no_padding(dtype, heads, size):
     expected = reference.attention(
         query.view(5, heads, 1, size).double(), *clean, key_lengths=lengths[sentences.long()]
     )[0]
-    found = step_passes.attend_to_memory(query, keys, values, sentences, lengths)
+    found = attend_to_memory(query, keys, values, sentences, lengths)
     close(found, expected.reshape(5, -1))
     longer = (torch.nn.functional.pad(x, (0, 0, 0, 9)) for x in (keys, values))
-    assert torch.equal(step_passes.attend_to_memory(query, *longer, sentences, lengths), found)
+    assert torch.equal(attend_to_memory(query, *longer, sentences, lengths), found)
 
 
 @dtypes
@@ -79,18 +104,18 @@ def test_cross_attention_reads_no_padding(dtype, heads, size):
 def test_sum_and_layer_norm(dtype, width):
     x, residual = torch.randn(2, 7, width).to(dtype).unbind(0)
     weight, bias = torch.randn(2, width).to(dtype).unbind(0)
-    y, s = step_passes.add_layer_norm(x, residual, weight, bias, 1e-5)
+    y, s = add_layer_norm(x, residual, weight, bias, 1e-5)
     assert torch.equal(s, residual + x), "rounded as PyTorch rounds"
     expected = torch.nn.functional.layer_norm(s.double(), (width,), weight.double(), bias.double(), 1e-5)
     close(y, expected, 3)
-    alone = [step_passes.add_layer_norm(a[None], b[None], weight, bias, 1e-5)[0] for a, b in zip(x, residual)]
+    alone = [add_layer_norm(a[None], b[None], weight, bias, 1e-5)[0] for a, b in zip(x, residual)]
     assert torch.equal(y, torch.cat(alone))
 
 
 @dtypes
 def test_without_eps_a_constant_row_is_nan_as_in_pytorch(dtype):
     x, ones = torch.stack([torch.zeros(8), torch.arange(8.0)]).to(dtype), torch.ones(8).to(dtype)
-    y, _ = step_passes.add_layer_norm(x, torch.zeros_like(x), ones, ones, 0.0)
+    y, _ = add_layer_norm(x, torch.zeros_like(x), ones, ones, 0.0)
     assert y.isnan().all(1).tolist() == [True, False]
     assert torch.nn.functional.layer_norm(x[:1], (8,), ones, ones, 0.0).isnan().all()
 
@@ -108,24 +133,36 @@ def test_a_numba_that_does_not_work_is_reported(monkeypatch):
 def test_nan_and_inf_propagate(dtype):
     x, ones = torch.zeros(2, 8).to(dtype), torch.ones(8).to(dtype)
     x[0, 3], x[1, 2] = torch.nan, torch.inf
-    y, s = step_passes.add_layer_norm(x, torch.zeros_like(x), ones, ones, 1e-5)
+    y, s = add_layer_norm(x, torch.zeros_like(x), ones, ones, 1e-5)
     assert s[0].isnan().sum() == 1
     assert s[1, 2] == torch.inf
     assert y.isnan().all()
     for bad in (torch.nan, torch.inf):
         keys, index, lengths = torch.ones(1, 1, 3, 8).to(dtype), torch.tensor([0]).int(), torch.tensor([3])
         keys[0, 0, 1] = bad
-        assert step_passes.attend_to_memory(x[1:].nan_to_num(1), keys, keys, index, lengths).isnan().all()
+        assert attend_to_memory(x[1:].nan_to_num(1), keys, keys, index, lengths).isnan().all()
 
 
-@pytest.mark.sample(2)
+@compiled
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+def test_activations(dtype, name):
+    x = torch.cat([torch.linspace(-12, 12, 1021), torch.tensor([torch.nan, torch.inf])]).to(dtype).repeat(5, 1)
+    found, loops = x.clone(), step_passes.loops()
+    loops.activate(TEAM(), array(found), loops.ACTIVATIONS[name])
+    assert found[:, 1021].isnan().all()
+    assert (found[:, 1022] == torch.inf).all()
+    close(found[:, :1021], ACTIVATIONS[name](x[:, :1021].double()), 0.1)
+
+
+@pytest.mark.sample(4)
 @compiled
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("beam", [1, 5])
-def test_a_search_matches_one_without_the_loops(monkeypatch, dtype, norm_first, beam):
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_a_search_matches_one_without_the_loops(monkeypatch, dtype, norm_first, beam, activation):
     config = TransformerConfig(
         vocab_size=90, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, norm_first=norm_first,
-        final_norm=norm_first,
+        final_norm=norm_first, activation=activation,
     )  # fmt: skip
     model = Transformer(config)
     with torch.no_grad():

@@ -63,6 +63,7 @@ EVERYWHERE = [
     _feed_forward(37, 40, 72, 0.1),
     _feed_forward(37, 40, 72, 0.1, "gelu"),
     _feed_forward(33, 24, 40, 0.0, "gelu_tanh"),
+    _feed_forward(33, 24, 40, 0.1, "silu"),
     *_cross_entropy(13, 24, 300),
     _embed(2, 7, 72, 50, 0.1),
 ]

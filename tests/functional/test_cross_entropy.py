@@ -1,4 +1,4 @@
-"""cross_entropy and linear_cross_entropy as operators and on PyTorch's route: numbers, in place, in chunks."""
+"""cross_entropy and linear_cross_entropy as operators and on PyTorch's route: numbers, in chunks."""
 
 import importlib
 
@@ -13,7 +13,7 @@ from .agreement import Inside
 ROWS = importlib.import_module("fasttfm.functional.loss")
 LINEAR = importlib.import_module("fasttfm.functional.linear_cross_entropy")
 PAD = 0
-FORMS = ["rows", "in place", "linear", "linear, low memory"]
+FORMS = ["rows", "linear", "linear, low memory"]
 SMOOTHED = {"label_smoothing": 0.1, "ignore_index": PAD}
 torch_loss = torch.nn.functional.cross_entropy
 
@@ -31,7 +31,7 @@ def draw(form, rows=37, classes=90, dtype=torch.float32):
 def losses(form, leaves, target, **options):
     if form.startswith("linear"):
         return F.linear_cross_entropy(*leaves, target, low_memory=form != "linear", **options)
-    return F.cross_entropy(leaves[0] * 1, target, inplace=form == "in place", **options)
+    return F.cross_entropy(leaves[0] * 1, target, **options)
 
 
 def solve(function, leaves, *given, **options):
@@ -72,10 +72,6 @@ def test_weights_reductions_and_int32_are_torchs(form, route, weighted, reductio
         inputs, rows = [leaves[0].view(3, 4, 16), leaves[1]], rows.view(3, 4)
         of_rows = None if row_weights is None else row_weights.view(3, 4)
     options |= {"class_weights": class_weights, "row_weights": of_rows}
-    if form == "in place" and reduction == "none":
-        with pytest.raises(ValueError, match="reduction is 'none': inplace=True needs mean or sum"):
-            losses(form, inputs, rows, **options)
-        return
     with F.backend(route):
         loss, nll = losses(form, inputs, rows, **options)
         found = torch.autograd.grad((loss * cotangent(loss)).sum(), leaves)
@@ -108,11 +104,10 @@ def test_a_class_of_logit_minus_inf_has_torchs_loss_and_gradient(which, label_sm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("form", ["rows", "in place"])
-def test_half_precision_keeps_float32_statistics_over_many_blocks(dtype, form, monkeypatch):
+def test_half_precision_keeps_float32_statistics_over_many_blocks(dtype, monkeypatch):
     monkeypatch.setattr(ROWS, "LOSS_BLOCK", 150)  # three rows
-    leaves, target = draw(form, 13, 50, dtype)
-    loss, nll, gradient = solve(losses, leaves, form, leaves, target, **SMOOTHED)
+    leaves, target = draw("rows", 13, 50, dtype)
+    loss, nll, gradient = solve(losses, leaves, "rows", leaves, target, **SMOOTHED)
     wide = leaves[0].detach().double().requires_grad_()
     expected = torch_loss(wide, target, **SMOOTHED)
     assert loss.dtype == nll.dtype == torch.float32
@@ -155,40 +150,10 @@ def test_without_counted_rows_a_mean_is_nan_and_a_sum_0_as_in_torch(form, rows, 
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
-def test_logits_are_overwritten_only_in_place_and_where_they_need_a_gradient():
-    (logits,), target = draw("rows")
-    copy = logits * 1
-    before = copy.detach().clone()
-    F.cross_entropy(copy, target)
-    with torch.no_grad():
-        F.cross_entropy(copy, target, inplace=True)
-    assert torch.equal(copy, before)
-    loss, _ = F.cross_entropy(copy, target, inplace=True)
-    (gradient,) = torch.autograd.grad(loss, copy)
-    assert gradient.data_ptr() == copy.data_ptr()
-    torch.testing.assert_close(gradient, torch.autograd.grad(torch_loss(logits, target), logits)[0])
-
-
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_overwritten_logits_can_be_read_and_differentiated_by_nothing_else(route):
-    (logits,), target = draw("rows")
-    copy = logits * 1
-    square = copy * copy  # needs the logits in its backward pass
-    with F.backend(route):
-        loss, _ = F.cross_entropy(copy, target, inplace=True)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            (loss + square.sum()).backward()
-        loss, _ = F.cross_entropy(logits * 1, target, inplace=True)
-        loss.backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="differentiated twice"):
-            loss.backward()
-
-
 @pytest.mark.parametrize(
     ("form", "sizes"),
     [
         ("rows", [1, 300, 2 * 300, 300 * 200]),  # also target, statistics and the factor of the mean
-        ("in place", [300 * 200]),
         ("linear", [300, *2 * [200 * 16], *2 * [300 * 16]]),
     ],
 )

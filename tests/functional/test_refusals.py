@@ -100,8 +100,6 @@ REFUSED = {
     "label_smoothing 1.5": lambda: loss(label_smoothing=1.5),
     "class_weights is (5,) of torch.float32: it must be (4,) floats": lambda: loss(class_weights=torch.ones(5)),
     "row_weights is (4,) of torch.float32: it must be (3,) floats": lambda: loss(row_weights=torch.ones(4)),
-    "call .contiguous()": lambda: loss(logits=torch.zeros(4, 3).t().requires_grad_(), inplace=True),
-    "separate rows": lambda: loss(logits=torch.zeros(1, 4).expand(3, 4).requires_grad_(), inplace=True),
 }
 """Words of the error -> the call."""
 

@@ -16,7 +16,7 @@ from .agreement import assert_same, solve
 
 SEED = torch.tensor([99])
 HALVES = [torch.float16, torch.bfloat16]
-ACTIVATIONS = ["relu", "gelu", "gelu_tanh"]
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu"]
 PAIRS = [
     (torch.float64, torch.float64),
     (torch.float32, torch.float32),
@@ -246,7 +246,7 @@ def test_a_network_saves_its_input_and_its_hidden_values(dropout_p, activation, 
     """4 M (N + H) bytes, a mask and a seed; torch.nn saves a second activation with a GELU, and its mask."""
     M, N, H = 64, 32, 128
     x, first, second = torch.randn(M, N, requires_grad=True), nn.Linear(N, H), nn.Linear(H, N)
-    between = {"relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh")}[activation]
+    between = {"relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "silu": nn.SiLU()}[activation]
     options = {"dropout_p": dropout_p, "seed": SEED, "activation": activation}
     with F.backend(route):
         parameters = first.weight, first.bias, second.weight, second.bias

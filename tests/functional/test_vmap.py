@@ -161,16 +161,16 @@ def test_dropout_follows_vmaps_randomness() -> None:
 
 
 def test_an_operator_that_mutates_a_tensor_needs_vmap_over_it() -> None:
-    target = torch.tensor([1, 0, 2])
+    query, caches = torch.randn(2, 1, 2, 1, 8), torch.zeros(2, 2, 1, 2, 4, 8)
 
-    def loss(x: Tensor, target: Tensor = target) -> Tensor:
-        return F.cross_entropy(x * 1.0, target, inplace=True)[0]
+    def step(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.attention_with_cache(query, key, value, query, query, cache_lengths=2)
 
-    x = torch.randn(4, 3, 5)
-    torch.testing.assert_close(vmap(grad(loss))(x), looped(grad(loss), [x], (0,))[0], **CLOSE)
-    logits = torch.randn(3, 5, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"cross_entropy_consume writes to logits, which torch\.vmap does not map"):
-        vmap(lambda t: loss(logits, t))(torch.stack([target, target.flip(0)]))
+    expected = torch.stack([step(*each) for each in zip(query, *caches.clone())])
+    torch.testing.assert_close(vmap(step)(query, *caches), expected, **CLOSE)
+    assert caches[0, :, 0, :, 2].equal(query[:, 0, :, 0])
+    with pytest.raises(RuntimeError, match=r"writes to \w+, which torch\.vmap does not map over"):
+        vmap(step, (0, None, None))(query, *caches[:, 0])
 
 
 @pytest.mark.parametrize(

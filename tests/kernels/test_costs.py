@@ -10,7 +10,7 @@ from search_step import a_step, attend
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
-from fasttfm.kernels import search
+from fasttfm.kernels import cross_entropy, search
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.launch_log import LaunchLog
 
@@ -170,10 +170,11 @@ def test_attention_of_a_beam_search_step():
 
 
 @through_the_interpreter
-def test_cross_entropy_in_place():
-    logits, target = tensor(8, 1024), torch.arange(8)
-    run = lambda: F.cross_entropy(logits.clone(), target, inplace=True)  # noqa: E731
-    assert_as_modelled(costs.cross_entropy(8, 1024, 4), run, 1.02)
+def test_cross_entropy_that_leaves_its_gradient_in_the_logits():
+    target = torch.arange(8)
+    options = {"label_smoothing": 0.0, "ignore_index": -100, "overwrite": True}
+    launch = cross_entropy.Forward(logits := tensor(8, 1024), target, **options)
+    assert_as_modelled(costs.cross_entropy(8, 1024, 4), lambda: launch(logits, target), 1.02)
 
 
 @through_the_interpreter

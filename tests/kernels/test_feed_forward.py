@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shared_fixtures import examples
 
 from fasttfm import functional, reference
+from fasttfm.functional.activations import ACTIVATIONS as FUNCTIONS
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
@@ -19,7 +20,7 @@ from fasttfm.kernels.tiles.table import Tile
 
 SEED, SITE = torch.tensor([-0x1234567890ABCDEF]), 4
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-ACTIVATIONS = ["relu", "gelu", "gelu_tanh"]
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu"]
 BY_ROUTE = pytest.mark.parametrize("route", ["fused", "cublas"])
 
 
@@ -175,12 +176,12 @@ def test_expanded_and_transposed_inputs_and_gradients():
 # ------------------------------------------------------------------------------------------------------------- GELU
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_gelu_and_its_derivative_are_accurate_from_far_left_to_far_right(activation):
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_an_activation_and_its_derivative_are_accurate_from_far_left_to_far_right(activation):
     """In the tails of the normal distribution, where it cancels, and at zero."""
     u = torch.tensor([[-1e4, -30.0, -6.0, -4.0, -1.0, -1e-3, -0.0, 0.0, 1e-6, 0.5, 3.0, 5.0, 9.0, 40.0, 1e4]])
     exact = u.double().requires_grad_()
-    expected = torch.nn.functional.gelu(exact, approximate="tanh" if activation == "gelu_tanh" else "none")
+    expected = FUNCTIONS[activation](exact)
     (slope,) = torch.autograd.grad(expected.sum(), exact)
     options = {"activation": activation, "route": "fused"}
     ones, eye = torch.ones(1, 15), torch.eye(15)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import kept_with_weights
+from fasttfm.cpu.linear import FrozenLinear, kept_with_weights
 from fasttfm.cpu.step_passes import array
+from fasttfm.models.plain import fused_activation
 
 
 class Buffer:
@@ -49,6 +50,13 @@ class AtOnce:
         function()
 
 
+def hidden_of(layer: Any) -> tuple[FrozenLinear, int | None]:
+    """The first product of a layer's feed-forward network, and the number of its activation if another loop applies
+    it."""
+    number = step_passes.loops().ACTIVATIONS.get(fused_activation(layer.activation))
+    return FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=number is None), number
+
+
 Norm = tuple[Any, Any, float]
 
 
@@ -68,6 +76,7 @@ def kept_of(model: Any, stack: Any, make: Callable[[Any, list[Norm]], Any]) -> A
     """make(stack, arrays of its norms), kept with the model's weights."""
     norms = norms_of(stack)
     # The weight cache of an ensemble is shared by its members; the id is checked against a live reference.
-    key = make, id(model), stack.layers[0].norm_first, *[each.eps for each in norms]
+    activations = [fused_activation(each.activation) for each in stack.layers]
+    key = make, id(model), stack.layers[0].norm_first, *activations, *[each.eps for each in norms]
     of_model, kept = kept_with_weights(key, lambda: (ref(model), make(stack, [norm_arrays(each) for each in norms])))
     return kept if of_model() is model else make(stack, [norm_arrays(each) for each in norms])

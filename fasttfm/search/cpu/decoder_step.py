@@ -3,8 +3,7 @@
 For a small batch, modules, views and registered operators take longer than the products. Here the products of a decoder
 are prepared once per search, results go to reused buffers, and everything between two products is one pass
 (cpu/step_loops.py). The calls of a step are recorded once for a number of rows and then made together. In int8 a pass
-also scales the sums of the previous product and quantizes the input of the next. In floating point the numbers are
-those of the modules, with post-norm bit for bit.
+also scales the sums of the previous product and quantizes the input of the next.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.plain import LINEAR, untouched
-from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, kept_of
+from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, hidden_of, kept_of
 from fasttfm.search.cpu.encoder_pass import plain_stack
 
 _SELECTED = 256
@@ -52,7 +51,7 @@ class _Layer:
         self.query = FrozenLinear(cross.in_proj_weight[:width], bias)
         self.keys_values = FrozenLinear(cross.in_proj_weight[width:], biases)
         self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
-        self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
+        self.hidden, self.activation = hidden_of(layer)
         self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
         self.norms = norms
 
@@ -148,14 +147,16 @@ class DecoderStep:
             launches.add(loops.add_layer_norm, *sums(layer.self_output, heads), residual, *layer.norms[0], *end)
             launches.add(loops.attend_to_memory, *sums(layer.query, x), *of_source, *of_memory, *heads.arrays)
             launches.add(loops.add_layer_norm, *sums(layer.cross_output, heads), residual, *layer.norms[1], *end)
-            between = sums(layer.hidden, x)
+            inner = first_of(memory.sums, rows, layer.hidden.outputs)
+            between = layer.hidden.add_to(launches, x.operand, inner, x.scales)
+            if layer.activation is not None:
+                launches.add(loops.activate, between, layer.activation)
             if self.int8:
-                launches.add(loops.quantize_relu, *between, count, *hidden.arrays[1:])
-                last = sums(layer.output, hidden)
-            else:
-                inner = first_of(memory.sums, rows, layer.hidden.outputs)
-                last = layer.output.add_to(launches, inner, first_of(memory.more_sums, rows, width)), None, None
-            launches.add(loops.add_layer_norm, *last, residual, *layer.norms[2], *end)
+                launches.add(loops.quantize_rows, between[:count], *hidden.arrays[1:])
+            operand = hidden.operand if self.int8 else inner
+            last = layer.output.add_to(launches, operand, first_of(memory.more_sums, rows, width))
+            of_int8 = hidden.scales, layer.output.bias
+            launches.add(loops.add_layer_norm, last, *of_int8, residual, *layer.norms[2], *end)
         done = 0
         for each in self._outputs():
             part = memory.logits[done * rows : (done + each.outputs) * rows].view(rows, -1)

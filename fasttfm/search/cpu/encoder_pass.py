@@ -14,8 +14,8 @@ from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import FrozenLinear, first_of, frozen, frozen_in_int8
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.attention.api import packed_qkv_attention
-from fasttfm.models.plain import EMBEDDING, NORM, STACK, plain_width, untouched
-from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, kept_of, norms_of
+from fasttfm.models.plain import EMBEDDING, NORM, STACK, fused_activation, plain_width, untouched
+from fasttfm.search.cpu.buffers import AtOnce, Buffer, Norm, hidden_of, kept_of, norms_of
 
 ENCODER_LOOP = 96
 """Longest sentence that attends in our own loop. One sentence, 8 heads of 64, two AMD EPYC cores with AVX2: 146 -> 18
@@ -31,7 +31,7 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
         return False
     layers, norm = list(stack.layers), stack.norm
     return (
-        all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
+        all(plain_width(each) and fused_activation(each.activation) for each in layers)
         and len({(each.norm_first, each.self_attn.num_heads, each.linear1.weight.shape) for each in layers}) == 1
         and layers[0].norm_first == (norm is not None)
         and all(each.weight is not None and each.bias is not None for each in norms_of(stack))
@@ -86,7 +86,7 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     elif int8:
         now.add(loops.quantize_rows, *x.arrays)
     attend = _Sentences(sizes, heads, joined.values)
-    for (joint, output, expand, contract), (norm1, norm2) in zip(products, norms):
+    for (joint, output, expand, activation, contract), (norm1, norm2) in zip(products, norms):
         joint_rows = first_of(sums, count, 3 * width)
         joint.add_to(now, x.operand, joint_rows, x.scales)
         attend(joint_rows)
@@ -95,9 +95,11 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
         y = output.add_to(now, joined.operand, first_of(more_sums, count, width))
         now.add(loops.add_layer_norm, y, joined.scales, output.bias, residual, *norm1, *end)
         between = first_of(sums, count, hidden_width)
-        y = expand.add_to(now, x.operand, between)
+        y = expand.add_to(now, x.operand, between, x.scales)
+        if activation is not None:
+            now.add(loops.activate, y, activation)
         if int8:
-            now.add(loops.quantize_relu, y, x.scales, expand.bias, count, *hidden.arrays[1:])
+            now.add(loops.quantize_rows, y, *hidden.arrays[1:])
         y = contract.add_to(now, hidden.operand if int8 else between, first_of(more_sums, count, width))
         now.add(loops.add_layer_norm, y, hidden.scales, contract.bias, residual, *norm2, *end)
     memory = table.new_zeros(batch, longest, width)
@@ -105,13 +107,14 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     return memory
 
 
-def _layers(stack: Any, norms: list[Norm]) -> tuple[list[tuple[FrozenLinear, ...]], Norm | None, list[list[Norm]]]:
-    """Products of each layer, the norm before the first one if any, and two norms of each layer, in order of use."""
-    products: list[tuple[FrozenLinear, ...]] = [
+def _layers(stack: Any, norms: list[Norm]) -> tuple[list[tuple[Any, ...]], Norm | None, list[list[Norm]]]:
+    """Products of each layer and its activation, the norm before the first one if any, and two norms of each layer, in
+    order of use."""
+    products = [
         (
             FrozenLinear(each.self_attn.in_proj_weight, each.self_attn.in_proj_bias),
             FrozenLinear(each.self_attn.out_proj.weight, each.self_attn.out_proj.bias),
-            FrozenLinear(each.linear1.weight, each.linear1.bias, relu=True),
+            *hidden_of(each),
             FrozenLinear(each.linear2.weight, each.linear2.bias),
         )
         for each in stack.layers

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.cross_entropy import _SIZES, _backward, _forward, _scale
+from fasttfm.kernels.cross_entropy import _SIZES, _backward, _forward
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 from fasttfm.kernels.tiles.table import Tile
@@ -19,18 +19,13 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     yield _forward_case(whole[0], "fp32")  # rows shorter than half of the narrowest tile
     yield _forward_case(whole[0], "fp32", in_place=False)
     for block in whole:
-        yield from _gradient_cases(block, "fp32")
+        yield kernel_case(_backward, "cross_entropy.backward", "fp32", block)
     for dtype in ("fp32", "bf16", "fp16"):
         yield _forward_case(walked, dtype)
         yield _forward_case(walked, dtype, in_place=False)
     for dtype in ("bf16", "fp16"):
         yield _forward_case(whole[-1], dtype, whole_row=True)
-        yield from _gradient_cases(whole[-1], dtype)
-
-
-def _gradient_cases(block: Tile, dtype: str) -> Iterator[CompileCase]:
-    yield kernel_case(_backward, "cross_entropy.backward", dtype, block)
-    yield kernel_case(_scale, "cross_entropy.scale", dtype, block)
+        yield kernel_case(_backward, "cross_entropy.backward", dtype, whole[-1])
 
 
 def _forward_case(block: Tile, dtype: str, *, whole_row: bool = False, in_place: bool = True) -> CompileCase:

@@ -48,7 +48,10 @@ def _product_cases(chip: Chip, kind: str) -> Iterator[CompileCase]:
     yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, **odd, **_RELU)
     if lighter:
         yield kernel_case(_forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, **odd, **_GELU)
-        for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
-            gelu = _GELU | variant
-            yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, **forward, **gelu)
-            yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, of_two_results(large), **even, **gelu)
+        activations = (("tanh", "gelu_tanh"), ("logistic", "silu"))
+        others: dict[str, dict[str, Any]] = {f"{name}+dropout": {"ACTIVATION": each} for name, each in activations}
+        others["erf"] = {"seed": None}
+        for name, variant in others.items():
+            other = _GELU | variant
+            yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, **forward, **other)
+            yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, of_two_results(large), **even, **other)

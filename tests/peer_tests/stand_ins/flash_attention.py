@@ -143,7 +143,7 @@ class CrossEntropyLoss(torch.nn.Module):
 
     def __init__(self, label_smoothing: float = 0.0, inplace_backward: bool = False, **others: Any) -> None:
         super().__init__()
-        self.label_smoothing, self.inplace = label_smoothing, inplace_backward
+        self.label_smoothing = label_smoothing  # the loss takes no memory of its caller: inplace_backward is ignored
         for name, off in (("logit_scale", 1.0), ("lse_square_scale", 0.0), ("return_z_loss", False)):
             if others.get(name, off) != off:
                 pytest.skip(f"no counterpart in fasttfm: {name}")
@@ -151,7 +151,7 @@ class CrossEntropyLoss(torch.nn.Module):
     def forward(self, logits: Tensor, target: Tensor, precomputed_lse: Tensor | None = None) -> Tensor:
         if precomputed_lse is not None:
             pytest.skip("no counterpart in fasttfm: precomputed_lse")
-        return F.cross_entropy(logits, target, label_smoothing=self.label_smoothing, inplace=self.inplace)[0]
+        return F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)[0]
 
 
 def layer_norm_fn(
