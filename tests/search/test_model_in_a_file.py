@@ -9,8 +9,7 @@ from full_disk import largest_file
 from model_dirs import write_model_dir
 
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer
-from fasttfm.store.conversion import quantize_model
+from fasttfm.models.quantize import quantize_model
 from fasttfm.translate.translator import Translator
 
 pack = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "model_asset.py"))["pack"]
@@ -24,7 +23,7 @@ def packed(tmp_path):
 
 
 def test_a_file_translates_like_its_folder_and_has_a_readme(packed):
-    quantize_model(packed.with_name("MODEL"), "best", packed.with_name("Q"), Transformer)
+    quantize_model(packed.with_name("MODEL"), "best", packed.with_name("Q"))
     lines = ["one two three", ""]
     found = [Translator.from_directory(path, beam=2).translate(lines) for path in (packed, packed.with_name("Q"))]
     assert found[0] == found[1]
