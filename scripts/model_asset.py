@@ -15,9 +15,8 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from fasttfm.config import build
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer
 from fasttfm.models.pretrained import model_card
-from fasttfm.store.conversion import quantize_model
+from fasttfm.models.quantize import quantize_model
 from fasttfm.store.model_dir import read_config
 from fasttfm.system.parsing import parse_json
 
@@ -29,7 +28,7 @@ def pack(model: Path, out: Path, origin: Sequence[str] = ()) -> int:
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
-        quantize_model(model, "best", folder, Transformer)
+        quantize_model(model, "best", folder)
         made = ["trained by fasttfm; its matrices are 8-bit integers, and fasttfm multiplies in int8 on a CPU", *origin]
         card = model_card(build(read_config(model)).model, model, made).replace("DIRECTORY", out.name)
         (folder / "README.md").write_text(card, encoding="utf-8")

@@ -16,10 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write Q and print the sizes before and after."""
-    from fasttfm.models import Transformer
-    from fasttfm.store.conversion import quantize_model
+    from fasttfm.models.quantize import quantize_model
 
-    before, after = quantize_model(args.model, args.checkpoint, args.out, Transformer)
+    before, after = quantize_model(args.model, args.checkpoint, args.out)
     Output.of(args, "quantize").result(
         f"{args.out}: int8, {after / 2**20:,.1f} MiB of weights ({before / 2**20:,.1f} MiB before)",
         out=str(args.out), bytes=after, bytes_before=before,

@@ -19,6 +19,7 @@ from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError, optional
 from fasttfm.system.signals import taken_over
+from fasttfm.system.wording import plain_text
 from fasttfm.translate.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         if not re.fullmatch(r"https?://[^/\s]+/?", origin):
             raise UserError(f"--allow-origin {origin}: must be a scheme and a host, such as https://example.org")
     with _listening(args.host, args.port) as listener:
-        names = [path.resolve().name.removesuffix(".zip") for path in args.model]
+        names = [plain_text(os.path.basename(os.path.realpath(path))).removesuffix(".zip") for path in args.model]
         if len(set(names)) < len(names):
             raise UserError("two models have the same name, which requests use: rename a directory")
         translators = {

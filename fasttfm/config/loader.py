@@ -88,7 +88,7 @@ def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> 
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
             raise UserError(_with_origins(str(error), section, values)) from error
-    flags = {name for name, location in values.origins.items() if location == flag_name(name)}
+    flags = {name for name, where in values.origins.items() if where in (flag_name(name), f"--resume-with {name}")}
     refuse_stopped(flags, built["training"], STOPPED_BY)
     return RunConfig(kind=values.kind, **built)
 

@@ -6,6 +6,7 @@ beside the output is then streamed for the vocabulary and the ids; the whole tex
 
 import hashlib
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.system.folders import replacing
 from fasttfm.system.parsing import characters
-from fasttfm.system.wording import counted
+from fasttfm.system.wording import counted, plain_text
 
 Progress = Callable[[int, int], None]
 """Callback: number done, total."""
@@ -114,7 +115,7 @@ def prepare(
     _check_numbers(options, len(sources), len(valid_sources), len(models))
     files = [*sources, *targets, *valid_sources, *valid_targets]
     for path in files:
-        if path.resolve().parent == out.resolve():
+        if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
             raise UserError(f"{path}: is in the directory that --out replaces: choose another --out")
     invalid = (options.replace_invalid, "correct it, or use --replace-invalid to read such bytes as U+FFFD")
     texts = {
@@ -228,7 +229,7 @@ def _fill(
             "target_vocab_size": len(target_tokenizer),
             "train": train_counts,
             "valid": valid_counts,
-            "files": [str(path) for path in files],
+            "files": [plain_text(path) for path in files],
             "fingerprint": fingerprint,
         },
     )

@@ -84,7 +84,7 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
             return last
         best = read_meta(last).get("best_step")
         return step_folder(model_dir, best) if best in steps else last
-    if which.isdecimal() and int(which) in steps:
+    if which in map(str, steps):
         return step_folder(model_dir, int(which))
     if which and Path(which).exists():
         return Path(which)

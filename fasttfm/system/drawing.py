@@ -51,11 +51,6 @@ def save(figure: "Figure", path: Path, kind: str, **settings: Any) -> None:
     replace_file(path, picture.getvalue())
 
 
-def plain_text(path: Path) -> str:
-    """A path as valid text for font rendering: invalid UTF-8 becomes U+FFFD."""
-    return os.fsencode(path).decode("utf-8", errors="replace")
-
-
 def _matplotlib() -> Any:
     """The package, imported without MPLBACKEND and without the working folder's matplotlibrc."""
     if "matplotlib" in sys.modules:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from lzma import LZMAError
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
@@ -130,13 +131,14 @@ def unpacked(path: Path) -> Iterator[Path]:
         try:
             with ZipFile(path) as archive:
                 archive.extractall(folder)  # sanitizes names that lead out of the folder
-        except (BadZipFile, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
+        except (BadZipFile, OSError, EOFError, ValueError, LZMAError, RuntimeError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise UserError(
                     f"{path}: cannot be unpacked into {folder} ({error.strerror}): free some space there, or give the "
                     "unpacked folder"
                 ) from None
-            raise UserError(f"{path}: is neither a folder nor a complete .zip ({error}): copy it again") from None
+            reason = str(error) or "it ends early"
+            raise UserError(f"{path}: is neither a folder nor a complete .zip ({reason}): copy it again") from None
         yield Path(folder)
 
 

@@ -1,5 +1,6 @@
-"""Counts in messages: plurals and tallies of lines."""
+"""Counts in messages (plurals, tallies of lines), and paths as text."""
 
+import os
 from dataclasses import dataclass
 
 
@@ -22,3 +23,8 @@ class Tally:
 def counted(count: int, noun: str) -> str:
     """1 line, 2 lines, 1,000 lines."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def plain_text(path: str | os.PathLike[str]) -> str:
+    """A path as valid text: invalid UTF-8 becomes U+FFFD."""
+    return os.fsencode(path).decode("utf-8", errors="replace")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttfm.errors import UserError
 from fasttfm.store.run_log import LOG_FILE, read_log
-from fasttfm.system.drawing import drawing, plain_text, save
+from fasttfm.system.drawing import drawing, save
+from fasttfm.system.wording import plain_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,4 +122,4 @@ def _points(records: Records, key: str, over: Axis = "updates") -> tuple[list[fl
 
 
 def _name(model_dir: Path) -> str:
-    return plain_text(Path(model_dir.resolve().name))
+    return plain_text(os.path.basename(os.path.realpath(model_dir)))

@@ -154,8 +154,12 @@ def _connect(device: torch.device, rank: int, size: int, patience: datetime.time
     from torch.distributed.nn import functional  # noqa: F401
 
     to_join = min(patience, _PATIENCE_TO_JOIN)
-    with ending_at_once():  # another machine may never join
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=to_join))
+    try:
+        with ending_at_once():  # another machine may never join
+            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=to_join))
+    except (ValueError, RuntimeError) as error:  # no address, or nothing that listens there
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{size} ranks cannot meet ({reason}): start them by torchrun, or unset WORLD_SIZE") from error
     store = store_of_attempt(store, rank, size, to_join)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store.set_timeout(_PATIENCE_TO_CONNECT)

@@ -39,6 +39,7 @@ def prepare(text: list[str], out: Path, *options: str) -> PreparedData:
 
 
 def test_the_documented_command_line_works(text: list[str], tmp_path: Path, capsys):
+    text[5] = str(Path(text[5]).rename(tmp_path / os.fsdecode(b"caf\xe9")))  # a name that is not UTF-8
     data = prepare(text, tmp_path / "a name with spaces" / "DATA")
     assert (len(data.train), len(data.valid), len(data.source_tokenizer), data.joint) == (200, 10, 450, True)
     said = capsys.readouterr()

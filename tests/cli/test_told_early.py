@@ -58,6 +58,8 @@ SCORE = ["score", "--ref", "valid.tgt"]
         (["train", "--d-modle", "8"], "did you mean --d-model?"),
         (["train", "--lr", "-1", "--dump-config"], "--lr -1.0"),
         (["train", "--alpha", "-1", "--dump-config"], "--alpha -1.0"),
+        (["train", "--schedule", "noam", "--resume-with", "lr=1", "--dump-config"], "lr does nothing while"),
+        ([*TRANSLATE, "--checkpoint", "9" * 5000], "9999"),
         ([*SHORT, "--warmup-updates", "200", "--dump-config"], "such as 15"),
         (["env", "--chip", "sm_61"], "--chip sm_61: one of sm_60, "),
         (["recipe", "wmt99"], "wmt99: one of paper-base-en-de"),
@@ -77,6 +79,22 @@ def test_what_cannot_be_done_is_refused_at_once(world, refusal_of, words, told):
         before = sorted(world.rglob("*"))
         assert told in refusal_of(words)
         assert sorted(world.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "prepare --src loop --tgt loop --valid-src loop --valid-tgt loop --out new",
+        "lm prepare --text loop --vocab-size 300 --out new",
+        "plot loop --out new.png",
+        "serve loop --port 0",
+    ],
+)
+def test_a_link_to_itself_is_refused(tmp_path, monkeypatch, refusal_of, words):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    assert "loop" in refusal_of(words.split())
+    assert [each.name for each in tmp_path.iterdir()] == ["loop"]
 
 
 def test_groups_that_may_return_fewer_translations_are_reported(world, capfd, monkeypatch):

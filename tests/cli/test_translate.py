@@ -347,6 +347,9 @@ def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(t
     assert translate(out)[1] == in_int8
     assert translate(out, "--precision", "int8", "--workers", 2)[1] == in_int8
     assert translate(out, "--precision", "fp32")[0] == 0
+    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "hub", model_dir=model_dir)  # without config.yaml
+    assert main(["quantize", str(tmp_path / "hub"), "--out", str(tmp_path / "hub8")]) == 0
+    assert translate(tmp_path / "hub8")[1].partition("before)\n")[2] == in_int8
     scores = [
         [float(line.rsplit("||| ", 1)[1]) for line in translate(model_dir, "--nbest", 2, *words)[1].splitlines()]
         for words in ((), ("--precision", "int8"))
@@ -375,7 +378,7 @@ def test_models_and_outputs_that_quantize_cannot_use_are_refused(model_dir, tmp_
         ([model_dir, "--checkpoint", tmp_path / "whole.safetensors"], "x", f"{name} is int16 without a scale"),
         ([model_dir, "--checkpoint", "9"], "x", "checkpoint '9' was not found"),
         ([int8_model], "x", "is already int8"),
-        ([tmp_path], "x", "is not a model directory"),
+        ([tmp_path], "x", "has no config.yaml: give a model directory"),
         ([model_dir], "full", "contains other files (notes), which are not replaced"),
     ):
         assert message in refusal_of(["quantize", *words, "--out", tmp_path / out])

@@ -9,8 +9,7 @@ from full_disk import largest_file
 from model_dirs import write_model_dir
 
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer
-from fasttfm.store.conversion import quantize_model
+from fasttfm.models.quantize import quantize_model
 from fasttfm.translate.translator import Translator
 
 pack = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "model_asset.py"))["pack"]
@@ -24,7 +23,7 @@ def packed(tmp_path):
 
 
 def test_a_file_translates_like_its_folder_and_has_a_readme(packed):
-    quantize_model(packed.with_name("MODEL"), "best", packed.with_name("Q"), Transformer)
+    quantize_model(packed.with_name("MODEL"), "best", packed.with_name("Q"))
     lines = ["one two three", ""]
     found = [Translator.from_directory(path, beam=2).translate(lines) for path in (packed, packed.with_name("Q"))]
     assert found[0] == found[1]
@@ -45,13 +44,17 @@ def test_a_full_disk_is_not_called_damage(packed):
         Translator.from_directory(packed)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "no archive", "a changed file"])
+@pytest.mark.parametrize("damage", ["cut off", "no archive", "a changed file", "a wrong name"])
 def test_a_damaged_file_is_refused(packed, damage):
     content = packed.read_bytes()
     if damage == "cut off":
         packed.write_bytes(content[:-200])
     elif damage == "no archive":
         packed.write_text("hello")
+    elif damage == "a wrong name":  # in the list of members: said to be UTF-8, and is not
+        place = content.index(b"PK\1\2")
+        flags, name = place + 8, place + 46
+        packed.write_bytes(content[:flags] + b"\0\x08" + content[flags + 2 : name] + b"\xff" + content[name + 1 :])
     else:
         with ZipFile(packed, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("config.yaml", "kind: transformer\n")

@@ -317,6 +317,14 @@ def test_a_machine_that_cannot_connect_to_itself_is_told_at_once(tiny_data, tmp_
     assert "--workers: this machine cannot connect to itself (Network is unreachable): bring its loopback up" in line
 
 
+def test_ranks_without_an_address_are_told(tiny_data, tmp_path, monkeypatch, refusal_of):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    told = refusal_of(words(tiny_data, tmp_path / "M"))
+    assert "2 ranks cannot meet (" in told
+    assert "MASTER_ADDR expected, but not set): start them by torchrun, or unset WORLD_SIZE" in told
+
+
 @pytest.mark.slow
 @needs_proc
 def test_a_paused_worker_is_told_and_a_killed_one_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_path):

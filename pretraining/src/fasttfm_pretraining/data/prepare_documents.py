@@ -6,6 +6,7 @@ is then streamed, so memory holds a few thousand lines whatever the size of the 
 
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from fasttfm.data.corpus import TextFile
 from fasttfm.data.prepared import IdsWriter, id_dtype, save_description
 from fasttfm.errors import UserError
 from fasttfm.system.folders import replacing
-from fasttfm.system.wording import counted
+from fasttfm.system.wording import counted, plain_text
 from fasttfm_pretraining.config.data import DocumentOptions
 from fasttfm_pretraining.data.documents import FORMAT, PreparedDocuments
 from fasttfm_pretraining.data.text_tokenizer import (
@@ -48,7 +49,7 @@ def prepare_documents(
     with other content, which is left unchanged.
     """
     for path in [*texts, *valid_texts]:
-        if path.resolve().parent == out.resolve():
+        if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
             raise UserError(f"{path}: stands in the directory that --out replaces: choose another --out")
     with replacing(out, "preparing documents into it", "prepared documents") as fresh:
         train, valid = _copied(texts, valid_texts, fresh.path, options)
@@ -72,7 +73,7 @@ def prepare_documents(
         for part in {part.copy for part in [*train, *valid]}:
             part.unlink()
         content = {"vocab_size": len(tokenizer), **counts}
-        content |= {"files": [str(path) for path in [*texts, *valid_texts]], "fingerprint": fingerprint}
+        content |= {"files": [plain_text(path) for path in [*texts, *valid_texts]], "fingerprint": fingerprint}
         save_description(fresh.path, FORMAT, content)
     for name, noun in (("train", "training"), ("valid", "validation")):
         numbers = counts[name]

@@ -23,6 +23,7 @@ from fasttfm.store.weights import load_weights, model_weights
 from fasttfm.system.files import sha256
 from fasttfm.system.folders import VOCABULARY_FILES
 from fasttfm.system.parsing import write_yaml
+from fasttfm.system.wording import plain_text
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, settings_of
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
@@ -94,7 +95,7 @@ class TaskFiles:
             "labels": self.labels,
             "columns": list(columns),
             "abstains": task == "squad" and self.given["train"].may_be_impossible,
-            "files": [str(path) for path in self.files.values()],
+            "files": [plain_text(path) for path in self.files.values()],
             "fingerprint": {"task": task, **digests},
         }
         text = write_yaml(self.description, sort_keys=False)

@@ -1,38 +1,30 @@
 """Quantization of a model directory to int8."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fasttfm.config import build
 from fasttfm.errors import UserError
+from fasttfm.models.pretrained import PRETRAINED_FILE, read_pretrained
+from fasttfm.models.transformer import Transformer
 from fasttfm.store import quantized
 from fasttfm.store.checkpoint import META_FILE, MODEL_FILE, is_quantized, read_meta, write_tensors
-from fasttfm.store.model_dir import CONFIG_FILE, DATA_FILE, read_config
+from fasttfm.store.model_dir import CONFIG_FILE, DATA_FILE
 from fasttfm.store.ownership import describe
 from fasttfm.store.steps import step_folder
-from fasttfm.store.vocabulary import read_checkpoint
 from fasttfm.store.weights import refuse_others
 from fasttfm.system.files import write_file
 from fasttfm.system.folders import VOCABULARY_FILES, reading, replacing
 
 
-def quantize_model(
-    model_dir: Path, checkpoint: str, out: Path, make: Callable[[Any], torch.nn.Module]
-) -> tuple[int, int]:
+def quantize_model(model_dir: Path, checkpoint: str, out: Path) -> tuple[int, int]:
     """Write a checkpoint of model_dir in int8 to the model directory `out`, atomically; returns bytes before and after.
 
-    make: builds the model of a configuration, whose shapes the weights must match. Raises UserError for unreadable
-    files, weights of another model or already in int8, and an `out` with other files.
+    Raises UserError for unreadable files, weights of another model or already in int8, and an `out` with other files.
     """
     with reading(model_dir):
-        shape = build(read_config(model_dir)).model
-        weights, saved = read_checkpoint(model_dir, checkpoint)
+        shape, weights, saved = read_pretrained(model_dir, checkpoint)
         if is_quantized(saved):
             raise UserError(f"{saved}: is already int8")
-        refuse_others(lambda: make(shape), weights, saved)
+        refuse_others(lambda: Transformer(shape), weights, saved)
         meta = read_meta(saved) if (saved / META_FILE).is_file() else {}
         description = _description(model_dir)
     step = meta.get("step") or max(meta.get("average_of") or [0])
@@ -49,5 +41,5 @@ def quantize_model(
 
 def _description(model_dir: Path) -> dict[str, bytes]:
     """Name -> content of the configuration, the data description and the vocabulary."""
-    names = [name for name in (CONFIG_FILE, DATA_FILE, *VOCABULARY_FILES) if (model_dir / name).is_file()]
-    return {name: (model_dir / name).read_bytes() for name in names}
+    names = (CONFIG_FILE, PRETRAINED_FILE, DATA_FILE, *VOCABULARY_FILES)
+    return {name: (model_dir / name).read_bytes() for name in names if (model_dir / name).is_file()}
