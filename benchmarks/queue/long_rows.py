@@ -23,7 +23,7 @@ from fasttfm.functional import tuning
 from fasttfm.kernels import launch
 from fasttfm.system import timing
 
-_SHAPES = ((16, 1024, 64), (4, 4096, 64), (16, 1024, 128))
+_SHAPES = ((16, 1024, 64), (4, 4096, 64), (16, 1024, 128), (4, 4096, 256))
 """B, L, D."""
 _CASES: list[tuple[str, tuple[int, int, int], dict[str, Any]]] = [
     *(

@@ -305,7 +305,8 @@ def _of_queries(
     programs = ceil_div(call.queries, of_queries.rows) * call.planes
     placed = strides(query, key, value, out, grad, d_query), LineStrides(*lse.stride()[:2])
     launch = _launch(call, _backward_queries, programs, of_queries, (key, value), *placed)
-    hopper = rule.choose(HOPPER_BACKWARD_QUERIES, call, out, grad) if tile is None else None
+    fits = rule.queries_fit(call.constants["D"], dropout=call.problem.dropout.seed is not None)
+    hopper = rule.choose(HOPPER_BACKWARD_QUERIES, call, out, grad) if tile is None and fits else None
     if hopper is None:
         return launch
     from fasttfm.kernels.attention.hopper.backward_queries import BackwardQueries

@@ -101,6 +101,13 @@ CASES = {
         "128x64w4s3", "128x64w4s3", "64x128w4s2", torch.bfloat16, (2, 1, 1, 300, 340, 128), LAST,
         {"causal_offset": 60, "window": 30, "lengths": [340, 123]},
     ),
+    "wide heads, shared keys": (
+        "128x64w4s2", "128x32w4s3", "triton", torch.bfloat16, (2, 2, 1, 130, 80, 256), LAST,
+        {"causal": True, "causal_offset": 4, "lengths": [80, 45]},
+    ),
+    "wide heads, dropout, not dQ": (
+        "128x64w4s2", "128x32w4s3", "triton", torch.float16, (1, 1, 1, 70, 80, 256), JOINT, {"dropout_p": 0.1},
+    ),
     "all weights dropped": (
         "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 1, 1, 64, 64, 64), LAST, {"dropout_p": 1.0},
     ),
@@ -176,6 +183,7 @@ PACKED = {
     "none without the others, heads share keys": (
         ("128x64w4s3", "128x64w4s3", "64x128w4s2"), [129, 70, 0, 3], [64, 200, 9, 0], (4, 2, 64), {},
     ),
+    "wide heads": (("128x64w4s2", "128x32w4s3", "triton"), [129, 3], [70, 40], (2, 1, 256), {"causal": True}),
     "a window on both sides": (
         ("128x64w4s2", "128x64w4s3", "64x128w4s2"), [1, 200, 130], [150, 210, 128], (1, 1, 128), {"window": (50, 20)},
     ),

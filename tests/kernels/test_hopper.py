@@ -71,6 +71,7 @@ def test_a_packed_tensor_is_one_plane_and_unaligned_strides_have_no_map():
         (False, {"sinks": torch.zeros(2)}),
         (False, {"offsets": torch.tensor([1, 2]), "causal": True}),
         (False, {"dtype": torch.float32}),
+        (True, {"width": 256}),
         (False, {"width": 32}),
         (False, {"chip": "sm_80"}),
         (False, {"chip": "sm_100"}),

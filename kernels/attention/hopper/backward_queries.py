@@ -45,13 +45,19 @@ class Origins(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """q, out and dout share barriers, as do k and v."""
+    """q, out and dout share barriers, as do k and v. For wide heads (_is_wide()) out precedes q in its place."""
 
     q: Any
     out: Any
     dout: Any
     k: Any
     v: Any
+
+
+@gluon.constexpr_function
+def _is_wide(D):
+    """Return whether shared memory has no place for out besides q and dout."""
+    return D > 128
 
 
 @gluon.jit
@@ -61,17 +67,23 @@ def _copy(
     """Producer: copy q, out and dout of each work item, and its key and value tiles from the last to the first."""
     maps, rings, origins, problem, planes, section = given
     q, k, v, out, dout = maps
+    WIDE: gl.constexpr = _is_wide(q.block_type.shape[2])
+    BYTES: gl.constexpr = out.nbytes_per_cta + dout.nbytes_per_cta + (0 if WIDE else q.nbytes_per_cta)
     turn = 0
     tile = 0
     for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
         if work.first_row < work.head.queries:
             shared = plain.keys_of(work.head, GROUP)
-            steps.await_place(rings.q, turn, q.nbytes_per_cta + out.nbytes_per_cta + dout.nbytes_per_cta, 1)
+            steps.await_place(rings.q, turn, BYTES, 1)
             row = work.head.first_query.to(gl.int32) + work.first_row
-            steps.copy(rings.q, turn, q, origins.q, work.head, row, 1)
+            if not WIDE:
+                steps.copy(rings.q, turn, q, origins.q, work.head, row, 1)
             steps.copy(rings.out, turn, out, origins.out, work.head, row, 1)
             steps.copy(rings.dout, turn, dout, origins.dout, work.head, row, 1)
+            if WIDE:
+                turn += 1
+                steps.fill(rings.q, turn, q, origins.q, work.head, row, 1)
             first = work.head.first_key.to(gl.int32)
             for t in range(work.tiles - 1, work.begin - 1, -1):
                 steps.await_place(rings.k, tile, k.nbytes_per_cta + v.nbytes_per_cta, STAGES)
@@ -208,6 +220,11 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
             steps.await_tile(rings.q, turn, 1)
             sums = _delta(steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64), douts, S_L)
             gl.store(delta + line, sums, mask=inside)
+            if _is_wide(T.D):
+                gl.barrier()  # all threads have read out
+                steps.release(rings.q, turn, 1)
+                turn += 1
+                steps.await_tile(rings.q, turn, 1)
             scale = problem.scale * plain.LOG2E
             rows = Rows(
                 queries, douts, head.plane, first_row, lse_of_rows, sums, work.whole, work.free, seen,
@@ -249,9 +266,10 @@ def _queries(
 ):  # fmt: skip
     """Write dq and delta."""
     q_ring, k_ring = steps.ring(q, 1), steps.ring(k, STAGES)
-    rings = Rings(
-        q_ring, steps.beside(q_ring, out, 1), steps.beside(q_ring, dout, 1), k_ring, steps.beside(k_ring, v, STAGES)
-    )  # fmt: skip
+    out_ring = q_ring
+    if not _is_wide(D):
+        out_ring = steps.beside(q_ring, out, 1)
+    rings = Rings(q_ring, out_ring, steps.beside(q_ring, dout, 1), k_ring, steps.beside(k_ring, v, STAGES))
     cleared = steps.barriers(1, steps.WORKERS).index(0)
     fence_async_shared()
     given = (rings, cleared, dq, lse, delta, strides[0], lse_strides, problem, planes, section)

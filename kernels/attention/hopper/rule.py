@@ -16,7 +16,7 @@ from fasttfm.kernels.jit import LARGEST, Launch
 from fasttfm.kernels.launch import ceil_div, interpreted
 from fasttfm.kernels.tiles.table import Tile
 
-WIDTHS = (64, 128)
+WIDTHS = (64, 128, 256)
 """Supported head sizes."""
 
 BLOCK = 16
@@ -89,9 +89,15 @@ def takes(call: Call, *walked: Tensor) -> bool:
     )
 
 
+def queries_fit(width: int, *, dropout: bool) -> bool:
+    """Return whether dQ fits shared memory; heads of 256 have tiles of 32 keys, and dropout needs 64."""
+    return width <= 128 or not dropout
+
+
 def keys_fit(width: int, *, dropout: bool) -> bool:
-    """Return whether dK and dV fit the registers; heads of 128 with dropout spill in the loop."""
-    return width == 64 or not dropout
+    """Return whether dK and dV fit the registers; heads of 128 with dropout spill in the loop, and the sums of
+    256 take more than all."""
+    return width == 64 or (width == 128 and not dropout)
 
 
 def section_of(call: Call) -> int:

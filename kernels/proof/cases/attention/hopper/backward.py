@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fasttfm.kernels import tensor_map
-from fasttfm.kernels.attention.hopper.rule import WIDTHS, keys_fit
+from fasttfm.kernels.attention.hopper.rule import WIDTHS, keys_fit, queries_fit
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.proof.attention_case import Variant, distinct, head_case
@@ -42,7 +42,8 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
     for choice in (HOPPER_BACKWARD_QUERIES, HOPPER_BACKWARD_KEYS):
         for width, variant in itertools.product(WIDTHS, _VARIANTS):
-            if choice is HOPPER_BACKWARD_KEYS and not keys_fit(width, dropout=variant.dropout):
+            fit = keys_fit if choice is HOPPER_BACKWARD_KEYS else queries_fit
+            if not fit(width, dropout=variant.dropout):
                 continue
             for tile in choice.answers(chip, "bf16", width, variant.extras("bf16"), 4096).values():
                 if isinstance(tile, Tile):

@@ -26,6 +26,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         made = head_case(_forward, "attention.hopper.forward", kind, tile, width, variant, **maps)
         return replace(made, matrix_product=True)
 
+    first = {}
     for width, window, dropout in itertools.product(WIDTHS, (True, False), (False, True)):
         variant = Variant(dropout=dropout, window=window)
         answers = HOPPER_FORWARD.answers(chip, "bf16", width, variant.extras("bf16"), 4096).values()
@@ -33,9 +34,11 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         for tile in tiles:
             yield case("bf16", width, tile, variant)
         if not window:
+            first[width] = tiles[0]
             yield case("bf16", width, tiles[0], Variant(dropout=dropout, shared=True))
-    yield case("fp16", 64, tiles[0], Variant())
-    yield case("bf16", 128, tiles[0], Variant(dropout=False, packed=True))
+    yield case("fp16", 64, first[64], Variant())
+    for width in (128, 256):
+        yield case("bf16", width, first[width], Variant(dropout=False, packed=True))
 
 
 def rows(kind: str, count: int, width: int, *, spread: bool = False) -> str:
