@@ -195,6 +195,17 @@ def test_batch_invariant_rows_have_the_same_bits_at_any_row_count(dtype, inputs,
             assert torch.equal(linear(x[-count:], layer.weight), alone[-count:]), count
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 136), (3, 136), (3, 1), (1, 3), (31, 1)])
+def test_rows_of_few_inputs_or_outputs_have_the_same_bits_at_any_row_count(inputs, outputs):
+    x, layer = layer_of((257,), inputs, outputs)
+    with torch.inference_mode(), frozen_weights(layer, batch_invariant=True):
+        for bias in (layer.bias, None):
+            together = linear(x, layer.weight, bias)
+            for count in (1, 2, 3, 4, 8, 33):
+                parts = torch.cat([linear(part, layer.weight, bias) for part in x.split(count)])
+                assert torch.equal(parts, together), count
+
+
 def test_row_classes_contain_only_counts_of_one_summation_order(threads):
     def never(rows):
         return False
