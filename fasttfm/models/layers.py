@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.cpu.linear import frozen, linear
+from fasttfm.cpu import step_passes
+from fasttfm.cpu.linear import batch_invariant, frozen, linear
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.dropout import Dropout
 from fasttfm.models.attention import Attention, Lengths
@@ -39,7 +40,11 @@ def feed_forward(
         )
     relu_fused = fused == "relu" and frozen(x)
     hidden = linear(x, linear1.weight, linear1.bias, relu=relu_fused) if opened else linear1(x)
-    hidden = hidden if relu_fused else activation(hidden)
+    if fused and not relu_fused and batch_invariant(x) and step_passes.takes(hidden):
+        loops = step_passes.loops()  # torch computes the last elements of a tensor in another way, with other bits
+        loops.activate(step_passes.team(), step_passes.array(hidden), loops.ACTIVATIONS[fused])
+    elif not relu_fused:
+        hidden = activation(hidden)
     if not isinstance(dropout, Dropout):
         hidden = dropout(hidden)
     elif dropout.dropout_p:

@@ -12,6 +12,10 @@ from torch.nn import functional as nnF
 from fasttfm.cpu import linear as module
 from fasttfm.cpu.linear import frozen, frozen_weights, linear
 from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, multiply, row_classes
+from fasttfm.cpu.step_passes import usable
+from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.dropout import NO_DROPOUT
+from fasttfm.models.layers import feed_forward
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 packs = pytest.mark.skipif(not module._packed_dtypes(), reason="needs oneDNN's prepacked weights")
@@ -193,6 +197,30 @@ def test_batch_invariant_rows_have_the_same_bits_at_any_row_count(dtype, inputs,
         alone = torch.cat([linear(row[None], layer.weight) for row in x])
         for count in (2, 3, 4, 7, 16, 31, 64, 100, 256, 257, 300, 900, 1500):
             assert torch.equal(linear(x[-count:], layer.weight), alone[-count:]), count
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 136), (3, 136), (3, 1), (1, 3), (31, 1)])
+def test_rows_of_few_inputs_or_outputs_have_the_same_bits_at_any_row_count(inputs, outputs):
+    x, layer = layer_of((257,), inputs, outputs)
+    with torch.inference_mode(), frozen_weights(layer, batch_invariant=True):
+        for bias in (layer.bias, None):
+            together = linear(x, layer.weight, bias)
+            for count in (1, 2, 3, 4, 8, 33):
+                parts = torch.cat([linear(part, layer.weight, bias) for part in x.split(count)])
+                assert torch.equal(parts, together), count
+
+
+@pytest.mark.skipif(not usable(), reason="needs numba")
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+def test_rows_of_a_feed_forward_network_have_the_same_bits_at_any_row_count(name):
+    x, layer = layer_of((5,), 24, 31)
+    layers = nn.ModuleList([layer, nn.Linear(31, 24)])
+
+    def forward(rows):
+        return feed_forward(rows, layers[0], ACTIVATIONS[name], NO_DROPOUT, layers[1])
+
+    with torch.inference_mode(), frozen_weights(layers, batch_invariant=True):
+        assert torch.equal(torch.cat([forward(row) for row in x.split(1)]), forward(x))
 
 
 def test_row_classes_contain_only_counts_of_one_summation_order(threads):
