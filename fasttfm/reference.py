@@ -276,7 +276,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     variance = (wide - mean).square().mean(dim=-1, keepdim=True)  # biased, as torch.nn.LayerNorm
     y = (wide - mean) * torch.rsqrt(variance + eps)
     if weight is not None:
-        y = y * weight
+        y = y * weight.expand_as(y)  # jacrev(grad()) of a product that broadcasts is an internal error of torch.func
     if bias is not None:
         y = y + bias
     return y.to(x.dtype)
@@ -297,7 +297,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). Same dtype as x."""
     wide = _wide(x)
     y = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (y if weight is None else y * weight).to(x.dtype)
+    return (y if weight is None else y * weight.expand_as(y)).to(x.dtype)  # expanded as in layer_norm()
 
 
 def residual_rms_norm(

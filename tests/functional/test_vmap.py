@@ -99,6 +99,18 @@ def test_per_sample_gradients_and_jacobians(name: str, route: str) -> None:
             assert_differentiates(call, [x[0, 0] if x.dim() == 3 else x for x in inputs], 1)
 
 
+@pytest.mark.filterwarnings("ignore:a second derivative is computed")
+@pytest.mark.parametrize("name", ["layer_norm", "residual_rms_norm", "feed_forward_gelu"])
+def test_a_jacobian_of_a_gradient(name: str) -> None:
+    call, inputs = FUNCTIONS[name]
+    x, *rest = (x.detach()[0, :2] if x.dim() == 3 else x.detach() for x in inputs)
+
+    def loss(x: Tensor) -> Tensor:
+        return first(call(x, *rest)).square().sum()
+
+    torch.testing.assert_close(jacrev(grad(loss))(x), torch.autograd.functional.hessian(loss, x), **CLOSE)
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", sorted(modules()))
