@@ -93,9 +93,9 @@ def _leaves(kinds: Iterable[tuple[str, Any]], values: Iterable[Any]) -> Iterator
             yield from _leaves(zip(kind._fields, kind), value)
 
 
-def _typed(kind: Any, argument: Any) -> Any:
+def typed(kind: Any, argument: Any) -> Any:
     """Convert plain tuples to the NamedTuples that the kernel declares."""
-    return type(kind)(*map(_typed, kind, argument)) if isinstance(kind, tuple) else argument
+    return type(kind)(*map(typed, kind, argument)) if isinstance(kind, tuple) else argument
 
 
 def _neutral(kind: Any, argument: Any) -> Any:
@@ -170,7 +170,7 @@ class Launch:
         kernel = self.kernel
         if 0 in self.grid:
             return
-        arguments = tuple(map(_typed, kernel.kinds.values(), arguments))
+        arguments = tuple(map(typed, kernel.kinds.values(), arguments))
         if triton.knobs.runtime.interpret:
             kernel.start(self.grid, arguments, self.constants)
         elif (cached := kernel.compiled(self.grid, arguments, self.constants)) is not None:

@@ -66,7 +66,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     def _checked(self: jit.Launch, arguments: tuple, first: Callable[..., None] = jit.Launch._first) -> None:
         """Compiled, a Launch takes all arguments for what the first were; the interpreter looks at each."""
         if 0 not in self.grid and isinstance(self.kernel, jit.InterpretedKernel):
-            key = jit._key(self.kernel, tuple(map(jit._typed, self.kernel.kinds.values(), arguments)), self.constants)
+            key = jit._key(self.kernel, tuple(map(jit.typed, self.kernel.kinds.values(), arguments)), self.constants)
             self._values = known = getattr(self, "_values", key)
             assert key == known, f"{self.kernel.fn.__name__} was first called with {known}, and now with {key}"
         first(self, arguments)

@@ -18,7 +18,7 @@ from benchmarks.cases import synthetic
 from benchmarks.cases.training_step import loaded
 from benchmarks.peers import huggingface, torch_nn
 from fasttfm import functional as F
-from fasttfm.kernels.jit import Launch
+from fasttfm.kernels.jit import Launch, typed
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig
 from fasttfm.search.device.engine import Engine
@@ -189,7 +189,8 @@ def _launch(name: str, device: torch.device) -> Sides:
     launch, arguments = launches[0]
     by_triton: Any = JITFunction(launch.kernel.fn)
     grid, constants = launch.grid, launch.constants
-    return [lambda: launch(*arguments)], [lambda: by_triton[grid](*arguments, **constants)]
+    named = tuple(map(typed, launch.kernel.kinds.values(), arguments))  # compiled, a kernel reads fields by name
+    return [lambda: launch(*arguments)], [lambda: by_triton[grid](*named, **constants)]
 
 
 def _model(device: torch.device, **changes: Any) -> tuple[TransformerConfig, dict[str, Tensor], Transformer]:

@@ -9,7 +9,9 @@ import torch
 from forked import run
 
 from benchmarks import host
+from benchmarks.cases.host import _launch
 from benchmarks.measure import records
+from fasttfm.functional import backend
 from fasttfm.system.children import child_environment
 
 
@@ -90,3 +92,16 @@ def test_a_stand_in_is_no_gpu_and_a_missing_peer_is_absent():
     assert "Not run" not in host.note({})
     absent = {"what": "other", "peer": "Liger Kernel", "absent": "No module named 'liger_kernel'"}
     assert host.cells(absent) == ["other", "", "", "", "Liger Kernel, absent", "", "", "", ""]
+
+
+def test_triton_launches_get_the_records_that_compiled_kernels_read_by_name(monkeypatch):
+    launches = []
+    launch = "triton.runtime.jit.JITFunction.__getitem__"
+    monkeypatch.setattr(launch, lambda self, grid: lambda *arguments, **_: launches.append(arguments))
+    with backend("triton"):
+        for name in ("attention", "layer_norm"):
+            _launch(name, torch.device("cpu"))[1][0]()
+    named = [{type(each).__name__ for each in arguments} for arguments in launches]
+    assert [kinds & {"Problem", "LineStrides", "Dropout", "Shape"} for kinds in named] == [
+        {"Problem", "LineStrides"}, {"Dropout", "Shape"},
+    ]  # fmt: skip

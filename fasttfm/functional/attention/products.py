@@ -37,7 +37,7 @@ def forward(
 ) -> Outputs:  # fmt: skip
     """The output (B, H, L, Dv), heads last in memory, or the weights alone; and saved, kept and lse as in Saved.
 
-    cache: holds the prepared launch between calls of one signature.
+    cache: holds what is decided between calls of one signature.
     """
     if backend == "fused":
         return fused_forward(query, key, value, options)
@@ -47,7 +47,9 @@ def forward(
         lse = None if options.sinks is None else query.new_empty(query.shape[:3], dtype=torch.float32)
         p, kept = _by_kernel(products, query.dtype, options, lse, cache)
     else:
-        if is_plain(options) and attention_pass.weighs(query, key, options):
+        if "by_loop" not in cache:
+            cache["by_loop"] = is_plain(options) and attention_pass.weighs(query, key, options)
+        if cache["by_loop"]:
             p = attention_pass.weights(query, key, options)
         else:
             multiply = _scores_alone if only_weights and batch_invariant(query) else scores
@@ -99,7 +101,10 @@ def backward(
         d_scores, kept, d_mask = _by_kernel_backward(d_weights, query, key, saved, options, mask_gradient, cache)
     else:
         kept, capped, d_mask = kept if options.seed is not None else None, None, None
-        if is_plain(options) and not (mask_gradient or only_weights) and attention_pass.weighs(grad, value, options):
+        if "by_loop" not in cache:
+            plain = is_plain(options) and not (mask_gradient or only_weights)
+            cache["by_loop"] = plain and attention_pass.weighs(grad, value, options)
+        if cache["by_loop"]:
             d_scores = attention_pass.scores_gradient(grad, value, p, kept, options)
         else:
             if options.softcap:
