@@ -85,8 +85,8 @@ def test_feed_forward_equals_two_linear_layers(name, activation, bias):
 
 
 def test_an_activation_that_the_specification_lacks_is_refused():
-    with pytest.raises(ValueError, match="activation 'silu' is unknown: choose relu"):
-        reference.feed_forward(double(2, 7), double(19, 7), None, double(5, 19), None, activation="silu")
+    with pytest.raises(ValueError, match="activation 'mish' is unknown: choose relu"):
+        reference.feed_forward(double(2, 7), double(19, 7), None, double(5, 19), None, activation="mish")
 
 
 def test_dropout_is_on_the_hidden_activation_and_keeps_the_expectation():

@@ -111,8 +111,10 @@ def test_places_of_a_beam_search_step():
 @pytest.mark.parametrize("mask", ["rows", "columns"])
 def test_a_mask_between_two_products(far, mask):
     scores = torch.randn(1, 1, ROWS, ROWS)
-    softmax = masked_softmax.Forward(scores)
-    near, apart = (softmax(scores, 0.5, masking_arguments(scores.shape, mask=m))[0] for m in masks(far, mask))
+    near, apart = (
+        masked_softmax.Forward(scores)(scores, 0.5, masking_arguments(scores.shape, mask=m))[0]
+        for m in masks(far, mask)
+    )
     assert torch.equal(near, apart)
 
 
