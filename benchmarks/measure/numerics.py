@@ -126,14 +126,15 @@ def allowed(dtype: str, plain: float | None) -> float:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two values of one type are equal: tensors, arrays, and nested containers of them."""
+    """Return whether two values of one type are equal: tensors, arrays, and nested containers and objects of them."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     items, others = _items(one), _items(other)
     if items is None or others is None:
-        return one == other
+        by_identity = type(one).__eq__ is object.__eq__ and hasattr(one, "__dict__") and type(one) is type(other)
+        return equal(vars(one), vars(other)) if by_identity else one == other
     return len(items) == len(others) and all(map(equal, items, others))
 
 

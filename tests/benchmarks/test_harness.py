@@ -7,6 +7,7 @@ import pytest
 import torch
 from toy import FakeClock, plain, rows
 
+from benchmarks.cases import synthetic
 from benchmarks.measure import clocks, harness, numerics
 from benchmarks.measure.case import Setting
 from benchmarks.measure.clocks import HostClock, host_peak_bytes
@@ -220,6 +221,9 @@ def test_a_list_that_has_lost_its_end_is_not_equal():
     assert numerics.equal([[1, 2], [3]], [[1, 2], [3]])
     for one, other in (([[1, 2]], [[1, 2], [3]]), ([[1, 2], [3]], [[1, 2]]), ([torch.ones(2)], [])):
         assert not numerics.equal(one, other)
+    same, again, other = (synthetic.corpus(5, synthetic.WMT, 50, seed) for seed in (1, 1, 2))
+    assert numerics.equal(same, again), "objects by their attributes"
+    assert not numerics.equal(same, other)
 
 
 def test_the_error_is_that_of_the_worst_tensor():
