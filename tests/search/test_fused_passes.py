@@ -161,11 +161,13 @@ def test_int8_products_of_bfloat16_are_left_to_the_modules():
     steps(model, int8.route() is None)
 
 
-def test_a_repeated_layer_that_was_added_is_computed():
+def test_a_repeated_layer_that_was_added_or_exchanged_is_computed():
     model = model_of()
     steps(model, True)
-    model.decoder.layers.append(model.decoder.layers[0])
-    assert all(map(torch.equal, steps(model, True), steps(copy.deepcopy(model), True)))
+    first, second = model.decoder.layers
+    for layers in ([first, second, first], [first, second, second]):
+        model.decoder.layers = nn.ModuleList(layers)
+        assert all(map(torch.equal, steps(model, True), steps(copy.deepcopy(model), True)))
 
 
 def test_positions_that_another_search_has_added_are_read():
