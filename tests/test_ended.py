@@ -73,6 +73,11 @@ PROGRAMS = {
     "open_loop": Program(  # multiprocessing has one more
         (sys.executable, "-c", _OPEN_LOOP, *_SERVING.split()), 4, (signal.SIGTERM, signal.SIGKILL)
     ),
+    "ranks": Program(
+        (sys.executable, "-m", "benchmarks.ranks", "--ranks", "2", "--results", "{out}"),
+        3,
+        (signal.SIGTERM, signal.SIGKILL),
+    ),
     "CTranslate2": Program((sys.executable, "-c", _CTRANSLATE2), 3, says="ready", needs="ctranslate2"),
     "compile matrix": Program((sys.executable, "-c", _MATRIX), 4, (signal.SIGTERM, signal.SIGKILL), "ready"),
 }
@@ -149,6 +154,7 @@ STARTED = {
     "benchmarks/open_loop.py": 2,
     "benchmarks/peers/ctranslate2.py": 1,
     "benchmarks/queue/prepare.py": 1,  # strip
+    "benchmarks/ranks.py": 2,
     "fasttfm/system/children.py": 1,
     "fasttfm/system/processes.py": 1,
     "kernels/proof/assembler.py": 1,  # ptxas

@@ -20,6 +20,7 @@ from fasttfm.functional.dropout import NO_DROPOUT
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.embedding import embed
 from fasttfm.models.plain import apply_linear
+from fasttfm.models.transformer import Transformer
 from fasttfm.search.cpu.decoder_step import DecoderStep, fuses_step
 from fasttfm.search.cpu.encoder_pass import encode, fuses_encoder
 
@@ -62,8 +63,8 @@ class TransformerDecoder:
     @functools.cached_property
     def fuses_encoder(self) -> bool:
         """Return whether each sentence is encoded by itself, without padding."""
-        rows = self._nothing()
-        return _compiled(rows) and fuses_encoder(self.model, rows)
+        rows, is_ours = self._nothing(), getattr(self.model.encode, "__func__", None) is Transformer.encode
+        return is_ours and _compiled(rows) and fuses_encoder(self.model, rows)
 
     def _nothing(self) -> Tensor:
         """Empty tensor with the model's dtype and device."""

@@ -28,7 +28,8 @@ def setting_of(device: str = "cpu", level: str = "quick") -> Setting:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_level_of_a_group_has_cases_and_the_larger_ones_no_fewer(group, device):
+def test_every_level_of_a_group_has_cases_and_the_larger_ones_no_fewer(group, device, monkeypatch):
+    monkeypatch.setattr(Setting, "small_memory", False)  # asks a GPU
     counts = []
     for level in LEVELS:
         titles = [case.title for case in importlib.import_module(GROUPS[group]).cases(setting_of(device, level))]

@@ -1,6 +1,7 @@
 """The fused passes of a CPU (decoder step, encoder): the modules' numbers; modules that are not plain are called."""
 
 import copy
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -109,6 +110,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
         setattr(m.encoder.layers[1], "linear1", nn.Linear(48, 192)),
         setattr(m.encoder.layers[1], "linear2", nn.Linear(192, 48)),
     ),
+    "an encode() of its own": lambda m: setattr(m, "encode", functools.partial(Transformer.encode, m)),
     "wrapped": lambda m: setattr(m.encoder.layers, "1", nn.Sequential(m.encoder.layers[1])),
 }  # fmt: skip
 
