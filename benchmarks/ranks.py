@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import multiprocessing
 import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def private_bytes(pid: int | None) -> int:
 
 def _train(rank: int, size: int, port: int, model: Transformer, states: Any) -> None:
     """Make the updates of one rank and write the bytes of its state to states[rank]."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python would act on it after gloo's wait
     end_with_parent()
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in address.items()})
