@@ -8,7 +8,6 @@ Peak: sampled memory that it shares with no process, with freed blocks returned 
 """
 
 import ctypes
-import dataclasses
 import importlib
 import multiprocessing
 import os
@@ -19,16 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import command
-from benchmarks.cases import synthetic
-from benchmarks.cases.training_step import model_config
 from benchmarks.measure.machine import machine_name
 from fasttfm.cli.parser import InRange
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
-from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.data.prepared import ParallelTokens
+from fasttfm.models import Transformer
 from fasttfm.system.children import end_with_parent
 from fasttfm.training.sharding import local
 from fasttfm.training.updates import Updates
@@ -54,7 +53,8 @@ def _train(rank: int, size: int, port: int, model: Transformer, states: Any) -> 
     end_with_parent()
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in address.items()})
-    batches = TokenBatches(synthetic.corpus(2 * size, synthetic.MULTI30K, model.config.vocab_size, seed=0), 64 * size)
+    side = list(np.random.default_rng(0).integers(4, model.config.vocab_size, (2 * size, 20)))  # two pairs a rank
+    batches = TokenBatches(ParallelTokens.from_lists(side, side), 64 * size)
     with joined(_CPU, minutes=10) as workers:
         updates = Updates(model.train(), batches, TrainingConfig(shard=True), _CPU, workers)
         for _ in range(2):
@@ -65,13 +65,14 @@ def _train(rank: int, size: int, port: int, model: Transformer, states: Any) -> 
         workers.wait()
 
 
-def measured(config: TransformerConfig, size: int) -> dict[str, Any]:
+def measured(size: int) -> dict[str, Any]:
     """Bytes of state and of peak memory. Raises SystemExit if a rank fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    fork, model = multiprocessing.get_context("fork"), Transformer(config)
-    states, peaks = fork.Array("Q", size), [0] * size
+    model = Transformer.from_preset("paper-base", vocab_size=8_000, encoder_layers=2, decoder_layers=2)
+    fork, peaks = multiprocessing.get_context("fork"), [0] * size
+    states: Any = fork.Array("Q", size)
     ranks = [
         fork.Process(target=_train, args=(rank, size, port, model, states), daemon=True) for rank in range(size)
     ]  # daemon: an interruption does not wait for them
@@ -81,7 +82,7 @@ def measured(config: TransformerConfig, size: int) -> dict[str, Any]:
         peaks = [max(peak, private_bytes(process.pid)) for peak, process in zip(peaks, ranks)]
         time.sleep(0.1)
     if any(process.exitcode for process in ranks):
-        raise SystemExit(f"benchmarks: ranks of {size} ended with {sorted({process.exitcode for process in ranks})}")
+        raise SystemExit(f"benchmarks: ranks of {size} ended with {[process.exitcode for process in ranks]}")
     return {"ranks": size, "state": max(states), "peak": max(peaks)}
 
 
@@ -94,10 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in ("numba", "torch.distributed.nn.functional", "torch.distributed.fsdp", "torch.distributed.tensor"):
         importlib.import_module(module)  # once, not in every rank
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
-    few = {"vocab_size": 8_000, "encoder_layers": 2, "decoder_layers": 2}
     rows = []
     for size in args.ranks:
-        rows.append(measured(dataclasses.replace(model_config("paper-base"), **few), size))
+        rows.append(measured(size))
         print("{ranks} ranks: state {state:,} bytes, peak {peak:,}".format(**rows[-1]), flush=True)
     command.keep(args.results, "ranks", key=lambda record: machine_name(record["machine"]), measured=rows)
     return 0
