@@ -14,7 +14,7 @@ from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units
 from fasttfm.system.wording import counted
 
 _NAMES = {"panels": "fasttfm's packed panels", "tiles": "fasttfm's packed panels in tile registers (AMX)"}
-_NO_INT8 = "no exact product is faster than float32: --precision int8 computes in float32"
+_NO_INT8 = "needs numba and a processor with AVX2: --precision int8 computes in float32"
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")

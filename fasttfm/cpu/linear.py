@@ -64,7 +64,7 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     elements written through `parameter.data` go unnoticed). It is a second copy of the weights in memory, for as long
     as the model lives. Only calls without gradients on a CPU use it. batch_invariant: a row of linear(), and a sequence
     of attention with key_lengths, has the same bits whatever else is in the batch. int8: linear() multiplies 8-bit
-    integers (cpu/int8.py) where that is exact and faster than float32 (int8.route()).
+    integers (cpu/int8.py) where int8.route() does.
     """
     kept = on_this_thread.kept if froze(model) else _kept_of(model)
     state = vars(on_this_thread)
@@ -245,8 +245,7 @@ def _packed(
 def _pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> _Packed:
     if on_this_thread.int8:
         make: Callable[..., Product] = functools.partial(Int8Product, relu=relu)
-        invariant = integers.route() == "panels"  # a library makes a primitive for each new row count
-        return _Packed(weight, True, make(weight, bias), make, invariant)
+        return _Packed(weight, True, make(weight, bias), make, invariant=True)
     panels = weight.shape[1] % 4 == 0 and dtype in _panel_dtypes()
     prepacked = panels or (weight.numel() >= PACKED_WEIGHT and dtype in _packed_dtypes())
     make = _panel_product if panels else _packed_product if prepacked else _plain_product
@@ -259,11 +258,7 @@ def _pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -
 
 def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:
     """Row counts that the product is composed of; None for any count. large: as returned by large_size()."""
-    if packed.invariant:
-        return None
-    if on_this_thread.int8:  # integer sums agree for all counts: a few, for the library's primitives
-        return RowClasses()
-    if not on_this_thread.batch_invariant:
+    if packed.invariant or not on_this_thread.batch_invariant:
         return None
     key = torch.get_num_threads(), large
     if key not in packed.classes:
@@ -275,7 +270,7 @@ def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool, lar
 
 def product_routes() -> dict[str, str | None]:
     """Return the backends of products with frozen weights by precision: "panels", "tiles" for panels in tile registers,
-    or a library's name; None where int8 computes in float32."""
+    or PyTorch; None where int8 computes in float32."""
     routes: dict[str, str | None] = {"int8": integers.route()}
     for dtype in (torch.bfloat16, torch.float32):
         routes[str(dtype).removeprefix("torch.")] = "panels" if dtype in _panel_dtypes() else "PyTorch"

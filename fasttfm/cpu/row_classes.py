@@ -28,7 +28,7 @@ Product = Callable[[Tensor], Tensor]
 class RowClasses(NamedTuple):
     """Row counts and threads with which a row of a product always has the same bits."""
 
-    sizes: tuple[int, ...] = ROW_COUNTS
+    sizes: tuple[int, ...]
     """Allowed row counts, ascending."""
     one_thread: bool = False
     """Whether to use a single thread: more of them sum in another order at every row count."""
