@@ -25,7 +25,7 @@ from torch.nn import functional as nnF
 from fasttfm.cpu import int8 as integers
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import Int8Product
-from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu.row_classes import Product, RowClasses, multiply, row_classes
 
 PACKED_WEIGHT = 1 << 15
 """Least number of elements of a weight that oneDNN packs: for smaller ones the call costs more than it saves, on two
@@ -151,7 +151,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     if rows.dtype != dtype:
         rows = rows.to(dtype)
     packed = _packed(on_this_thread.kept, weight, bias, dtype, relu)
-    classes = _classes(packed, bias is None, dtype, relu, large_size(rows.shape[0]))
+    classes = _classes(packed, bias is None, dtype, relu)
     y = packed.product(rows) if classes is None else multiply(packed.product, rows, classes)
     return y.view(*x.shape[:-1], weight.shape[0])
 
@@ -193,7 +193,7 @@ class FrozenLinear:
         elif scales is not None:
             launches.call(lambda: out.copy_(product(rows, torch.from_numpy(scales))))
         else:
-            classes = self._classes_of(large_size(len(rows)))
+            classes = self._classes_of()
             if classes is not None and (len(rows) not in classes.sizes or classes.one_thread):
                 product = functools.partial(multiply, product, classes=classes)
             launches.call(lambda: out.copy_(product(rows)))
@@ -227,8 +227,8 @@ class _Packed:
     """Makes the same kind of product of another weight and bias."""
     invariant: bool
     """Whether the bits of a row are independent of the row count."""
-    classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
-    """RowClasses by number of threads and large row count, as calls need them."""
+    classes: dict[int, RowClasses] = field(default_factory=dict)
+    """RowClasses by number of threads, as calls need them."""
 
 
 def _packed(
@@ -256,16 +256,15 @@ def _pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -
     return _Packed(weight, prepacked, make(weight, bias, dtype, relu), like, panels)
 
 
-def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:
-    """Row counts that the product is composed of; None for any count. large: as returned by large_size()."""
+def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool) -> RowClasses | None:
+    """Row counts that the product is composed of; None for any count."""
     if packed.invariant or not on_this_thread.batch_invariant:
         return None
-    key = torch.get_num_threads(), large
-    if key not in packed.classes:
+    threads = torch.get_num_threads()
+    if threads not in packed.classes:
         outputs, inputs = packed.weight.shape
-        kind = no_bias, relu, packed.prepacked
-        packed.classes[key] = row_classes(packed.like, outputs, inputs, dtype, kind, large)
-    return packed.classes[key]
+        packed.classes[threads] = row_classes(packed.like, outputs, inputs, dtype, (no_bias, relu, packed.prepacked))
+    return packed.classes[threads]
 
 
 def product_routes() -> dict[str, str | None]:
