@@ -152,7 +152,7 @@ def gather(device: dict[str, Any] | None) -> Facts:
         device=None if device is None else device["device"]["name"],
         tf32=torch.backends.cuda.matmul.allow_tf32,
         has_tf32=device is not None and torch.cuda.get_device_capability() >= (8, 0),
-        is_tuned=device is None or bool(tuned.get("answers") or tuned.get("shipped")),
+        is_tuned=device is None or bool(tuned.get("answers")),
         assembler_fault=next((each["fault"] for each in assemblers if each["fault"]), ""),
     )
 

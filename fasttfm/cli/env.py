@@ -104,7 +104,7 @@ def text(result: dict[str, Any]) -> str:
     tuned = result["tuned"]
     if tuned is not None:
         local = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
-        lines.append(("tuned", f"{local}; {tuned['shipped']} shipped with fasttfm"))
+        lines.append(("tuned", local))
     lines.append(("routes", f"of {result['chip'] or 'a CPU'}, backend {result['backend']}"))
     lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
@@ -137,8 +137,7 @@ def _tuned() -> dict[str, Any] | None:
         answers = len(choice_cache.read(system))
     except ValueError:  # damaged: launches warn of it
         answers = 0
-    shipped = len(choice_cache.shipped(system))
-    return {"file": str(choice_cache.file_of(system)), "answers": answers, "shipped": shipped}
+    return {"file": str(choice_cache.file_of(system)), "answers": answers}
 
 
 def _chip(other: str | None) -> Any:
