@@ -69,7 +69,6 @@ setup(
     package_data={
         "fasttfm": ["py.typed", "**/*.yaml", "models/*.md", "translate/server/*.html"],
         "fasttfm.kernels.proof": ["*.csv"],
-        "fasttfm.kernels.tiles": ["tuned/*"],
     },
     install_requires=[
         "torch>=2.9",

@@ -3,8 +3,8 @@
     $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
         tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
 
-Without a usable file, the shipped choices apply: contributed files for the same product (kernels/tiles/tuned), then the
-tables. A file that is damaged, or for another driver or version, gives one warning.
+Without a usable file, the tables in tiles/ apply. A file that is damaged, or for another driver or version, gives one
+warning.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Decision
 
 _FORMAT = 2
-
-SHIPPED = Path(__file__).parent / "tiles" / "tuned"
-"""Contributed files; checked by proof/tuned.py."""
 
 System = dict[str, Any]
 """Device, chip, driver and versions for which a measurement is valid: system_of()."""
@@ -119,25 +116,17 @@ def read(system: System) -> dict[Decision, Measured]:
     return answers
 
 
-def shipped(system: System) -> dict[Decision, Measured]:
-    """Return the contributed answers for this product, for any driver and versions."""
-    product, files = (system["device"], system["chip"]), map(parse, sorted(SHIPPED.glob("*.json")))
-    fitting = [answers for other, answers in files if (other["device"], other["chip"]) == product]
-    return {decision: measured for answers in fitting for decision, measured in answers.items()}
-
-
 def load(device: torch.device, chip: Chip) -> None:
     """Apply the tuned answers of a device. An unusable file gives one warning and is ignored."""
     system = system_of(device, chip)
     file, remedy = file_of(system), "the shipped choices apply; run `fasttfm tune` to measure again"
-    answers = shipped(system)
+    answers: dict[Decision, Measured] = {}
     try:
-        tuned = read(system)
+        answers = read(system)
         old = sorted(set(file.parent.glob(file.stem[:-12] + "[0-9a-f]" * 12 + ".json")) - {file})
-        if not tuned and old:
+        if not answers and old:
             message = f"{old[-1]} was measured with another driver or version: {remedy}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-        answers |= tuned
     except ValueError as error:
         warnings.warn(f"{file} is damaged: {error}; {remedy}", RuntimeWarning, stacklevel=2)
     choices.keep(chip, {decision: each.answer for decision, each in answers.items()})

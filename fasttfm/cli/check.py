@@ -44,7 +44,7 @@ class Facts:
     """Packages among numba and, on Linux, triton that are not installed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     multiplies_int8: bool = True
-    """Whether int8 products are exact on this CPU and faster than float32."""
+    """Whether int8 is computed in integers."""
     gpu_without_driver: bool = False
     """An NVIDIA GPU that this build of torch cannot use."""
     device: str | None = None
@@ -117,7 +117,7 @@ def _processor_rules(facts: Facts) -> Iterator[Rule]:
     yield "numba" in facts.missing, "numba", fault, 'pip install "./fasttfm[cpu]"'
     remedy = f"give --precision fp32{' (or int8 to translate)' if facts.multiplies_int8 else ''}"
     yield emulates_bfloat16(facts.units), "bfloat16", "this CPU emulates it in float32", remedy
-    fault = "this CPU has no exact int8 product that is faster than float32"
+    fault = "8-bit products need numba and a processor with AVX2"
     yield not facts.multiplies_int8, "int8", fault, "give --precision bf16 or fp32 to translate"
 
 
@@ -152,7 +152,7 @@ def gather(device: dict[str, Any] | None) -> Facts:
         device=None if device is None else device["device"]["name"],
         tf32=torch.backends.cuda.matmul.allow_tf32,
         has_tf32=device is not None and torch.cuda.get_device_capability() >= (8, 0),
-        is_tuned=device is None or bool(tuned.get("answers") or tuned.get("shipped")),
+        is_tuned=device is None or bool(tuned.get("answers")),
         assembler_fault=next((each["fault"] for each in assemblers if each["fault"]), ""),
     )
 

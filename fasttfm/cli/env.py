@@ -14,7 +14,7 @@ from fasttfm.system.machine import describe_gpu, gpu, processor, processor_units
 from fasttfm.system.wording import counted
 
 _NAMES = {"panels": "fasttfm's packed panels", "tiles": "fasttfm's packed panels in tile registers (AMX)"}
-_NO_INT8 = "no exact product is faster than float32: --precision int8 computes in float32"
+_NO_INT8 = "needs numba and a processor with AVX2: --precision int8 computes in float32"
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
@@ -104,7 +104,7 @@ def text(result: dict[str, Any]) -> str:
     tuned = result["tuned"]
     if tuned is not None:
         local = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
-        lines.append(("tuned", f"{local}; {tuned['shipped']} shipped with fasttfm"))
+        lines.append(("tuned", local))
     lines.append(("routes", f"of {result['chip'] or 'a CPU'}, backend {result['backend']}"))
     lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
@@ -137,8 +137,7 @@ def _tuned() -> dict[str, Any] | None:
         answers = len(choice_cache.read(system))
     except ValueError:  # damaged: launches warn of it
         answers = 0
-    shipped = len(choice_cache.shipped(system))
-    return {"file": str(choice_cache.file_of(system)), "answers": answers, "shipped": shipped}
+    return {"file": str(choice_cache.file_of(system)), "answers": answers}
 
 
 def _chip(other: str | None) -> Any:

@@ -25,7 +25,7 @@ from torch.nn import functional as nnF
 from fasttfm.cpu import int8 as integers
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import Int8Product
-from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu.row_classes import Product, RowClasses, multiply, row_classes
 
 PACKED_WEIGHT = 1 << 15
 """Least number of elements of a weight that oneDNN packs: for smaller ones the call costs more than it saves, on two
@@ -64,7 +64,7 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     elements written through `parameter.data` go unnoticed). It is a second copy of the weights in memory, for as long
     as the model lives. Only calls without gradients on a CPU use it. batch_invariant: a row of linear(), and a sequence
     of attention with key_lengths, has the same bits whatever else is in the batch. int8: linear() multiplies 8-bit
-    integers (cpu/int8.py) where that is exact and faster than float32 (int8.route()).
+    integers (cpu/int8.py) where int8.route() does.
     """
     kept = on_this_thread.kept if froze(model) else _kept_of(model)
     state = vars(on_this_thread)
@@ -151,7 +151,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     if rows.dtype != dtype:
         rows = rows.to(dtype)
     packed = _packed(on_this_thread.kept, weight, bias, dtype, relu)
-    classes = _classes(packed, bias is None, dtype, relu, large_size(rows.shape[0]))
+    classes = _classes(packed, bias is None, dtype, relu)
     y = packed.product(rows) if classes is None else multiply(packed.product, rows, classes)
     return y.view(*x.shape[:-1], weight.shape[0])
 
@@ -193,7 +193,7 @@ class FrozenLinear:
         elif scales is not None:
             launches.call(lambda: out.copy_(product(rows, torch.from_numpy(scales))))
         else:
-            classes = self._classes_of(large_size(len(rows)))
+            classes = self._classes_of()
             if classes is not None and (len(rows) not in classes.sizes or classes.one_thread):
                 product = functools.partial(multiply, product, classes=classes)
             launches.call(lambda: out.copy_(product(rows)))
@@ -227,8 +227,8 @@ class _Packed:
     """Makes the same kind of product of another weight and bias."""
     invariant: bool
     """Whether the bits of a row are independent of the row count."""
-    classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
-    """RowClasses by number of threads and large row count, as calls need them."""
+    classes: dict[int, RowClasses] = field(default_factory=dict)
+    """RowClasses by number of threads, as calls need them."""
 
 
 def _packed(
@@ -245,8 +245,7 @@ def _packed(
 def _pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> _Packed:
     if on_this_thread.int8:
         make: Callable[..., Product] = functools.partial(Int8Product, relu=relu)
-        invariant = integers.route() == "panels"  # a library makes a primitive for each new row count
-        return _Packed(weight, True, make(weight, bias), make, invariant)
+        return _Packed(weight, True, make(weight, bias), make, invariant=True)
     panels = weight.shape[1] % 4 == 0 and dtype in _panel_dtypes()
     prepacked = panels or (weight.numel() >= PACKED_WEIGHT and dtype in _packed_dtypes())
     make = _panel_product if panels else _packed_product if prepacked else _plain_product
@@ -257,25 +256,20 @@ def _pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -
     return _Packed(weight, prepacked, make(weight, bias, dtype, relu), like, panels)
 
 
-def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:
-    """Row counts that the product is composed of; None for any count. large: as returned by large_size()."""
-    if packed.invariant:
+def _classes(packed: _Packed, no_bias: bool, dtype: torch.dtype, relu: bool) -> RowClasses | None:
+    """Row counts that the product is composed of; None for any count."""
+    if packed.invariant or not on_this_thread.batch_invariant:
         return None
-    if on_this_thread.int8:  # integer sums agree for all counts: a few, for the library's primitives
-        return RowClasses()
-    if not on_this_thread.batch_invariant:
-        return None
-    key = torch.get_num_threads(), large
-    if key not in packed.classes:
+    threads = torch.get_num_threads()
+    if threads not in packed.classes:
         outputs, inputs = packed.weight.shape
-        kind = no_bias, relu, packed.prepacked
-        packed.classes[key] = row_classes(packed.like, outputs, inputs, dtype, kind, large)
-    return packed.classes[key]
+        packed.classes[threads] = row_classes(packed.like, outputs, inputs, dtype, (no_bias, relu, packed.prepacked))
+    return packed.classes[threads]
 
 
 def product_routes() -> dict[str, str | None]:
     """Return the backends of products with frozen weights by precision: "panels", "tiles" for panels in tile registers,
-    or a library's name; None where int8 computes in float32."""
+    or PyTorch; None where int8 computes in float32."""
     routes: dict[str, str | None] = {"int8": integers.route()}
     for dtype in (torch.bfloat16, torch.float32):
         routes[str(dtype).removeprefix("torch.")] = "panels" if dtype in _panel_dtypes() else "PyTorch"

@@ -8,7 +8,7 @@ Few counts also mean few primitives, of which oneDNN caches one for each count.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +16,6 @@ from torch import Tensor
 
 ROW_COUNTS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
 """Candidate row counts; chosen, not measured."""
-LARGE_ROW_COUNTS: tuple[int, ...] = (384, 512, 640, 768, 896, 1024)
-"""Candidates for an encoder's products, tested on first use: several products take longer than one."""
 _ELEMENTS = 512
 """Results that show whether two orders of summation agree: one alone may be equal by chance."""
 
@@ -28,7 +26,7 @@ Product = Callable[[Tensor], Tensor]
 class RowClasses(NamedTuple):
     """Row counts and threads with which a row of a product always has the same bits."""
 
-    sizes: tuple[int, ...] = ROW_COUNTS
+    sizes: tuple[int, ...]
     """Allowed row counts, ascending."""
     one_thread: bool = False
     """Whether to use a single thread: more of them sum in another order at every row count."""
@@ -37,35 +35,18 @@ class RowClasses(NamedTuple):
 _cache: dict[tuple, RowClasses] = {}
 
 
-def large_size(rows: int) -> int:
-    """The entry of LARGE_ROW_COUNTS that `rows` are padded to, in the fewest products; 0 if ROW_COUNTS suffice."""
-    if rows <= ROW_COUNTS[-1]:
-        return 0
-    products = -(-rows // LARGE_ROW_COUNTS[-1])
-    return next(size for size in LARGE_ROW_COUNTS if size * products >= rows)
-
-
 def row_classes(
-    make: Callable[[Tensor, Tensor], Product],
-    outputs: int,
-    inputs: int,
-    dtype: torch.dtype,
-    kind: tuple,
-    large: int = 0,
+    make: Callable[[Tensor, Tensor], Product], outputs: int, inputs: int, dtype: torch.dtype, kind: tuple
 ) -> RowClasses:
     """Find the row counts at which a product gives the same bits to a row (inputs,), wherever it is in the batch.
 
-    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: anything else that selects its algorithm;
-    large: as returned by large_size(). Cached by these and the number of threads. A single row if no two counts agree.
+    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: anything else that selects its algorithm.
+    Cached by these and the number of threads. A single row if no two counts agree.
     """
-    key = (*kind, outputs, inputs, dtype, torch.get_num_threads(), large)
+    key = (*kind, outputs, inputs, dtype, torch.get_num_threads())
     if key not in _cache:
-        rows, weight, bias = _orders_show(large or ROW_COUNTS[-1], inputs, outputs, dtype)
-        product = make(weight, bias)
-        if large:
-            _cache[key] = _with_large(product, rows, row_classes(make, outputs, inputs, dtype, kind))
-        else:
-            _cache[key] = _agreeing(product, rows)
+        rows, weight, bias = _orders_show(ROW_COUNTS[-1], inputs, outputs, dtype)
+        _cache[key] = _agreeing(make(weight, bias), rows)
     return _cache[key]
 
 
@@ -120,16 +101,6 @@ def _agreeing(product: Product, rows: Tensor) -> RowClasses:
         return RowClasses(sizes)
     shared = tuple(each for each in sizes if _agrees(product, rows, expected, each))
     return RowClasses(shared) if shared else RowClasses(sizes, one_thread=True)
-
-
-def _with_large(product: Product, rows: Tensor, classes: RowClasses) -> RowClasses:
-    """classes and the count of these rows, if that agrees."""
-    if classes.sizes[-1] < ROW_COUNTS[-1]:
-        return classes
-    expected = multiply(product, rows, classes)
-    with _one_thread() if classes.one_thread else nullcontext():
-        agrees = _agrees(product, rows, expected, len(rows))
-    return classes._replace(sizes=(*classes.sizes, len(rows))) if agrees else classes
 
 
 def _agrees(product: Product, rows: Tensor, expected: Tensor, size: int) -> bool:

@@ -1,7 +1,6 @@
 """Compiles every kernel and tile for every chip, without a device, and compares the results with recorded budgets.
 
     python -m fasttfm.kernels.proof.matrix --report                            every kernel on every chip
-    python -m fasttfm.kernels.proof.matrix --cases --chips sm_60,sm_80 --kernels attention
     python -m fasttfm.kernels.proof.matrix --heaviest                          two cases per kernel and chip
     python -m fasttfm.kernels.proof.matrix --update-budgets                    record the results
 
@@ -306,7 +305,6 @@ def progress_line() -> Callable[[int, int], None]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fasttfm.kernels.proof.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--report", action="store_true", help="print the worst case of every kernel on every chip")
-    parser.add_argument("--cases", action="store_true", help="print every case")
     parser.add_argument("--chips", default=",".join(KNOWN), help="comma-separated (default: %(default)s)")
     parser.add_argument("--kernels", default="", help="comma-separated prefixes of kernel files (default: all)")
     parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
@@ -338,11 +336,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _update(cases, outcomes)
     if args.record:
         write_record(args.record, cases, outcomes)
-    rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report and not args.json:
-        print(compile_report.by_kernel(row for row in rows if row[0].name in CHIPS))
-    if args.cases and not args.json:
-        print(compile_report.by_case(rows))
+        rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items() if task.chip in CHIPS]
+        print(compile_report.by_kernel(rows))
     failures = all_complaints(cases, outcomes)
     chips = len(args.chips.split(","))
     print(*failures, f"{len(cases)} cases on {chips} chips, {len(failures)} complaints", sep="\n", file=sys.stderr)

@@ -43,22 +43,6 @@ def by_kernel(rows: Iterable[Row]) -> str:
     return aligned(lines, names=2)
 
 
-def by_case(rows: Iterable[Row]) -> str:
-    """Table with one line per case and chip."""
-    lines: list[Sequence[str]] = [
-        ("case", "dtype", "chip", "registers", "spill B", "shared B", "warps", "occupancy", "matrix instr.")
-    ]
-    for chip, case, outcome in sorted(rows, key=lambda row: (row[1].name, row[1].dtype)):
-        measured = outcome.resources
-        if measured is None:
-            lines.append((case.name, case.dtype, chip.name, *[""] * 5, outcome.error[:80]))
-            continue
-        numbers = (measured.registers, measured.spill, measured.shared, case.num_warps)
-        share = f"{occupancy(chip.name, measured, case.num_warps):.0%}"
-        lines.append((case.name, case.dtype, chip.name, *map(str, numbers), share, str(measured.matrix)))
-    return aligned(lines, names=3)
-
-
 def family(case: CompileCase) -> str:
     """The kernel file of a case, such as attention.forward."""
     function = getattr(case.kernel, "fn", case.kernel)  # the module of an interpreted kernel is the interpreter

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from convert.test_spoiled_exports import COMMANDS, export_words, write_model
+from convert.exporters import COMMANDS, export_words, write_model
 from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main

@@ -63,10 +63,10 @@ def test_device_tuning_and_assembler_are_shown(capsys, monkeypatch):
     device = {"name": "a device", "chip": "sm_90", "processors": 132, "memory_gib": 139.0, "driver": "1.0"}
     monkeypatch.setitem(assembler.FAULTS, used, "is not to be trusted")
     monkeypatch.setattr(env, "describe_gpu", lambda: device)
-    monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3, "shipped": 2})
+    monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3})
     text = printed(capsys)
     assert "a device, sm_90, 139.0 GiB, driver 1.0" in text
-    assert "3 of tuned/a.json; 2 shipped with fasttfm" in text
+    assert "3 of tuned/a.json" in text
     line = next(line for line in text.splitlines() if "sm_60 to sm_90" in line)
     assert used in line
     assert "TRITON_PTXAS_PATH=FILE overrides it; is not to be trusted" in line

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from convert.test_spoiled_exports import COMMANDS, export_words, exported_once, write_model
+from convert.exporters import COMMANDS, export_words, exported_once, write_model
 from forked import run
 from full_disk import largest_file
 from killed import calls_of, environment

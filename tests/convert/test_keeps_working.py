@@ -1,4 +1,4 @@
-"""PyTorch features on a model with replaced modules: export, autocast, casts, checkpointing, transforms."""
+"""PyTorch features on a model with replaced modules: autocast, casts, checkpointing, second derivatives."""
 
 import copy
 from typing import Any
@@ -19,16 +19,6 @@ def layer(**options: Any) -> nn.Module:
     module = nn.TransformerEncoderLayer(E, H, 24, **{"dropout": 0.0, "batch_first": True} | options)
     fasttfm.replace_modules(module)
     return module
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_torch_export(strict: bool) -> None:
-    module = layer().eval()
-    x, mask = torch.randn(N, S, E), torch.zeros(N, S, dtype=torch.bool)
-    mask[0, 3:] = True
-    program = torch.export.export(module, (x,), {"src_key_padding_mask": mask}, strict=strict)
-    torch.testing.assert_close(program.module()(x, src_key_padding_mask=mask), module(x, src_key_padding_mask=mask))
-    assert "fasttfm.attention.default" in {str(node.target) for node in program.graph.nodes}
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=["autocast", "bfloat16", "float16"])
@@ -63,15 +53,6 @@ def test_gradient_checkpointing_draws_the_same_dropout(use_reentrant: bool) -> N
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
-def test_meta_device_and_materialising() -> None:
-    with torch.device("meta"):
-        module = fasttfm.nn.TransformerEncoderLayer(E, H, 24, batch_first=True)
-        assert module(torch.empty(N, S, E)).shape == (N, S, E)
-    module.to_empty(device="cpu").load_state_dict(layer().state_dict())
-    x = torch.randn(N, S, E)
-    torch.testing.assert_close(module.eval()(x), layer().eval()(x))
-
-
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "encoder", "encoder, pre-norm", "decoder", "attention"])
@@ -100,16 +81,6 @@ def test_a_penalty_on_gradients_trains_as_torch_s(name: str, dtype: torch.dtype)
         results.append([x.grad for x in (*leaves, *module.parameters())])
     tolerance = {torch.float32: 2e-4, torch.float64: 1e-10}[dtype]
     torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)
-
-
-def test_vmap_is_torch_s_and_forward_mode_is_refused() -> None:
-    module = layer().eval()
-    x = torch.randn(N, S, E)
-    with pytest.raises(RuntimeError, match="has no forward-mode derivative"):
-        torch.func.jvp(module, (x,), (torch.ones_like(x),))
-    mapped = torch.func.vmap(module)(x[None])
-    fasttfm.restore_modules(module)
-    torch.testing.assert_close(mapped, torch.func.vmap(module)(x[None]))
 
 
 def test_autocast_keeps_the_dtype_of_a_norm_s_input() -> None:

@@ -208,12 +208,10 @@ def file_faults(folder: Path) -> Iterator[Fault]:
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-def complaint(
-    words: list[str], names: Sequence[str], out: Path, good: dict[str, bytes], capsys: Any, *ignored: str
-) -> str:
-    """Return what is wrong with a command's answer to a damaged directory; "" if nothing.
+def complaint(words: list[str], names: Sequence[str], out: Path, good: dict[str, bytes], capsys: Any) -> str:
+    """Return what is wrong with an importer's answer to a damaged directory; "" if nothing.
 
-    names: of the damaged thing. good: the output without damage, but for the ignored files.
+    names: of the damaged thing. good: the output without damage.
     """
     capsys.readouterr()
     try:
@@ -227,47 +225,25 @@ def complaint(
         return "half written" if out.exists() else "" if named else f"refused without a name: {lines[0]}"
     if status or lines:
         return f"status {status}: {told.err}"
-    if contents(out, *ignored) == good or any(name in told.out for name in (*names, "left out")):
+    if contents(out, *BESIDE) == good or any(name in told.out for name in (*names, "left out")):
         return ""
     return "another model without a note"
-
-
-def complaints(
-    folder: Path,
-    faults: Sequence[Fault],
-    drawn: int,
-    words: Callable[[Path], list[str]],
-    names: Callable[[str], Sequence[str]],
-    out: Path,
-    capsys: Any,
-    *ignored: str,
-) -> str:
-    """Return the complaints about a command on a directory with each of some faults, a line each.
-
-    words: the command line for a directory; names: of a fault; ignored: output files that may differ.
-    """
-    assert main(words(folder)) == 0
-    good, spoilt, found = contents(out, *ignored), folder.parent / "spoilt", []
-    for what, spoil in random.Random(folder.name).sample(faults, min(drawn, len(faults))):
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(folder, spoilt)
-        spoil(spoilt)
-        if problem := complaint(words(spoilt), names(what), out, good, capsys, *ignored):
-            found.append(f"{what}: {problem}")
-        shutil.rmtree(spoilt)
-    return "\n".join(found)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["ctranslate2", "marian-hf", "m2m100", "fairseq", *CLASSES])
 def test_a_damaged_directory_is_refused_noted_or_without_effect(kind, tmp_path, capsys):
-    folder, out = tmp_path / kind, tmp_path / "out"
+    folder, spoilt, out = (tmp_path / name for name in (kind, "spoilt", "out"))
     write_folder(kind, folder)
+    assert main(import_words(kind, folder, out)) == 0
+    good, wrong = contents(out, *BESIDE), []
     faults = [*json_faults(folder), *weight_faults(folder), *file_faults(folder)]
-
-    def names(what: str) -> list[str]:
-        parts = (what, what.replace("/", "."), what.rpartition(".")[0], str(tmp_path / "spoilt"))
-        return [part for part in parts if part]
-
-    wrong = complaints(folder, faults, DRAWN, lambda path: import_words(kind, path, out), names, out, capsys, *BESIDE)
-    assert not wrong, wrong
+    for what, spoil in random.Random(kind).sample(faults, min(DRAWN, len(faults))):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(folder, spoilt)
+        spoil(spoilt)
+        names = filter(None, (what, what.replace("/", "."), what.rpartition(".")[0], str(spoilt)))
+        if problem := complaint(import_words(kind, spoilt, out), [*names], out, good, capsys):
+            wrong.append(f"{what}: {problem}")
+        shutil.rmtree(spoilt)
+    assert not wrong, "\n".join(wrong)

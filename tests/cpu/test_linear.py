@@ -227,7 +227,7 @@ def test_row_classes_contain_only_counts_of_one_summation_order(threads):
     def never(rows):
         return False
 
-    def classes(name, large=0, rows=never, with_threads=never, bias_first=never):
+    def classes(name, rows=never, with_threads=never, bias_first=never):
         """Of a product that sums in reverse order where rows(count), or with several threads with_threads(count)."""
 
         def make(weight, bias):
@@ -239,7 +239,7 @@ def test_row_classes_contain_only_counts_of_one_summation_order(threads):
 
             return product
 
-        return row_classes(make, 64, 48, torch.float32, (name,), large)
+        return row_classes(make, 64, 48, torch.float32, (name,))
 
     threads(1)
     assert classes("all alike") == RowClasses(ROW_COUNTS)
@@ -251,11 +251,6 @@ def test_row_classes_contain_only_counts_of_one_summation_order(threads):
     assert classes("many", with_threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
     assert classes("threads", with_threads=lambda rows: True) == RowClasses(ROW_COUNTS, one_thread=True)
     assert torch.get_num_threads() == 2
-    assert classes("all alike", large=384) == RowClasses((*ROW_COUNTS, 384))
-    assert classes("large differ", large=384, rows=lambda rows: rows > 256) == RowClasses(ROW_COUNTS)
-    assert classes("many", large=384) == classes("many")
-    alone = classes("threads", large=384, with_threads=lambda rows: True)
-    assert alone == RowClasses((*ROW_COUNTS, 384), one_thread=True)
 
 
 def test_a_product_whose_last_row_differs_is_computed_row_by_row(threads):

@@ -100,9 +100,13 @@ def test_older_processors_compute_the_same(tmp_path, without):
         features.update((each, False) for each in features if each.startswith(tuple("{without}".split())))
         binding.get_host_cpu_features = lambda: features
         import torch
-        from fasttfm.cpu import amx, int8, panel_tiles, panels
+        from fasttfm.cpu import amx, panel_tiles, panels
+        from fasttfm.cpu.int8 import quantize_weight
         assert not panel_tiles.adds_four_products() and not amx.usable()
-        assert int8._is_exact(int8.ROUTES["panels"])
+        x, (weight, _) = torch.randint(1, 256, (13, 48), dtype=torch.uint8), quantize_weight(torch.randn(70, 48))
+        x[0], weight[0], weight[1, ::2], weight[1, 1::2] = 255, 64, -127, -1  # the largest possible sums
+        exact = ((x.double() - 128) @ weight.double().T).float()
+        assert torch.equal(panels.IntegerPanelProduct(weight, torch.ones(70))(x), exact)
         weight, x = torch.randn(70, 48), torch.randn(13, 48)
         for rows in range(14):
             y = panels.PanelProduct(weight, None, relu=False)(x[:rows])

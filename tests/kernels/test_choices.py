@@ -1,4 +1,4 @@
-"""Choices of tiles and routes: shipped answers, and files of `fasttfm tune`, the user's own and contributed ones."""
+"""Choices of tiles and routes: shipped answers, and files of `fasttfm tune`."""
 
 import contextlib
 import dataclasses
@@ -11,8 +11,6 @@ import torch
 from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.choice_cache import Measured
-from fasttfm.kernels.proof import tuned
-from fasttfm.kernels.tiles.feed_forward import PRODUCT
 
 SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
 SYSTEM = {
@@ -76,9 +74,8 @@ def test_an_invalid_tuned_answer_drops_them_all_with_one_warning(tile):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The user has tuned nothing on an H200, and nobody contributed."""
+    """The user has tuned nothing on an H200."""
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice_cache, "SHIPPED", tmp_path)
     monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: SYSTEM)
     yield tmp_path
     choices.keep(SM_90, {})
@@ -156,52 +153,3 @@ def test_the_version_of_the_driver_is_parsed(line, tmp_path, monkeypatch):
     (tmp_path / "version").write_text(line + "\nGCC version:  gcc version 12.2.0\n")
     monkeypatch.setattr(choice_cache, "_DRIVERS", ((tmp_path / "version", choice_cache._DRIVERS[0][1]),))
     assert choice_cache.driver() == "560.35.03"
-
-
-SIZE = ("bf16", "large")
-SHIPPED, OTHER = PRODUCT.shipped(SM_90, *SIZE), PRODUCT.alternatives(SM_90, *SIZE)[0]
-DECISION = ("feed_forward.tile", SIZE)
-ANSWER = {DECISION: Measured(str(OTHER), 10.0, 12.0)}
-
-
-def contribute(folder, system):
-    file = choice_cache.write(system, ANSWER)
-    return file.replace(folder / file.name)
-
-
-@pytest.mark.parametrize(
-    ("change", "applies"),
-    [({}, True), ({"driver": "999.9", "versions": {"triton": "3.5.0"}}, True), ({"device": "NVIDIA H100"}, False)],
-    ids=["same", "another driver", "another product"],
-)
-def test_a_contributed_file_applies_to_its_product_unless_the_user_has_tuned(folder, change, applies):
-    contribute(folder, {**SYSTEM, **change})
-    load()
-    assert PRODUCT(SM_90, *SIZE) == (OTHER if applies else SHIPPED)
-    choice_cache.write(SYSTEM, {DECISION: Measured(str(SHIPPED), 9.0, 9.0)})
-    load()
-    assert PRODUCT(SM_90, *SIZE) == SHIPPED
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({}, "1 valid files"),
-        ({"chip": "sm_999"}, "measured on sm_999, which is not one of"),
-        ({"format": 99}, "damaged: format 99 is not 2"),
-        ({"choice": "nobody"}, "there is no choice nobody"),
-        ({"answer": "3x3w3s3"}, "is not an answer of feed_forward.tile"),
-        ({"size_class": ["bf16"]}, "feed_forward.tile ('bf16',)"),
-    ],
-)
-def test_a_file_is_checked_before_it_ships(folder, capsys, change, complaint):
-    file = contribute(folder, SYSTEM)
-    content = json.loads(file.read_text())
-    (content if {"chip", "format"} & change.keys() else content["answers"][0]).update(change)
-    file.write_text(json.dumps(content))
-    assert tuned.main([str(file)]) == bool(change)
-    assert complaint in capsys.readouterr().out
-
-
-def test_every_shipped_file_is_valid():
-    assert [c for file in choice_cache.SHIPPED.glob("*.json") for c in tuned.complaints(file)] == []

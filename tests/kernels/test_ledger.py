@@ -135,30 +135,17 @@ def test_a_record_has_every_loop_and_names_its_columns(tmp_path):
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
-def test_a_record_keeps_earlier_counts_with_their_commit(tmp_path):
-    file, case = tmp_path / "ledger.jsonl", usual()
-    first, second = (record.entry_of(SM_80, case, counted_as(b)) | {"key": str(b)} for b in (2.5, 3.5))
-    assert record.counted_before(file) == {}
-    record.write(file, {"sm_80": [first], "sm_90": [second]})
-    commit = records.read(file)[0]["commit"]
-    assert record.counted_before(file)["sm_80", "2.5"] == {"commit": commit, **first}
-    record.write(file, {"sm_80": [{**first, "commit": "0" * 40}, {**second, "commit": commit}]})
-    commits = [(line["chip"], [entry.get("commit") for entry in line["cases"]]) for line in records.read(file)]
-    assert commits == [("sm_80", ["0" * 40, None]), ("sm_90", [None])]
-
-
 def test_a_record_of_some_cases_keeps_the_others_of_their_chip(tmp_path, monkeypatch):
     file, case = tmp_path / "ledger.jsonl", usual()
     other = dataclasses.replace(case, name=f"other/{case.name}")
-    stale = [record.entry_of(SM_80, each, counted_as(9.0)) | {"key": each.name} for each in (case, other)]
+    stale = [{"commit": "0" * 40, **record.entry_of(SM_80, each, counted_as(9.0))} for each in (case, other)]
     task = matrix.Task("attention.forward", "sm_80", 0)
-    monkeypatch.setattr(ledger_main.counted, "digest", lambda chip, case: "new")
     monkeypatch.setattr(ledger_main, "_rows", lambda cases, workers: {task: (SM_80, case, counted_as(2.5))})
-    for some, left in ((True, [other.name, case.name]), (False, [case.name])):
+    for some, left in ((True, [(other.name, "0" * 40), (case.name, None)]), (False, [(case.name, None)])):
         record.write(file, {"sm_80": stale})
         assert ledger_main._record(file, {task: case}, 1, some=some) == 0
         (line,) = records.read(file)
-        assert [entry["case"] for entry in line["cases"]] == left
+        assert [(entry["case"], entry.get("commit")) for entry in line["cases"]] == left
 
 
 def test_the_page_shows_the_recorded_orders_of_products():

@@ -1,7 +1,7 @@
 """Cycles that the kernels' machine code takes on each unit of a chip, counted without a GPU: lower bounds, not times.
 
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
-    ledger --record benchmarks/results/ledger.jsonl  count and record the cases that have changed
+    ledger --record benchmarks/results/ledger.jsonl  count and record these cases
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
     ledger --search attention.forward --chips sm_80  tiles of a case, best first
     ledger --bytes                                   row kernels compared with the bandwidth, from the budgets
@@ -19,7 +19,7 @@ from pathlib import Path
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger import bandwidth, counted, record, report, search
+from fasttfm.kernels.proof.ledger import bandwidth, record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -131,22 +131,16 @@ def _rows(cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> dict
 
 
 def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int | None, *, some: bool) -> int:
-    """Counts, chip by chip, the cases whose digest differs from the recorded one, and keeps the other entries.
-
-    some: the cases are not all cases of the chips; the others stay recorded.
-    """
-    before, missing = record.counted_before(file), 0
+    """Counts and records the cases, chip by chip. some: other cases of the chips stay recorded."""
+    missing = 0
     for chip in dict.fromkeys(task.chip for task in cases):
-        keys = {task: (chip, counted.digest(CHIPS[chip], case)) for task, case in cases.items() if task.chip == chip}
-        rows = _rows({task: cases[task] for task, key in keys.items() if key not in before}, workers)
-        fresh = {task: record.entry_of(*row) | {"key": keys[task][1]} for task, row in rows.items()}
-        entries = [entry for task, key in keys.items() if (entry := fresh.get(task) or before.get(key))]
-        chosen = {(cases[task].name, cases[task].dtype) for task in keys}
-        others = [entry for (of, _), entry in before.items() if some and of == chip]
-        others = [entry for entry in others if (entry["case"], entry["dtype"]) not in chosen]
-        record.write(file, {chip: [*others, *entries]})
-        missing += len(keys) - len(entries)
-        print(f"{chip}: {len(entries)} cases, {len(rows)} of them counted now", flush=True)
+        own = {task: case for task, case in cases.items() if task.chip == chip}
+        entries = [record.entry_of(*row) for row in _rows(own, workers).values()]
+        chosen = {(case.name, case.dtype) for case in own.values()}
+        others = [each for each in record.entries_of(file, chip) if (each["case"], each["dtype"]) not in chosen]
+        record.write(file, {chip: [*(others if some else ()), *entries]})
+        missing += len(own) - len(entries)
+        print(f"{chip}: {len(entries)} cases", flush=True)
     return 1 if missing else 0
 
 

@@ -22,14 +22,11 @@ COLUMNS = ("instructions", *units.UNITS, "bound", "by")
 unit that sets it."""
 
 
-def counted_before(file: Path) -> dict[tuple[str, str], Entry]:
-    """The entries of a record by chip and key, each with its commit; valid as long as the key is."""
-    return {
-        (line["chip"], entry["key"]): {"commit": line["commit"], **entry}
-        for line in _lines(file)
-        for entry in line["cases"]
-        if "key" in entry
-    }
+def entries_of(file: Path, chip: str) -> list[Entry]:
+    """The recorded entries of a chip, each with its commit."""
+    return [
+        {"commit": line["commit"], **entry} for line in _lines(file) if line["chip"] == chip for entry in line["cases"]
+    ]
 
 
 def write(file: Path, by_chip: Mapping[str, Sequence[Entry]]) -> None:
@@ -51,7 +48,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def entry_of(chip: Chip, case: CompileCase, result: Counted) -> Entry:
-    """The entry of a case, without its key; has the orders of the loops if there are asynchronous products."""
+    """The entry of a case; has the orders of the loops if there are asynchronous products."""
     elements = work.elements(chip, case)
     needs = result.resources
     orders = {"orders": list(result.count.orders)} if any(result.count.orders) else {}
