@@ -61,7 +61,6 @@ SCORE = ["score", "--ref", "valid.tgt"]
         (["train", "--schedule", "noam", "--resume-with", "lr=1", "--dump-config"], "lr does nothing while"),
         ([*TRANSLATE, "--checkpoint", "9" * 5000], "9999"),
         ([*SHORT, "--warmup-updates", "200", "--dump-config"], "such as 15"),
-        (["env", "--chip", "sm_61"], "--chip sm_61: one of sm_60, "),
         (["recipe", "wmt99"], "wmt99: one of paper-base-en-de"),
         (["recipe", "multi30k", "--estimate", "0"], "--estimate"),
         *((["tune", "--device", device], "fasttfm tune: device ") for device in ("gpu", "meta", "cuda:99", "cpu:x")),
