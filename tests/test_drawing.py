@@ -10,7 +10,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 from fasttfm.training.plots import plot_curve
-records = [{"kind": "train", "step": s, "nll": 3.0} for s in (1, 2)]
+records = [{"kind": "train", "step": s, "nll": 3.0, "seconds": 1.0} for s in (1, 2)]
 folder = Path(os.fsdecode(sys.argv[1]))
 folder.mkdir()
 (folder / "train.log.jsonl").write_text("".join(json.dumps(r) + "\\n" for r in records))

@@ -27,17 +27,13 @@ def add_arguments(parser: Parser) -> None:
         type=LOADED_FOLDER,
         help="find what slows this machine down, or which files of models or prepared data are damaged",
     )
-    parser.add_argument(
-        "--chip", metavar="NAME", help="show the routes of another chip, such as sm_60 (P100) or gfx942"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of text")
-    parser.apart = [("--check", "--chip")]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; with --check print the problems and return 1 if there are any."""
     if args.check is None:
-        result = environment(args.chip)
+        result = environment()
         print(json.dumps(result) if args.json else text(result))
         return 0
     findings = [each for folder in args.check for each in check.check_folder(folder)]
@@ -48,11 +44,8 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(findings))
 
 
-def environment(other: str | None = None) -> dict[str, Any]:
-    """Return the report as a JSON object. other: chip whose routes are shown, None for this machine's.
-
-    Raises UserError for an unknown chip.
-    """
+def environment() -> dict[str, Any]:
+    """Return the report as a JSON object."""
     import os
     import platform
 
@@ -60,8 +53,10 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
     from fasttfm.cpu.linear import product_routes
     from fasttfm.functional import backends
+    from fasttfm.kernels import launch
 
-    chip = _chip(other)
+    device = gpu()
+    chip = None if device is None else launch.chip(device)
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "system": platform.platform(),
@@ -138,20 +133,6 @@ def _tuned() -> dict[str, Any] | None:
     except ValueError:  # damaged: launches warn of it
         answers = 0
     return {"file": str(choice_cache.file_of(system)), "answers": answers}
-
-
-def _chip(other: str | None) -> Any:
-    """Return the Chip with that name, else the device's, else None."""
-    from fasttfm.errors import UserError
-    from fasttfm.kernels import launch
-    from fasttfm.kernels.chip import CHIPS
-
-    if other is not None and other not in CHIPS:
-        raise UserError(f"--chip {other}: one of {', '.join(CHIPS)} is allowed")
-    if other is not None:
-        return CHIPS[other]
-    device = gpu()
-    return None if device is None else launch.chip(device)
 
 
 def _routes(chip: Any) -> dict[str, str]:

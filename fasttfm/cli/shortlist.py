@@ -9,14 +9,13 @@ from fasttfm.cli.parser import InRange, add_data
 from fasttfm.cli.paths import MODEL, OUTPUT_SHORTLIST
 from fasttfm.errors import UserError
 
-_MOST = 1_000_000_000
+_PAIRS = 100_000
+"""Training pairs to count; each takes about 10 kB of memory."""
 _COUNTS = {
-    "best": (100, _MOST, "target tokens for each source token"),
-    "frequent": (100, _MOST, "most frequent target tokens, allowed in every sentence"),
-    "iterations": (5, 100, "iterations of expectation maximization"),
-    "pairs": (100_000, _MOST, "training pairs to count, evenly spread over the data; each takes about 10 kB of memory"),
+    "best": "target tokens for each source token",
+    "frequent": "most frequent target tokens, allowed in every sentence",
 }
-"""Flag -> (default, maximum, help)."""
+"""Flag -> its help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=OUTPUT_SHORTLIST, metavar="FILE", help="file to write (default: vmap.txt in MODEL)"
     )
-    for name, (default, most, text) in _COUNTS.items():
-        help_text = f"{text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=InRange(1, most), default=default, help=help_text)
+    for name, text in _COUNTS.items():
+        text += " (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=InRange(1, 1_000_000_000), default=100, help=text)
     add_output_flags(parser, "the sizes")
 
 
@@ -43,13 +42,11 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.model}: not a model directory (no config.yaml): give one that fasttfm train made")
     data = PreparedData.open(args.data)
     refuse_another_vocabulary(data, args.model)
-    chosen = np.unique(np.linspace(0, len(data.train) - 1, min(args.pairs, len(data.train))).astype(int))
+    chosen = np.unique(np.linspace(0, len(data.train) - 1, min(_PAIRS, len(data.train))).astype(int))
     sides = ([get(i).tolist() for i in chosen] for get in (data.train.source, data.train.target))
     pairs = ParallelTokens.from_lists(*sides)
     source, target = data.source_tokenizer, data.target_tokenizer
-    shortlist = Shortlist.from_pairs(
-        pairs, source, target, best=args.best, frequent=args.frequent, iterations=args.iterations
-    )
+    shortlist = Shortlist.from_pairs(pairs, source, target, best=args.best, frequent=args.frequent)
     out = args.out or args.model / FILE_NAME
     shortlist.save(out, source, target)
     valid = data.valid  # measured on validation pairs: the map covers nearly all training pairs

@@ -40,10 +40,8 @@ class Lexicon:
 def estimate(pairs: ParallelTokens, source_size: int, target_size: int, iterations: int = 5) -> Lexicon:
     """Estimate the lexicon of all pairs. Takes about 20 bytes per link.
 
-    source_size, target_size: vocabulary sizes. ValueError for fewer than one iteration.
+    source_size, target_size: vocabulary sizes.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations is {iterations}, must be at least 1")
     null = source_size
     chunks = [_links(pairs.part(*part), null, target_size) for part in _parts(pairs)]
     keys = np.unique(np.concatenate([np.unique(linked) for linked, *_ in chunks] or [np.empty(0, np.int64)]))

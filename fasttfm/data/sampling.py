@@ -14,7 +14,6 @@ or the position in the lattice). The outcomes of a state are cached as an alias 
 batch advance together. One CPU core samples about 100,000 tokens a second for bpe, a million for unigram.
 """
 
-import bisect
 import itertools
 import math
 from array import array
@@ -27,7 +26,7 @@ from fasttfm.data.tokenizer import UNK, Tokenizer
 from fasttfm.errors import UserError
 
 _MOST_OUTCOMES = 1 << 22  # cached at a time, about 200 MB in all
-_LONGEST_CACHED = 20  # characters; longer parts have too many merge orders for a cache to help
+_TOGETHER = 500  # sentences between two looks at the size of the cache
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
 
 
@@ -72,7 +71,10 @@ class SubwordSampler:
 
     def sample(self, sentences: Sequence[np.ndarray], keys: np.ndarray) -> list[np.ndarray]:
         """One sampled segmentation per sentence, int64. sentences: SentencePiece's ids; keys: sentence_keys()."""
-        if not self._has_capacity() and not self._is_bpe:  # bpe keeps its full cache
+        if len(sentences) > _TOGETHER:
+            parts = (slice(begin, begin + _TOGETHER) for begin in range(0, len(sentences), _TOGETHER))
+            return [drawn for part in parts for drawn in self.sample(sentences[part], keys[part])]
+        if self._states.size + len(self._parts) >= _MOST_OUTCOMES:
             self._reset()
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         if not lengths.sum():
@@ -86,22 +88,12 @@ class SubwordSampler:
         number = np.arange(len(starts)) - np.searchsorted(sentence, sentence)  # of each part in its sentence
         part_keys = mix(keys[sentence] + (number + 1).astype(np.uint64) * np.uint64(GOLDEN))
         sizes = np.diff(starts, append=len(ids))
-        nodes = self._starts(ids, starts, sizes)
-        uncached = {}
-        for position in np.flatnonzero(nodes < 0).tolist():
-            text = self._text(ids[starts[position] : starts[position] + sizes[position]].tolist())
-            uncached[position] = self._merge_uncached(text, part_keys[position])
-        emissions, part = self._states.walk(nodes, part_keys, uncached, self._next_state)
+        emissions, part = self._states.walk(self._starts(ids, starts, sizes), part_keys, self._next_state)
         outputs, counts = self._states.emitted(emissions)
-        outputs = np.concatenate([outputs, *uncached.values()]).astype(np.int64)
-        counts = np.append(counts, [len(each) for each in uncached.values()]).astype(np.int64)
-        part = np.repeat(np.append(part, [*uncached]).astype(np.int64), counts)
+        part = np.repeat(part, counts)
         ends = np.cumsum(np.bincount(sentence[part], minlength=len(lengths)))
         outputs = outputs[np.argsort(part, kind="stable")]
         return [_one_unknown(each) for each in np.split(outputs, ends[:-1])]
-
-    def _has_capacity(self) -> bool:
-        return self._states.size + len(self._parts) < _MOST_OUTCOMES
 
     def _reset(self) -> None:
         self._states = States(len(self._texts))
@@ -110,34 +102,24 @@ class SubwordSampler:
         self._splits: dict[tuple[str, ...], int] = {}
         self._split_of: dict[int, tuple[str, ...]] = {}
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return "".join(self._texts[i] or "" for i in ids)
-
     def _starts(self, ids: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The first state of each part's walk; negative if the part is not cached."""
+        """The first state of each part's walk."""
         nodes = np.where(sizes == 1, self._alone[ids[starts]], UNBUILT)
         for position in np.flatnonzero(nodes == UNBUILT).tolist():
             part = ids[starts[position] : starts[position] + sizes[position]]
             key = part.tobytes()
-            node = self._parts.get(key, UNBUILT)
-            if node < 0:
-                node = self._start(part.tolist())
-                if self._has_capacity():
-                    self._parts[key] = node
-                if len(part) == 1 and node >= 0:
-                    self._alone[part[0]] = node
-            nodes[position] = node
+            if key not in self._parts:
+                self._parts[key] = self._start(part.tolist())
+            nodes[position] = self._parts[key]
+            if len(part) == 1:
+                self._alone[part[0]] = nodes[position]
         return nodes
 
     def _start(self, part: list[int]) -> int:
         if self._texts[part[0]] is None:
             return self._states.add(([1.0], [0]), [END], [part[0]])
-        text = self._text(part)
-        if not self._is_bpe:
-            return self._lattice(text)
-        if len(text) > _LONGEST_CACHED or not self._has_capacity():
-            return UNBUILT
-        return self._split(tuple(text))
+        text = "".join(self._texts[i] or "" for i in part)
+        return self._split(tuple(text)) if self._is_bpe else self._lattice(text)
 
     def _spelled(self, character: str) -> list[int]:
         """The ids of a character without a piece: its bytes, or UNK."""
@@ -182,12 +164,11 @@ class SubwordSampler:
             self._split_of[node] = split
         return self._splits[split]
 
-    def _next_state(self, node: int, outcome: int, key: np.uint64, step: int) -> int | list[int]:
-        """The state after a merge, or, if the cache is full, the ids that the rest of the walk emits."""
+    def _next_state(self, node: int, outcome: int) -> int:
+        """The state after a merge."""
         split = self._split_of[node]
         left = self._merges(split)[outcome][1]
-        split = (*split[:left], split[left] + split[left + 1], *split[left + 2 :])
-        return self._split(split) if self._has_capacity() else self._merge_uncached(split, key, step)
+        return self._split((*split[:left], split[left] + split[left + 1], *split[left + 2 :]))
 
     def _merges(self, split: tuple[str, ...]) -> list[tuple[float, int]]:
         """(-score, index of the left piece) of the possible merges, best first, at most _most_merges."""
@@ -204,49 +185,6 @@ class SubwordSampler:
 
     def _ids_of(self, piece: str) -> list[int]:
         return [self._ids[piece]] if piece in self._ids else self._spelled(piece)
-
-    def _merge_uncached(self, split: Sequence[str], key: np.uint64, step: int = 0) -> list[int]:
-        """The ids that a walk emits from its step `step` on: the same as through states, without caching any."""
-        text, scores = "".join(split), self._scores
-        starts = [0, *itertools.accumulate(map(len, split))]
-        # start of a piece -> start of the previous piece; -> end of the piece
-        before, after = dict(zip(starts[1:], starts)), dict(itertools.pairwise(starts))
-        before[0] = -1
-        # (-score, start of the left piece, start of the right piece), sorted
-        possible = sorted(
-            (-scores[piece], start, middle)
-            for start, middle in itertools.pairwise(starts[:-1])
-            if (piece := text[start : after[middle]]) in scores
-        )
-
-        def change(start: int, middle: int, add: bool) -> None:
-            score = scores.get(text[start : after[middle]]) if start >= 0 and middle < len(text) else None
-            if score is not None:
-                entry = (-score, start, middle)
-                position = bisect.bisect_left(possible, entry)
-                possible[position : position + (not add)] = [entry] * add
-
-        drops = uniform(mix(key + np.arange(step + 1, step + len(split) + 1).astype(np.uint64) * np.uint64(GOLDEN)))
-        for drop in drops.tolist():
-            merges = min(len(possible), self._most_merges)
-            accept, other = self._table(merges)
-            column = int(drop * (merges + 1))
-            outcome = column if drop * (merges + 1) - column < accept[column] else other[column]
-            if outcome == merges:
-                break
-            _, start, middle = possible.pop(outcome)
-            end = after[middle]
-            change(before[start], start, False)
-            change(middle, end, False)
-            after[start] = end
-            before[end] = start
-            change(before[start], start, True)
-            change(start, end, True)
-        ids, start = [], 0
-        while start < len(text):
-            ids += self._ids_of(text[start : after[start]])
-            start = after[start]
-        return ids
 
 
 class _Cuts:
@@ -319,19 +257,13 @@ class States:
         return len(self.ids_first) - 2
 
     def walk(
-        self,
-        nodes: np.ndarray,
-        keys: np.ndarray,
-        uncached: dict[int, list[int]],
-        build: Callable[[int, int, np.uint64, int], int | list[int]],
+        self, nodes: np.ndarray, keys: np.ndarray, build: Callable[[int, int], int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Walk from each state >= 0 to the end; returns the emissions in step order, and the walk of each.
+        """Walk from each state to the end; returns the emissions in step order, and the walk of each.
 
-        keys: per walk, (len(nodes),) uint64. build(state, outcome, key, steps) returns the next state, or all ids that
-        the rest of the walk emits; these are added to `uncached`.
+        keys: per walk, (len(nodes),) uint64. build(state, outcome) returns the next state.
         """
-        walks = np.flatnonzero(nodes >= 0)
-        nodes, keys = nodes[walks], keys[walks]
+        walks = np.arange(len(nodes))
         emitted, owners = [], []
         for step in itertools.count(1):
             if not len(walks):
@@ -341,11 +273,7 @@ class States:
             for position in np.flatnonzero(following == UNBUILT).tolist():
                 outcome, node = int(outcomes[position]), int(nodes[position])
                 if self.following[outcome] == UNBUILT:
-                    built = build(node, outcome - self.first[node], keys[position], step)
-                    if isinstance(built, list):
-                        uncached[int(walks[position])] = built
-                        continue
-                    self.following[outcome] = built
+                    self.following[outcome] = build(node, outcome - self.first[node])
                 following[position] = self.following[outcome]
             emissions = np.frombuffer(self.emits, np.int32)[outcomes]
             emits = emissions >= 0

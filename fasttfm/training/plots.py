@@ -22,20 +22,10 @@ _MOST_RUNS = 10
 """Number of distinguishable colors."""
 
 
-def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
-    """Plot training loss, validation loss and BLEU of a run over its updates.
-
-    Writes PNG to target (None: MODEL/curve.png) and returns its path. Raises UserError if nothing was logged yet.
-    """
-    model_dir = Path(model_dir)
-    target = Path(target) if target else model_dir / PICTURE
-    records = read_log(model_dir)
-    training, validation = (_with(_of_kind(records, kind), "nll") for kind in ("train", "valid"))
-    if not training and not validation:
-        raise UserError(f"{model_dir / LOG_FILE}: holds no record of training yet, so there is no curve to draw")
-    with drawing(figsize=(7, 4.2), dpi=150, layout="constrained") as figure:
-        _draw_curve(figure, training, validation, _name(model_dir))
-        save(figure, target, "png")
+def plot_curve(model_dir: str | Path) -> Path:
+    """Plot a run into MODEL/curve.png, as plot_runs() does, and return the path."""
+    target = Path(model_dir) / PICTURE
+    plot_runs([model_dir], target)
     return target
 
 
@@ -52,34 +42,14 @@ def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "upda
     if len(runs) > _MOST_RUNS:
         raise UserError(f"{len(runs)} runs are too many for one plot: give at most {_MOST_RUNS}")
     logs = [(_name(Path(run)), _timed_records(Path(run))) for run in runs]
-    with drawing(figsize=(8, 6.4), dpi=150, layout="constrained") as figure:
+    with drawing(dpi=150, layout="constrained") as figure:
         _draw_runs(figure, logs, over)
         save(figure, target, kind)
 
 
-def _draw_curve(figure: Figure, training: Records, validation: Records, title: str) -> None:
-    losses = figure.subplots()
-    losses.plot(*_points(training, "nll"), color="0.6", label="training")
-    losses.plot(*_points(validation, "nll"), "o-", color="C0", ms=3, label="validation")
-    losses.set(xlabel="updates", ylabel="cross entropy per target token (nats)")
-    losses.set_title(title, parse_math=False)
-    losses.set_ylim(bottom=0)
-    losses.grid(alpha=0.3)
-    scored = _with(validation, "bleu")
-    if scored:
-        bleu = losses.twinx()
-        bleu.plot(*_points(scored, "bleu"), "s--", color="C1", ms=3, label="BLEU")
-        bleu.set_ylabel("validation BLEU")
-        bleu.set_ylim(0, 108 if max(r["bleu"] for r in scored) > 60 else 65)  # room for the label of the best
-        best = max(scored, key=lambda record: record["bleu"])
-        bleu.annotate(
-            f"{best['bleu']:.1f}", (best["step"], best["bleu"]), xytext=(0, 5), textcoords="offset points", ha="center"
-        )
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-
-
 def _draw_runs(figure: Figure, logs: list[tuple[str, Records]], over: Axis) -> None:
     has_bleu = any(_with(records, "bleu") for _, records in logs)
+    figure.set_size_inches(8, 6.4 if has_bleu else 4.2)
     panels = figure.subplots(2 if has_bleu else 1, 1, sharex=True, squeeze=False)[:, 0]
     lines = []
     for number, (_, records) in enumerate(logs):

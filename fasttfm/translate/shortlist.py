@@ -45,19 +45,17 @@ class Shortlist:
 
     @classmethod
     def from_pairs(
-        cls, pairs: ParallelTokens, source: Tokenizer, target: Tokenizer, *, best: int, frequent: int, iterations: int
+        cls, pairs: ParallelTokens, source: Tokenizer, target: Tokenizer, *, best: int, frequent: int
     ) -> Shortlist:
         """Build a shortlist from training data.
 
         Allows the `best` likeliest translations of each source token by IBM model 1, the token itself if the target
-        vocabulary has it, and the `frequent` most frequent target tokens everywhere. Raises ValueError for numbers
-        below 1, UserError for data without pairs.
+        vocabulary has it, and the `frequent` most frequent target tokens everywhere. Raises UserError for data
+        without pairs.
         """
-        if best < 1 or frequent < 1:
-            raise ValueError(f"best {best} and frequent {frequent} must be at least 1")
         if not len(pairs):
             raise UserError("the data have no training pairs: run fasttfm prepare with some")
-        lexicon = estimate(pairs, len(source), len(target), iterations)
+        lexicon = estimate(pairs, len(source), len(target))
         counts = token_counts(pairs, len(target))
         most = np.argsort(-counts, kind="stable")[:frequent]
         ids = {piece: number for number, piece in enumerate(target.pieces(range(len(target))))}

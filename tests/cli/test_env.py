@@ -15,6 +15,7 @@ from fasttfm.cli import check, env
 from fasttfm.cli.check import Facts, check_folder, judge
 from fasttfm.cli.main import main
 from fasttfm.functional import backend
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import assembler
 from fasttfm.store.checkpoint import save_checkpoint
 from fasttfm.store.steps import step_folder
@@ -42,20 +43,20 @@ def test_the_versions_processor_and_threads_are_those_of_this_process(capsys, mo
     assert f", {counted(torch.get_num_threads(), 'thread')}" in text
 
 
-def test_without_a_gpu_every_operator_runs_in_pytorch_and_chip_shows_the_routes_of_another(capsys, monkeypatch):
+def test_without_a_gpu_every_operator_runs_in_pytorch_and_on_one_by_the_routes_of_its_chip(capsys, monkeypatch):
     monkeypatch.setattr(env, "gpu", lambda: None)
     monkeypatch.setattr(env, "describe_gpu", lambda: None)
     text = printed(capsys)
     assert "none that torch can use" in text
     assert "of a CPU, backend" in text
     assert set(env.environment()["routes"].values()) == {"torch"}
-    old, new = (env.environment(chip)["routes"] for chip in ("sm_60", "sm_90"))
+    old, new = (env._routes(CHIPS[chip]) for chip in ("sm_60", "sm_90"))
     assert old["attention fp16"].startswith("16 keys short, 32 keys short, 64 keys softmax")
     assert new["attention bf16"].endswith("128 keys short, 512 keys flash, 2048 keys flash or cudnn")
     assert old["feed_forward fp16"] == "forward cublas, forward+dropout cublas, backward cublas"
     assert old.keys() == new.keys()
     with backend("torch"):
-        assert set(env.environment("sm_90")["routes"].values()) == {"torch"}
+        assert set(env._routes(CHIPS["sm_90"]).values()) == {"torch"}
 
 
 def test_device_tuning_and_assembler_are_shown(capsys, monkeypatch):

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from any_command import PARSERS
 from model_dirs import LINES, contents, write_model_dir
 
@@ -18,12 +17,9 @@ from fasttfm.cli.main import main
 from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, check_paths
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.store.checkpoint import TrainingState, save_checkpoint
 from fasttfm.store.model_dir import refuse_strangers
-from fasttfm.store.ownership import read_digests
-from fasttfm.store.steps import prune, step_folder
 from fasttfm.system import folders
-from fasttfm.system.files import sha256, unfinished, writing
+from fasttfm.system.files import unfinished, writing
 
 PATH_WORDS = {"FILE", "DIR", "FOLDER", "MODEL", "DATA", "OUT", "CHECKPOINT", "TEACHER", "RUN", "WHOLE", "Q"}
 """Metavars of paths."""
@@ -259,18 +255,6 @@ def test_a_small_file_that_was_changed_is_refused_by_its_name(model, refusal_of)
     for words in ("quantize P --out Q", "export P --format pretrained --out Q", "tokenize P", "serve P"):
         told = refusal_of(words.split())
         assert "P/config.json: is damaged or was changed, its SHA-256 differs from sha256sums" in told
-
-
-def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
-    for step in range(1, 5):
-        state = TrainingState(tensors={"m": torch.ones(3)}, values={})
-        save_checkpoint(step_folder(tmp_path, step), {"w": torch.ones(2)}, {"step": step}, state)
-        prune(tmp_path, -1, set())
-    for step in range(1, 5):
-        folder = step_folder(tmp_path, step)
-        digests = read_digests(folder)
-        assert digests == {name: sha256(folder / name) for name in digests}
-        assert ("state.safetensors" in digests) == (step > 2) == (folder / "state.safetensors").exists()
 
 
 # One file

@@ -110,7 +110,7 @@ def test_an_empty_reference_is_named(score):
     [
         ("sacremoses", ["--compound-split"], 'sacremoses is not installed: pip install "./fasttfm[moses]"'),
         ("comet", ["--comet", "Unbabel/any", "--src", "two"], "--comet needs the package unbabel-comet"),
-        ("MeCab", ["--tokenize", "ja-mecab"], "the tokenizer ja-mecab is not installed"),
+        ("MeCab", ["--tokenize", "ja-mecab"], "ja-mecab is not installed: install it with pip install sacrebleu[ja]"),
         ("", ["--comet", "Unbabel/any", "--src", "one"], "one has 1 line but"),
         ("", ["--baseline", "one"], "one has 1 line but"),
         ("", ["--baseline", "absent"], "absent: no such file"),

@@ -144,7 +144,6 @@ def test_existing_files_are_used_if_they_are_intact(tmp_path: Path):
         (["--dataset", "wmt14"], "--dataset wmt14: one of wmt14-en-de, "),
         (["--dataset", "multi30k", "--src", "x"], "--dataset brings its own text: leave out --src"),
         ([], "the following arguments are required: --src, --tgt, --valid-src, --valid-tgt; or give --dataset"),
-        (["--src", "a", "--tgt", "b"], "the following arguments are required: --valid-src, --valid-tgt"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, more: list[str], complaint: str, capsys: pytest.CaptureFixture):

@@ -54,10 +54,8 @@ def draw(sampler: SubwordSampler, ids: list[np.ndarray], seed: int = 1, epoch: i
     return [drawn.tolist() for drawn in sampler.sample(ids, sentence_keys(seed, epoch, np.arange(len(ids)), 0))]
 
 
-@pytest.mark.parametrize("longest", [20, 0], ids=["cached", "uncached"])
-def test_without_drops_it_is_sentencepieces_own(tokenizer, model_type, lines, monkeypatch, longest):
-    monkeypatch.setattr(sampling, "_LONGEST_CACHED", longest)
-    ids = encoded(tokenizer, [*(lines if longest else lines[:400]), *STRANGE])
+def test_without_drops_it_is_sentencepieces_own(tokenizer, model_type, lines):
+    ids = encoded(tokenizer, [*lines, *STRANGE])
     assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
 
 
@@ -101,10 +99,11 @@ def test_a_sample_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, mon
     sampler = SubwordSampler(tokenizer, 0.2)
     for position in reversed(range(len(ids))):
         assert sampler.sample([ids[position]], keys[[position]])[0].tolist() == whole[position]
-    for most in (0, 1200, 2500):  # no cache, a small one, half of all
+    for most, together in ((0, 1), (1200, 7), (2500, 500)):  # no cache, a small one, half of all
         monkeypatch.setattr(sampling, "_MOST_OUTCOMES", most)
+        monkeypatch.setattr(sampling, "_TOGETHER", together)
         sampler = SubwordSampler(tokenizer, 0.2)
-        assert [sampler.sample([each], keys[[i]])[0].tolist() for i, each in enumerate(ids)] == whole
+        assert [each.tolist() for each in sampler.sample(ids, keys)] == whole
     others = [sentence_keys(*other) for other in ((4, 7, np.arange(9), 1), (3, 8, np.arange(9), 1))]
     others += [sentence_keys(3, 7, np.arange(9), 0), keys[1:10]]
     assert all((other != keys[:9]).all() for other in others)
@@ -135,10 +134,8 @@ def test_unigram_samples_follow_powers_of_the_models_probabilities(lines, word, 
     assert_follows(actual, {outcome: weight / total for outcome, weight in weights.items()})
 
 
-@pytest.mark.parametrize("longest", [20, 0], ids=["cached", "uncached"])
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_bpe_samples_follow_algorithm_1_of_bpe_dropout(lines, monkeypatch, p, longest):
-    monkeypatch.setattr(sampling, "_LONGEST_CACHED", longest)
+def test_bpe_samples_follow_algorithm_1_of_bpe_dropout(lines, p):
     tokenizer = train_tokenizer(lines, vocab_size=800)
     processor = tokenizer._processor
 
@@ -159,9 +156,7 @@ def test_bpe_samples_follow_algorithm_1_of_bpe_dropout(lines, monkeypatch, p, lo
     expected = outcomes(tuple("▁garden"))
     assert len(expected) > 8
     assert sum(expected.values()) == pytest.approx(1)
-    assert_follows(
-        draw(SubwordSampler(tokenizer, p), encoded(tokenizer, ["garden"]) * (20_000 if longest else 6_000)), expected
-    )
+    assert_follows(draw(SubwordSampler(tokenizer, p), encoded(tokenizer, ["garden"]) * 20_000), expected)
 
 
 def trained(lines: list[str], model_type: str, **options) -> Tokenizer:

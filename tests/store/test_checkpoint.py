@@ -149,6 +149,7 @@ def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(t
     assert saved_steps(tmp_path) == [2, 4, 5, 6]
     with_state = [s for s in saved_steps(tmp_path) if (step_folder(tmp_path, s) / "state.safetensors").exists()]
     assert with_state == [5, 6]
+    assert "state" not in (step_folder(tmp_path, 4) / "sha256sums").read_text()
     prune(tmp_path, keep_last=-1, keep=set())
     assert saved_steps(tmp_path) == [2, 4, 5, 6]
 

@@ -321,7 +321,6 @@ RECORD, CUT_OFF = (
     [
         ("MODEL/data.yaml", b"", RECORD),
         ("MODEL/data.yaml", b"a: [", RECORD),
-        ("MODEL/data.yaml", b"- 1", RECORD),
         ("MODEL/config.yaml", b"", CUT_OFF),
         ("MODEL/config.yaml", b"kind: transformer\nmodel:\n  vocab_size: 64\n", CUT_OFF),
         ("DATA/train.src.npy", None, r"train\.src\.npy: is damaged or was changed, its SHA-256"),

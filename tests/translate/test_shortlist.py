@@ -143,7 +143,7 @@ def test_a_saved_file_is_loaded_unchanged_and_truncation_is_detected(tokenizer, 
     lines = ["a dog runs", "two men sit"]
     targets = ["ein Hund", "zwei Männer sitzen"]
     pairs = ParallelTokens.from_lists(*([tokenizer.encode(each) for each in side] for side in (lines, targets)))
-    shortlist = Shortlist.from_pairs(pairs, tokenizer, tokenizer, best=3, frequent=2, iterations=3)
+    shortlist = Shortlist.from_pairs(pairs, tokenizer, tokenizer, best=3, frequent=2)
     shortlist.save(tmp_path / "vmap.txt", tokenizer, tokenizer)
     read = Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)
     for line in lines:

@@ -64,20 +64,9 @@ def options(models: Sequence[str] = ()) -> list[Option]:
     ]  # fmt: skip
 
 
-_PLAIN = "text is plain, and so is its translation: a CAT tool or a proxy that takes tags out goes in front"
-_REMOVED = {
-    **dict.fromkeys(("q", "source", "target"), f"ask with text, and with model in place of languages; {_PLAIN}"),
-    **dict.fromkeys(("markup", "format"), _PLAIN),
-}
-"""Removed field -> replacement."""
-
-
 def checked(fields: Mapping[str, Any], table: Sequence[Option]) -> None:
     """Raise UserError for unknown fields, values of the wrong kind, and missing text."""
     by_name = {each.name: each for each in table}
-    for name, instead in _REMOVED.items():
-        if name in fields:
-            raise UserError(f"{name} was removed: {instead}")
     if unknown := sorted(set(fields) - set(by_name)):
         raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(by_name)}")
     if "text" not in fields:

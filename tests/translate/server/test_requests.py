@@ -79,8 +79,6 @@ INVALID = [
     ({"alpha": 1.5, "length_penalty": "avg"}, "alpha does nothing while length_penalty is avg"),
     ({"length_penalty": LONG}, "length_penalty must be one of"),
     ({"model": LONG}, "model must be one of small"),
-    ({"format": "html"}, "format was removed: text is plain"),
-    ({"q": "a dog", "source": "en", "target": "de"}, "q was removed: ask with text, and with model"),
 ]
 
 
