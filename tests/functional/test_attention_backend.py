@@ -12,7 +12,7 @@ import torch
 import fasttfm
 from fasttfm import functional as F
 from fasttfm.functional import backends
-from fasttfm.functional.attention import products
+from fasttfm.functional.attention import backend, products
 from fasttfm.functional.attention.backend import backend_of
 from fasttfm.functional.attention.scoring import options_of
 from fasttfm.kernels import launch
@@ -140,6 +140,24 @@ def test_chips_without_fast_matrix_units_take_cublas_except_for_narrow_windows(n
         else:  # wide heads of float32, which no kernel for long rows takes
             assert narrow == plain or (narrow, dtype) == ("flash", torch.float16)
     assert set(taken) == {"short", "flash", "softmax"}
+
+
+@pytest.mark.parametrize("window", [None, (9, 0)])
+def test_long_rows_of_bfloat16_take_torchs_kernel_where_tiles_multiply_and_nothing_needs_a_gradient(
+    monkeypatch, window
+):
+    causal = window is not None
+    for has_tiles, keys, grad, expected in (
+        (True, 200, False, True), (True, 200, True, False), (True, 40, False, False), (False, 200, False, False)
+    ):  # fmt: skip
+        monkeypatch.setattr(backend, "_HAS_TILES", has_tiles)
+        x = torch.randn(1, 2, keys + has_tiles, 8, dtype=torch.bfloat16, requires_grad=grad)
+        with torch.profiler.profile() as profile:
+            y = F.attention(x, x, x, causal=causal, window=window)
+        names = {event.name for event in profile.events()}
+        assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in names) == expected
+        exact = F.attention(*3 * [x.detach().double()], causal=causal, window=window)
+        torch.testing.assert_close(y.double(), exact, atol=0.02, rtol=0.02)
 
 
 def test_contexts_that_end_in_another_order_leave_no_choice_behind():
