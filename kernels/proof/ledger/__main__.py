@@ -4,7 +4,6 @@
     ledger --record benchmarks/results/ledger.jsonl  count and record these cases
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
     ledger --search attention.forward --chips sm_80  tiles of a case, best first
-    ledger --bytes                                   row kernels compared with the bandwidth, from the budgets
 
 ledger stands for python -m fasttfm.kernels.proof.ledger; `ptx-check ledger` counts other people's kernels.
 docs/ledger.md explains the counts.
@@ -19,7 +18,7 @@ from pathlib import Path
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger import bandwidth, record, report, search
+from fasttfm.kernels.proof.ledger import record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -33,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
             parser.error(f"no kernel file starts with {begin}: choose from {', '.join(matrix.families())}")
-    if sum(map(bool, (args.search, args.bytes, args.record, args.against))) > 1:
-        parser.error("--search, --bytes, --record and --against exclude each other")
+    if sum(map(bool, (args.search, args.record, args.against))) > 1:
+        parser.error("--search, --record and --against exclude each other")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers {args.workers}: must be at least 1")
     try:
@@ -45,9 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no file {args.against}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
         parser.error(f"--record {args.record}: must be a file in an existing folder")
-    if args.bytes:
-        print(bandwidth.table())
-        return 0
     return _search(args, named) if args.search else _cases(parser, args, named)
 
 
@@ -77,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FAMILY",
         help="such as attention.forward: every tile of its first case, or of each case of --match",
     )
-    parser.add_argument("--bytes", action="store_true", help="row kernels: cycles compared with the bandwidth's")
     parser.add_argument("--record", type=Path, metavar="FILE", help="record the counts as JSON, one line per chip")
     parser.add_argument("--against", type=Path, metavar="FILE", help="list the cases that have grown since this record")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one per core)")
