@@ -5,8 +5,7 @@
 The PTX of every launch and the machine code of every ptxas are executed on the same memory, with a line each in the
 file. Cases in float32 run again in TF32, and with ASSEMBLED_TUNED=1 every case runs with every tile that `fasttfm tune`
 may choose. Only PROGRAMS of a launch run, without the checks of `make executed`, so that a case itself may fail for
-lack of the results of the others. A PTX that the file has for an assembler is skipped; with ASSEMBLED_ONCE=1 also any
-other PTX of the same kernel, tile, head size and dtype.
+lack of the results of the others. A PTX that the file has for an assembler is skipped.
 """
 
 import contextlib
@@ -72,12 +71,11 @@ class Noted(MachineCode):
 class Assembled:
     """The plugin."""
 
-    def __init__(self, file: Path, assemblers: list[str], *, tuned: bool, once: bool) -> None:
-        self.file, self.tuned, self.once = file, tuned, once
+    def __init__(self, file: Path, assemblers: list[str], *, tuned: bool) -> None:
+        self.file, self.tuned = file, tuned
         self.assemblers = {version(path): path for path in assemblers}
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         self.done = {(line["ptx"], line["assembler"]) for line in lines if "ptx" in line}
-        self.tiles = {(*by_tile(line), width_of(line["constants"])) for line in lines if "ptx" in line}
         self.taken = {(line["choice"], line["answer"]) for line in lines if "choice" in line}
         self.case = self.choice = ""
 
@@ -92,19 +90,11 @@ class Assembled:
         key = key_of(ptx)
         about = {"ptx": key, **described(source, metadata), "case": self.case, "choice_made": self.choice}
 
-        def tile(assembler: str) -> tuple:
-            return *by_tile({**about, "assembler": assembler}), width_of(about["constants"])
-
-        def known(assembler: str) -> bool:
-            return (key, assembler) in self.done or (self.once and tile(assembler) in self.tiles)
-
         def note(assembler: str, **outcome: Any) -> None:
             self.done.add((key, assembler))
-            self.tiles.add(tile(assembler))
             self.note(**about, assembler=assembler, **outcome)
 
-        left = [path for name, path in self.assemblers.items() if not known(name)]
-
+        left = [path for name, path in self.assemblers.items() if (key, name) not in self.done]
         machine.machine_code = Noted(left, note) if left else None
         try:
             return really(machine, *given)
@@ -192,8 +182,7 @@ def named(function: Any, constants: Mapping[str, Any], kinds: Iterable[Any], war
 @pytest.hookimpl
 def pytest_configure(config: pytest.Config) -> None:
     paths = os.environ["ASSEMBLERS"].split(":")
-    tuned, once = (os.environ.get(f"ASSEMBLED_{name}") == "1" for name in ("TUNED", "ONCE"))
-    plugin = Assembled(Path(os.environ["ASSEMBLED"]), paths, tuned=tuned, once=once)
+    plugin = Assembled(Path(os.environ["ASSEMBLED"]), paths, tuned=os.environ.get("ASSEMBLED_TUNED") == "1")
     config.pluginmanager.register(plugin)
     sampled = functools.partial(ptx_check.executed, checks=False, programs=PROGRAMS)
 
