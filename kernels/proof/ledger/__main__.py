@@ -21,14 +21,11 @@ from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     named = _among(parser, "chip", args.chips, CHIPS)
-    _among(parser, "dtype", args.dtypes, DTYPES)
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
             parser.error(f"no kernel file starts with {begin}: choose from {', '.join(matrix.families())}")
@@ -66,8 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--kernels", default="", help="comma-separated prefixes of kernel files (default: all)")
     parser.add_argument("--chips", default="", help="comma-separated (default: all)")
-    parser.add_argument("--dtypes", default="", help=f"comma-separated, of {', '.join(DTYPES)} (default: all)")
-    parser.add_argument("--match", default="", help="only cases whose name matches this regular expression")
+    parser.add_argument("--match", default="", help="only cases whose name and dtype match this regular expression")
     parser.add_argument(
         "--search",
         metavar="FAMILY",
@@ -85,21 +81,16 @@ def _failed(message: str) -> int:
 
 
 def _listed(args: argparse.Namespace, named: Sequence[str], kernels: str) -> dict[matrix.Task, CompileCase]:
-    chips = [CHIPS[name] for name in named or CHIPS]
-    dtypes = _names(args.dtypes)
-    return {
-        task: case
-        for task, case in matrix.enumerate_cases(chips, _names(kernels))
-        if (not dtypes or case.dtype in dtypes) and args.match.search(case.name)
-    }
+    listed = matrix.enumerate_cases([CHIPS[name] for name in named or CHIPS], _names(kernels))
+    return {task: case for task, case in listed if args.match.search(f"{case.name} {case.dtype}")}
 
 
 def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Sequence[str]) -> int:
     cases = _listed(args, named, args.kernels)
     if not cases:
-        parser.error(f"no case of these kernels, chips and dtypes matches {args.match.pattern!r}")
+        parser.error(f"no case of these kernels and chips matches {args.match.pattern!r}")
     if args.record:
-        return _record(args.record, cases, args.workers, some=bool(args.kernels or args.dtypes or args.match.pattern))
+        return _record(args.record, cases, args.workers, some=bool(args.kernels or args.match.pattern))
     rows = _rows(cases, args.workers)
     if args.against:
         try:
@@ -142,7 +133,7 @@ def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int |
 def _search(args: argparse.Namespace, named: Sequence[str]) -> int:
     cases = _listed(args, named, args.search)
     if not cases:
-        return _failed(f"no case of {args.search}, these chips and dtypes matches {args.match.pattern!r}")
+        return _failed(f"no case of {args.search} and these chips matches {args.match.pattern!r}")
     chosen: dict[tuple[str, str], tuple[matrix.Task, CompileCase]] = {}
     for task, case in cases.items():
         chosen.setdefault((task.chip, case.name + case.dtype if args.match.pattern else ""), (task, case))
