@@ -40,7 +40,7 @@ LEVELS = (
     ("benchmarks.measure", "benchmarks.peers"),
     ("benchmarks.command",),
     ("benchmarks.cases", "benchmarks", "benchmarks.peers.torch_nn_trainer"),
-    ("benchmarks.host", "benchmarks.ranks"),
+    ("benchmarks.host",),
     ("benchmarks.report",),
     ("benchmarks.__main__", "pretraining"),
     ("benchmarks.queue.stand_in",),
