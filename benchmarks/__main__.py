@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["check"]:  # without files: README, report and pictures against the records
-        arguments = ["report", "--check"]
+        return importlib.import_module(COMMANDS["report"]).check()
     if arguments and arguments[0] in COMMANDS:
         return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
     args = _parser().parse_args(arguments)

@@ -6,8 +6,8 @@ A closed loop of sixteen clients first measures the capacity in requests per sec
 times (a Poisson process) at 50%, 80% and 95% of it: four of one short sentence for each of eight long ones. Latency is
 counted from the scheduled send time (Tene, coordinated omission; wrk2). Each of our answers is compared with a
 translation without the server; a wrong or missing one ends the program. CTranslate2, with the same weights behind the
-same HTTP front end, takes the same requests, one search at a time. It ends a sentence when as many hypotheses as the
-beam have ended; ours is measured with this rule (--early-stopping) and with its own.
+same HTTP front end, takes the same requests, one search at a time. Both end a sentence when as many hypotheses as the
+beam have ended (--early-stopping, the default).
 With --mixed, clients of all kinds load our server at once (load.py); the exit status is 1 if memory grows or short
 requests vary too much in latency. Its record is in mixed-load.jsonl.
 
@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.load import MIXED, PATIENCE, Load, arriving, closed, failed, quantiles, sentences
 from benchmarks.measure.machine import SINCE_START, family
+from benchmarks.measure.providers import CTRANSLATE2, OURS
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.cli.parser import THREADS, InRange
 from fasttfm.data.corpus import read_lines
@@ -38,8 +39,6 @@ from fasttfm.translate.translator import Translation
 
 LOADS = (0.5, 0.8, 0.95)
 """Shares of the capacity."""
-EARLY_STOPPING = {"fasttfm": False, "fasttfm, early stopping": True}
-"""Our providers -> their rule of stopping."""
 CLIENTS = 16
 MIXED_CLIENTS = 64
 _BURST = 64
@@ -83,23 +82,17 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     from fasttfm.translate.server.connections import Listener, server
     from fasttfm.translate.server.limits import Limits
 
-    ours = kind in EARLY_STOPPING
+    ours = kind == OURS
     # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
     torch.set_num_threads(workers if ours else 1)
     listener = Listener()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     limits = Limits(queue=100_000, seconds=PATIENCE)
-    translator: Any = translator_of(kind, model) if ours else CTranslate2(model, folder, workers)
+    translator: Any = Translator.from_directory(model, workers=1) if ours else CTranslate2(model, folder, workers)
     app = App({"model": translator}, limits, workers=workers if ours else 1)
     port.send(listener.getsockname()[1])
     server(app, listener, limits).run(sockets=[listener])
-
-
-def translator_of(kind: str, model: Path) -> Translator:
-    translator = Translator.from_directory(model, workers=1)
-    translator.config = replace(translator.config, early_stopping=EARLY_STOPPING[kind])
-    return translator
 
 
 def burst(load: Load) -> None:
@@ -121,8 +114,8 @@ def served(
     third = max(1, len(ordered) // 3)
     asked = [*ordered[:third], *ordered[-third:]]
     expected = None
-    if provider in EARLY_STOPPING:
-        expected = dict(zip(asked, translator_of(provider, model).translate(asked)))
+    if provider == OURS:
+        expected = dict(zip(asked, Translator.from_directory(model, workers=1).translate(asked)))
     processes = multiprocessing.get_context("spawn")
     ours, theirs = processes.Pipe()
     arguments = (provider, model, workers, folder / "exported", theirs)
@@ -142,7 +135,7 @@ def served(
 def measure(model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int) -> list[dict[str, Any]]:
     """Rows by provider and load."""
     measured = []
-    for provider in (*EARLY_STOPPING, "CTranslate2"):
+    for provider in (OURS, CTRANSLATE2):
         with (
             tempfile.TemporaryDirectory() as folder,
             served(provider, model, lines, workers, Path(folder)) as (load, memory),
@@ -161,7 +154,7 @@ def measure(model: Path, lines: Sequence[str], seconds: float, workers: int, see
 
 def measure_mixed(model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int) -> dict[str, Any]:
     """Record fields for our server under a mixed load."""
-    with served("fasttfm", model, lines, workers, Path()) as (load, memory):
+    with served(OURS, model, lines, workers, Path()) as (load, memory):
         waits, held = closed(replace(load, kinds=MIXED), MIXED_CLIENTS, seconds, seed, memory)
     rows = [{"kind": kind, **quantiles(latencies)} for kind, latencies in waits.items()]
     return {"clients": MIXED_CLIENTS, "resident_mib": held, "measured": rows, "failed": failed(held, rows[0])}

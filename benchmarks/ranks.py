@@ -83,7 +83,7 @@ def measured(size: int) -> dict[str, Any]:
         time.sleep(0.1)
     if any(process.exitcode for process in ranks):
         raise SystemExit(f"benchmarks: ranks of {size} ended with {[process.exitcode for process in ranks]}")
-    return {"ranks": size, "state": max(states), "peak": max(peaks)}
+    return {"ranks": size, "state": max(states[:]), "peak": max(peaks)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

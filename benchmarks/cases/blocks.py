@@ -125,7 +125,7 @@ def _cost(decoder: bool, lengths: Sequence[int], d: int, heads: int, dropout: bo
             total += attend(*sizes, causal=False, dropout=dropout)
     for _ in range(3 if decoder else 2):
         if backward:
-            total += costs.residual_layer_norm_backward(T, d, size, stream=False, dropout=dropout)
+            total += costs.residual_layer_norm_backward(T, d, size, dropout=dropout)
         else:
             total += costs.residual_layer_norm(T, d, size, dropout=dropout)
     return Cost(total.flops, total.bytes)

@@ -28,7 +28,7 @@ def _random(setting: Setting, *shape: int, dtype: torch.dtype | None = None, sca
 def layer_norm(M: int, N: int, passes: str, setting: Setting) -> Case:
     size = setting.dtype.itemsize
     # backward reads x and dy and writes dx, like a residual norm whose residual is its only input
-    cost = costs.layer_norm(M, N, size), costs.residual_layer_norm_backward(M, N, size, stream=False, dropout=False)
+    cost = costs.layer_norm(M, N, size), costs.residual_layer_norm_backward(M, N, size, dropout=False)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
         weight, bias = (_random(setting, N, dtype=torch.float32) for _ in range(2))
@@ -53,7 +53,7 @@ def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Se
     size = setting.dtype.itemsize
     cost = (
         costs.residual_layer_norm(M, N, size, dropout=dropout > 0),
-        costs.residual_layer_norm_backward(M, N, size, stream=False, dropout=dropout > 0),
+        costs.residual_layer_norm_backward(M, N, size, dropout=dropout > 0),
     )
 
     def inputs(i: int) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 Beyond its schema, a record must be of a commit without local changes, not of level smoke, not faster than its device
 allows, and not of a wrong result. A file with too many noisy rows is rejected. Files without the suffix of records,
 such as pictures beside them, are skipped. Exit status: 0 if every file passes, 1 if one fails, 2 if one cannot be read.
-Without FILE the command is `report --check`: README, the report and the pictures against benchmarks/results.
+Without FILE the command compares README, the report and the pictures with benchmarks/results (report/page.py).
 """
 
 import functools

@@ -84,15 +84,10 @@ def table(result: pd.DataFrame) -> str:
 
 
 def notes(before: pd.DataFrame, after: pd.DataFrame, result: pd.DataFrame) -> list[str]:
-    """Remarks on the two sets, and the counts of rows."""
+    """Whether the machines differ, the ratio of the peers' rows, and the counts of rows."""
     remarks = []
     if not result.alike.all():
         remarks.append("The machines or numbers of threads differ: no row is called a regression.")
-    if all(one.record == other.record for one, other in zip(result.entry_before, result.entry_after)):
-        remarks.append("Both sides have the same records.")
-    first, last = before.time.min(), after.time.max()
-    if first > last:
-        remarks.append(f"BEFORE was measured later ({first}) than AFTER ({last}): are they swapped?")
     peers = result[result.timed & ~result.ours_after].ratio.sort_values()
     if len(peers):
         remarks.append(f"{len(peers)} rows of other providers: median ratio {peers.iloc[len(peers) // 2]:.3f}.")

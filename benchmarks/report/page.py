@@ -2,11 +2,10 @@
 
 python -m benchmarks report              docs/benchmark-report
 python -m benchmarks report --readme     README's blocks and docs/images too
-python -m benchmarks report --all        all rows as CSV on standard output
+python -m benchmarks check               whether all of them match the records
 """
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from benchmarks.report.rows import TITLES, duels, suite, without_pool
 from fasttfm.cli.parser import Parser
 
 OUT = ROOT / "docs" / "benchmark-report"
-_ALL = "python -m benchmarks report --all > rows.csv"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1) -> str:
@@ -60,8 +58,8 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
         f"{f', the suite at commit {commits}' if commits else ''}. Results are checked before timing. **Bold**: ours "
         "is not the fastest. ±: half of p20 to p80. Ratio: the other's time over ours. Of limit: the device's minimum "
         "time over ours. MiB: peak memory above the start. Noisy: times spread by more than a quarter, or the machine "
-        "was busy; left out of means. [Benchmarks](../benchmarks.md#reading-a-row) explains a row. All rows, slower "
-        f"providers too: `{_ALL}`.",
+        "was busy; left out of means. [Benchmarks](../benchmarks.md#reading-a-row) explains a row; rows of slower "
+        "providers are in the records.",
         contents,
     ]
     if charted:
@@ -197,8 +195,7 @@ def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> st
         readme.notice(everything),
         table(("machine", "measured", "what", "rows of the suite"), lines, names=4),
         "Providers take turns on the same random inputs with cold caches; wrong results have no time. Means leave out "
-        "cases with a noisy row. Each record has the measured commit and the command to run it again. All rows of all "
-        f"machines: `{_ALL}`.",
+        "cases with a noisy row. Each record has the measured commit and the command to run it again.",
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -226,24 +223,21 @@ def _is_stale(path: Path, content: str | pictures.Drawn) -> bool:
     return pictures.is_stale(path, *content)
 
 
+def check() -> int:
+    """Print the files that differ from the records; returns the exit status, 1 if there are any."""
+    stale = [path for path, content in written(load(), OUT, with_readme=True).items() if _is_stale(path, content)]
+    print("\n".join([f"{path} differs from the records" for path in stale] or ["all files match the records"]))
+    return 1 if stale else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks report", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--results", type=Path, default=RESULTS, help="folder or file of records (default: %(default)s)")
     add("--out", type=Path, default=OUT, help="folder of the report (default: %(default)s)")
     add("--readme", action="store_true", help="write README's blocks and docs/images too")
-    add("--check", action="store_true", help="write nothing, list files that differ from the records")
-    add("--all", action="store_true", help="print all rows of the suite as CSV, write nothing")
     args = parser.parse_args(argv)
     entries = load(args.results)
-    if args.all:
-        lines = [{"file": e.file, "line": e.line, **e.record} for e in entries if e.kind == "benchmark"]
-        pd.json_normalize(lines).to_csv(sys.stdout, index=False)
-        return 0
-    if args.check:
-        stale = [path for path, content in written(entries, OUT, with_readme=True).items() if _is_stale(path, content)]
-        print("\n".join([f"{path} differs from the records" for path in stale] or ["all files match the records"]))
-        return 1 if stale else 0
     files = written(entries, args.out, with_readme=args.readme)
     command.writable(args.out)
     for path, content in files.items():

@@ -8,7 +8,6 @@ length, D head size, M rows, N columns, F hidden width, V vocabulary; size: byte
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 _SINGLE = 4  # bytes of a float32
@@ -34,10 +33,6 @@ class Cost:
     def seconds(self, machine: Machine) -> float:
         """Lower bound on the time on a machine, set by its busier resource."""
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
-
-    def bound(self, machine: Machine) -> str:
-        """The busier resource: memory or products."""
-        return "memory" if self.bytes / machine.bandwidth >= self.flops / machine.flops else "products"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +82,6 @@ def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool
     )
 
 
-def attention_over_ancestors(past: Sequence[int], H: int, D: int, size: int) -> Cost:
-    """A decoder step; past: number of cached keys of each row.
-
-    Reads cached keys and values with their places, and the new query, key and value; writes output, key and value.
-    Positions are negligible.
-    """
-    rows, keys = len(past), sum(past)
-    return Cost(4 * H * D * (keys + rows), size * H * D * (2 * keys + 6 * rows) + 8 * keys, 1)
-
-
 def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
     """One launch: a program holds its whole row of keys and needs no output (delta comes from P * dP)."""
     return Cost(
@@ -122,13 +107,12 @@ def residual_layer_norm(M: int, N: int, size: int, *, dropout: bool) -> Cost:
     return Cost(0, 4 * size * M * N + 2 * _SINGLE * M, 1, _blocks(M, N) if dropout else 0)
 
 
-def residual_layer_norm_backward(M: int, N: int, size: int, *, stream: bool, dropout: bool) -> Cost:
-    """Reads dy, s and, with a continuing stream (pre-norm), ds; writes dresidual and, with dropout, dx.
+def residual_layer_norm_backward(M: int, N: int, size: int, *, dropout: bool) -> Cost:
+    """Reads dy and s; writes dresidual and, with dropout, dx. Post-norm: a continuing stream would be read, too.
 
     A second launch adds the partial sums of the parameter gradients, whose bytes are negligible.
     """
-    tensors = 3 + stream + dropout
-    return Cost(0, tensors * size * M * N + 2 * _SINGLE * M, 2, _blocks(M, N) if dropout else 0)
+    return Cost(0, (3 + dropout) * size * M * N + 2 * _SINGLE * M, 2, _blocks(M, N) if dropout else 0)
 
 
 def cross_entropy(M: int, V: int, size: int) -> Cost:
@@ -144,12 +128,6 @@ def embedding(M: int, N: int, size: int, *, dropout: bool) -> Cost:
 def embedding_backward(M: int, N: int, V: int, size: int, *, dropout: bool) -> Cost:
     """Reads dy and writes the gradient of the whole table."""
     return Cost(0, size * (M * N + V * N) + 8 * M, 1, _blocks(M, N, 16) if dropout else 0)
-
-
-def search_step(R: int, V: int, parts: int, width: int, size: int) -> Cost:
-    """Selection in a beam search step: reads the logits of R rows, writes and rereads the `width` likeliest tokens of
-    each part of the vocabulary; the state of the slots is negligible."""
-    return Cost(0, size * R * V + 2 * R * parts * (2 * _SINGLE + 2 * _SINGLE * width), 2)
 
 
 def adam(parameters: int) -> Cost:
@@ -187,7 +165,7 @@ def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[
     ]
     join = [
         residual_layer_norm(tokens, d, size, dropout=True),
-        residual_layer_norm_backward(tokens, d, size, stream=False, dropout=True),
+        residual_layer_norm_backward(tokens, d, size, dropout=True),
     ]
     embed = [
         embedding(tokens, d, size, dropout=True),

@@ -101,11 +101,3 @@ def test_rows_of_several_machines_match_by_machine(tmp_path, write, record, end_
 def test_sets_that_cannot_be_compared_are_refused(run, record, before, after, options, message):
     with pytest.raises(UserError, match=message):
         run(*([record(**fields) for fields in rows] for rows in (before, after)), *options.split())
-
-
-@pytest.mark.parametrize(("first", "then", "remarks"), [(0, 0, ["same"]), (1, 0, ["swapped"]), (0, 1, [])])
-def test_equal_files_and_swapped_arguments_are_remarked(run, record, first, then, remarks):
-    rows = record(), record(p50=50, machine={"time": "2026-02-02T03:04:05+00:00"})
-    _, out = run([rows[first]], [rows[then]])
-    words = {"same": "Both sides have the same records.", "swapped": "was measured later (2026-02-02T03:04:05+00:00)"}
-    assert [name for name, each in words.items() if each in out] == remarks

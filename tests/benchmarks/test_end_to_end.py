@@ -3,12 +3,11 @@
 import json
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import end_to_end, length_penalties
+from benchmarks import end_to_end
 from benchmarks.__main__ import main
 from benchmarks.cases import synthetic
 from benchmarks.measure import records
@@ -169,19 +168,3 @@ def test_the_preset_of_the_speedrun_leaves_time_for_the_other_steps():
     assert 0 < training["max_minutes"] <= end_to_end.CORPORA[FAST].goal[1] - others - 10 / 60
     assert training["schedule"] == "cosine-minutes"  # the rate is 0 at the end, on any machine
     assert training["valid_interval_updates"] == 0
-
-
-def test_the_seconds_of_a_length_penalty_are_those_of_the_search_without_its_score(monkeypatch):
-    now = [0.0]
-
-    def passes(seconds, result):
-        now[0] += seconds
-        return result
-
-    copier = SimpleNamespace(translate=lambda sources: passes(2.0, list(sources)))
-    monkeypatch.setattr(length_penalties, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(length_penalties, "Translator", SimpleNamespace(from_directory=lambda *_, **__: copier))
-    monkeypatch.setattr(length_penalties, "BEAMS", (1,))
-    monkeypatch.setattr(length_penalties, "bleu", lambda *_, **__: passes(5.0, SimpleNamespace(value=1.0)))
-    (row,) = length_penalties.measured(Path(), ["a b"], ["a b"])
-    assert row["seconds"] == 2.0

@@ -3,8 +3,6 @@
 The form of pages, index and blocks is held by the kept ones: a change makes them differ from the records.
 """
 
-import csv
-import io
 import re
 
 import pytest
@@ -32,7 +30,7 @@ def test_stale_files_are_named(tmp_path, monkeypatch, capsys):
     entries = load(RESULTS)
     pictures.save(tmp_path / "roofline.png", *pictures.roofline(entries))
     pictures.save(tmp_path / "training.png", *pictures.roofline(entries))
-    assert report.main(["--check"]) == 1
+    assert main(["check"]) == 1
     out = capsys.readouterr().out
     for name in ("README.md", "report/nvidia-h200.md", "report/nvidia-h200.png", "training.png", "host-time.png"):
         assert f"{tmp_path / name} differs from the records" in out
@@ -97,17 +95,6 @@ def test_a_page_has_a_line_per_case_what_is_doubtful_and_why_rows_have_no_time(f
         "| `--preset demo` | abababa with changes of 2026-11-20; other jobs ran | 1,000 | 4.0 |",
     ):
         assert words in text
-
-
-def test_all_rows_can_be_printed_as_csv(folder, tmp_path, capsys):
-    assert report.main(["--results", str(folder), "--all", "--out", str(tmp_path / "out")]) == 0
-    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(line["file"], line["time_us.p50"]) for line in lines[:2]] == [
-        ("kernels-cpu.jsonl", "100.0"),
-        ("kernels-cpu.jsonl", "200.0"),
-    ]
-    assert len(lines) == 7
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@
 The PTX of every launch and the machine code of every ptxas are executed on the same memory, with a line each in the
 file. Cases in float32 run again in TF32, and with ASSEMBLED_TUNED=1 every case runs with every tile that `fasttfm tune`
 may choose. Only PROGRAMS of a launch run, without the checks of `make executed`, so that a case itself may fail for
-lack of the results of the others. A PTX that the file has for an assembler is skipped; with ASSEMBLED_ONCE=1 also any
-other PTX of the same kernel, tile, head size and dtype.
+lack of the results of the others. A PTX that the file has for an assembler is skipped.
 """
 
 import contextlib
 import functools
 import gc
+import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,18 @@ from fasttfm.kernels.proof.compile_case import DTYPES
 from ptx_check import Unsupported
 from ptx_check.machine import Machine
 from ptx_check.machine_code.compared import MachineCode, Outcome, version
-from tests.executed.unchanged import bound, code_of, digest
 
 CHIP = "sm_90"
 PROGRAMS = 4
 """The first and the last program of a launch, and two others."""
+_FOR_DEBUGGERS = re.compile(r"\.loc|\.file|\$L__(tmp|func)\w*:")
+
+
+def key_of(ptx: str) -> str:
+    """Digest of PTX without debug information and comments."""
+    lines = (re.sub(r"//.*", "", line).strip() for line in ptx.partition(".section")[0].splitlines())
+    code = "\n".join(line for line in lines if line and not _FOR_DEBUGGERS.match(line))
+    return hashlib.sha256(repr((code,)).encode()).hexdigest()[:16]
 
 
 class Noted(MachineCode):
@@ -63,12 +71,11 @@ class Noted(MachineCode):
 class Assembled:
     """The plugin."""
 
-    def __init__(self, file: Path, assemblers: list[str], *, tuned: bool, once: bool) -> None:
-        self.file, self.tuned, self.once = file, tuned, once
+    def __init__(self, file: Path, assemblers: list[str], *, tuned: bool) -> None:
+        self.file, self.tuned = file, tuned
         self.assemblers = {version(path): path for path in assemblers}
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         self.done = {(line["ptx"], line["assembler"]) for line in lines if "ptx" in line}
-        self.tiles = {(*by_tile(line), width_of(line["constants"])) for line in lines if "ptx" in line}
         self.taken = {(line["choice"], line["answer"]) for line in lines if "choice" in line}
         self.case = self.choice = ""
 
@@ -80,22 +87,14 @@ class Assembled:
         _, source, metadata, ptx, _ = given
         if machine.chip.name != CHIP:
             return really(machine, *given)
-        key = digest(code_of(ptx))
+        key = key_of(ptx)
         about = {"ptx": key, **described(source, metadata), "case": self.case, "choice_made": self.choice}
-
-        def tile(assembler: str) -> tuple:
-            return *by_tile({**about, "assembler": assembler}), width_of(about["constants"])
-
-        def known(assembler: str) -> bool:
-            return (key, assembler) in self.done or (self.once and tile(assembler) in self.tiles)
 
         def note(assembler: str, **outcome: Any) -> None:
             self.done.add((key, assembler))
-            self.tiles.add(tile(assembler))
             self.note(**about, assembler=assembler, **outcome)
 
-        left = [path for name, path in self.assemblers.items() if not known(name)]
-
+        left = [path for name, path in self.assemblers.items() if (key, name) not in self.done]
         machine.machine_code = Noted(left, note) if left else None
         try:
             return really(machine, *given)
@@ -183,11 +182,13 @@ def named(function: Any, constants: Mapping[str, Any], kinds: Iterable[Any], war
 @pytest.hookimpl
 def pytest_configure(config: pytest.Config) -> None:
     paths = os.environ["ASSEMBLERS"].split(":")
-    tuned, once = (os.environ.get(f"ASSEMBLED_{name}") == "1" for name in ("TUNED", "ONCE"))
-    plugin = Assembled(Path(os.environ["ASSEMBLED"]), paths, tuned=tuned, once=once)
+    plugin = Assembled(Path(os.environ["ASSEMBLED"]), paths, tuned=os.environ.get("ASSEMBLED_TUNED") == "1")
     config.pluginmanager.register(plugin)
     sampled = functools.partial(ptx_check.executed, checks=False, programs=PROGRAMS)
-    execute = bound(plugin.execute)
+
+    def execute(machine: Machine, *given: Any) -> None:
+        plugin.execute(machine, *given)
+
     for patch in (mock.patch.object(ptx_check, "executed", sampled), mock.patch.object(Machine, "execute", execute)):
         patch.start()
         config.add_cleanup(patch.stop)

@@ -1,10 +1,8 @@
 """The machine code of every kernel on sm_90, by each assembler, executed on a CPU and compared with the PTX.
 
     python -m tests.executed.machine_code                        every launch of the cases of tests/executed
-    python -m tests.executed.machine_code --once                 one variant of each tile, dtype and head size
     python -m tests.executed.machine_code --tuned                also each tile that `fasttfm tune` may choose
     python -m tests.executed.machine_code --ptxas FILE -k bf16   an additional assembler; only some cases
-    python -m tests.executed.machine_code --found                record earlier results without running
 
 Writes a line per kernel, tile, dtype and assembler to benchmarks/results/machine-code.jsonl, and the table of
 docs/assemblers.md. An interrupted run can be resumed. Exit status 1 if machine code is wrong.
@@ -126,22 +124,18 @@ def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.executed.machine_code", __doc__)
     parser.add_argument("--ptxas", action="append", default=[], metavar="FILE", help="an additional assembler")
-    parser.add_argument("--once", action="store_true", help="one variant of each tile, dtype and head size")
     parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may choose")
     parser.add_argument("-k", dest="cases", metavar="WORDS", help="only cases that match this expression of pytest -k")
-    parser.add_argument("--found", action="store_true", help="run nothing, record earlier results")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     args = parser.parse_args(argv)
     file = found_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    if not args.found:
-        chosen = "(sm_90 or hopper) and not mutation" + (f" and ({args.cases})" if args.cases else "")
-        paths = {**assemblers(), **{version(path): path for path in args.ptxas}}
-        variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
-                     "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned)),
-                     "ASSEMBLED_ONCE": str(int(args.once))}  # fmt: skip
-        words = ["-p", "tests.executed.assembled", "-o", "timeout=0", "-m", "executed or not executed", "-k", chosen]
-        run_tests([*words, *TESTS], args.workers, variables)
+    chosen = "(sm_90 or hopper) and not mutation" + (f" and ({args.cases})" if args.cases else "")
+    paths = {**assemblers(), **{version(path): path for path in args.ptxas}}
+    variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
+                 "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned))}  # fmt: skip
+    words = ["-p", "tests.executed.assembled", "-o", "timeout=0", "-m", "executed or not executed", "-k", chosen]
+    run_tests([*words, *TESTS], args.workers, variables)
     lines = lines_of(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
     about = machine.describe()
     made = [{"benchmark": "machine_code", **line, "machine": about} for line in lines]

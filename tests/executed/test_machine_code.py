@@ -8,7 +8,7 @@ import torch
 from executing import CPU, solve
 from gpu.problems import _attention, _feed_forward, _norms
 
-from benchmarks.measure.records import read
+from benchmarks.measure.records import RESULTS, read
 from fasttfm.functional import backend
 from fasttfm.kernels import choices
 from fasttfm.kernels.chip import CHIPS
@@ -105,3 +105,9 @@ def test_the_command_writes_a_record_and_resumes(tmp_path, monkeypatch):
     before = (tmp_path / "found.jsonl").read_text()
     assert machine_code.main(words) == 0
     assert (tmp_path / "found.jsonl").read_text() == before
+
+
+def test_the_page_has_the_table_of_the_record():
+    page = machine_code.PAGE.read_text(encoding="utf-8")
+    between = page.partition(machine_code.BEGIN)[2].partition(machine_code.END)[0].strip()
+    assert between == machine_code.section(read(RESULTS / "machine-code.jsonl"))

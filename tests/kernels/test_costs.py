@@ -6,11 +6,10 @@ from unittest import mock
 
 import pytest
 import torch
-from search_step import a_step, attend
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
-from fasttfm.kernels import cross_entropy, search
+from fasttfm.kernels import cross_entropy
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.launch_log import LaunchLog
 
@@ -122,7 +121,7 @@ def test_rows(dropout):
     # not in the model: weight and bias, once per program
     assert_as_modelled(costs.residual_layer_norm(rows, width, 4, dropout=dropout), lambda: run(*inputs), 1.3)
     # not in the model: weight, and the partial sums of its gradient, which do not depend on the number of rows
-    cost = costs.residual_layer_norm_backward(rows, width, 4, stream=False, dropout=dropout)
+    cost = costs.residual_layer_norm_backward(rows, width, 4, dropout=dropout)
     assert_as_modelled(cost, gradients(run, *inputs), 2)
     if not dropout:
         assert_as_modelled(costs.layer_norm(rows, width, 4), lambda: F.layer_norm(inputs[0], *inputs[2:]), 1.6)
@@ -158,38 +157,8 @@ def test_attention_over_long_rows():
 
 
 @through_the_interpreter
-def test_attention_of_a_beam_search_step():
-    heads, step = 2, a_step([35, 0, 7], width=32)
-    with traffic() as seen:
-        attend(*step, heads=heads)
-    past = step[3].repeat_interleave(3).tolist()
-    cost = costs.attention_over_ancestors(past, heads, 32, 4)
-    # not in the model: places for every head, and the position of each program
-    assert seen["bytes"] == cost.bytes + 8 * (heads - 1) * sum(past) + 8 * heads * len(past)
-    assert seen["launches"] == cost.launches
-
-
-@through_the_interpreter
 def test_cross_entropy_that_leaves_its_gradient_in_the_logits():
     target = torch.arange(8)
     options = {"label_smoothing": 0.0, "ignore_index": -100, "overwrite": True}
     launch = cross_entropy.Forward(logits := tensor(8, 1024), target, **options)
     assert_as_modelled(costs.cross_entropy(8, 1024, 4), lambda: launch(logits, target), 1.02)
-
-
-@through_the_interpreter
-def test_selection_in_a_beam_search_step():
-    sizes = search.Sizes(S=2, K=2, N=2, T=9, Q=2, V=3000)
-    shares = search.new_shares(sizes, torch.device("cpu"))
-    long, single = {name: torch.zeros(64, dtype=torch.int64) for name in search.Memory._fields}, torch.zeros(64)
-    memory = search.Memory(**long | {name: single.clone() for name in long if "score" in name})._replace(
-        sentence=torch.tensor([0, 1]), divisors=torch.ones(64), found_log_probabilities=single.clone()
-    )
-    logits, refused = torch.randn(4, 3000), torch.zeros(3000, dtype=torch.bool)
-
-    def run():
-        search.Likeliest(logits, refused, sizes, 3)(memory, logits, refused, None, shares)
-        search.Choose(sizes, shares, 3)(memory, shares)
-
-    # refused tokens, once per row
-    assert_as_modelled(costs.search_step(4, 3000, *shares.logits.shape[1:], 4), run, 1.3)

@@ -19,7 +19,7 @@ from fasttfm.errors import UserError
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger import Resources, bandwidth, record, search, work
+from fasttfm.kernels.proof.ledger import Resources, record, search, work
 from fasttfm.kernels.proof.ledger import __main__ as ledger_main
 from fasttfm.kernels.proof.ledger.__main__ import main
 from ptx_check.ledger.count import Count, Usage
@@ -173,19 +173,6 @@ def test_cases_that_grew_by_more_than_three_percent_since_a_record_are_named(tmp
     assert record.against(file, [(SM_80, other_tile, counted(factor))])[2] == 1
 
 
-def test_row_kernels_are_compared_with_the_bandwidth():
-    shares = bandwidth.shares([("sm_90", "layer_norm.forward/residual+dropout/N512/4x512w4s1", "bf16", 38.0)])
-    (share,) = [each for each in shares if each.product.name == "H200"]
-    # 4 tensors of 2 bytes, a warp of 32: 256 bytes at 4,800 GB/s over 132 * 4 schedulers of 1.83 GHz
-    assert share.leaves == pytest.approx(256 / (4800 / 1.83 / 528), rel=1e-3)
-    assert share.share == pytest.approx(38 / share.leaves)
-    assert bandwidth.bytes_moved("attention.forward/causal/D64/128x64w4s3", "bf16") is None
-    for case in {case.name.split("/")[0]: case for _, case in matrix.enumerate_cases([SM_90])}.values():
-        moves_rows = bandwidth.bytes_moved(case.name, case.dtype) is not None
-        waits = case.name.startswith(("attention", "search"))  # bound by products, or by synchronization
-        assert case.matrix_product or waits or moves_rows, case.name
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -194,7 +181,7 @@ def test_row_kernels_are_compared_with_the_bandwidth():
         (["--match", "("], "is not a regular expression"),
         (["--against", "/no/such"], "there is no file /no/such"),
         (["--workers", "0"], "--workers 0: must be at least 1"),
-        (["--bytes", "--search", "attention.forward"], "exclude each other"),
+        (["--record", "x", "--search", "attention.forward"], "exclude each other"),
         (["--record", "/no/such/folder/file"], "a file in an existing folder"),
         (["--kernels", "rotary", "--match", "nothing", "--chips", "sm_80"], "matches 'nothing'"),
     ],

@@ -3,13 +3,12 @@
     python -m tests.peer_tests --flash-attention DIR --liger DIR
 
 DIR is a checkout of the project; projects without one are skipped with a message. fasttfm replaces the project
-(stand_ins/), devices in the tests become the CPU, and a sample of the cases is drawn by --seed. PyTorch's inputs are
+(stand_ins/), devices in the tests become the CPU, and a fixed sample of the cases is drawn. PyTorch's inputs are
 those of the installed torch (pytorch.py). Every failure, including import errors of test files, must be explained by
 differences.yaml, and every line of it must explain a failure; otherwise the status is 1. Results replace the suite's
 line in benchmarks/results/peer-tests.jsonl.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -29,8 +28,8 @@ from fasttfm.system.machine import version
 from fasttfm.system.parsing import parse_json
 from tests.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 
-REVIEWED = (8, 0)
-"""Sample size and seed for which the list of differences was reviewed."""
+SAMPLE = {"sample": 8, "seed": 0}
+"""Cases of one test function, and the seed that draws them: the list of differences was reviewed for these."""
 
 
 def why_not(suite: Suite, folder: Path | None) -> str:
@@ -55,11 +54,11 @@ def copied(suite: Suite, folder: Path, to: Path) -> list[str]:
     return list(suite.files)
 
 
-def results(suite: Suite, folder: Path, sample: int, seed: int) -> list[dict[str, Any]]:
+def results(suite: Suite, folder: Path) -> list[dict[str, Any]]:
     """Run a suite's tests in a new process. Raises UserError if pytest itself fails."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.jsonl"
-        given = {"suite": suite.name, "folder": str(folder.resolve()), "sample": sample, "seed": seed}
+        given = {"suite": suite.name, "folder": str(folder.resolve()), **SAMPLE}
         files = copied(suite, folder, Path(place))
         words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.peer_tests.plugin", "-p", "no:cacheprovider"]
         words += ["-p", "no:benchmark", "-c", os.devnull, "--rootdir", place, "--tb=line", "-W", "ignore"]
@@ -96,13 +95,12 @@ def shown(name: str, verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def record_of(name: str, verdict: Verdict, args: argparse.Namespace, began: float, **fields: Any) -> dict[str, Any]:
+def record_of(name: str, verdict: Verdict, began: float, **fields: Any) -> dict[str, Any]:
     """Return the record of a suite."""
     return {
         "suite": name,
         **fields,
-        "sample": args.sample,
-        "seed": args.seed,
+        **SAMPLE,
         "counts": {
             "passed": verdict.passed,
             "refused": dict(verdict.refused),
@@ -115,25 +113,21 @@ def record_of(name: str, verdict: Verdict, args: argparse.Namespace, began: floa
     }
 
 
-def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
+def of_suite(suite: Suite, folder: Path) -> tuple[Verdict, dict[str, Any]]:
     """Run one suite; returns its verdict and record."""
     digest = suite.sources(folder)
     if digest != suite.digest:
         print(f"{suite.name}: these tests are not those of {suite.version}, with which the list was reviewed")
     began = time.perf_counter()
-    verdict = judge(results(suite, folder, args.sample, args.seed), differences(suite.name))
-    if (args.sample, args.seed) != REVIEWED:
-        verdict.stale.clear()  # lines may be unused in another sample
+    verdict = judge(results(suite, folder), differences(suite.name))
     reviewed = suite.version if digest == suite.digest else None
-    return verdict, record_of(suite.name, verdict, args, began, version=reviewed, digest=digest)
+    return verdict, record_of(suite.name, verdict, began, version=reviewed, digest=digest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.peer_tests", __doc__)
     for suite in SUITES:
         parser.add_argument(f"--{suite.name}", type=Path, metavar="DIR", help=f"a checkout of {suite.project}")
-    parser.add_argument("--sample", type=int, default=REVIEWED[0], help="cases of one test function (default: 8)")
-    parser.add_argument("--seed", type=int, default=REVIEWED[1], help="of the sample (default: 0)")
     args = parser.parse_args(argv)
     good = True
 
@@ -145,13 +139,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     began = time.perf_counter()
     verdict = judge(of_pytorch("torch"), differences("pytorch"))
-    settled(verdict, record_of("pytorch", verdict, args, began, version=version("torch"), digest=version("torch")))
+    settled(verdict, record_of("pytorch", verdict, began, version=version("torch"), digest=version("torch")))
     for suite in SUITES:
         folder = getattr(args, suite.name.replace("-", "_"))
         if reason := why_not(suite, folder):
             print(f"{suite.name}: not run: {reason}", flush=True)
         else:
-            settled(*of_suite(suite, folder, args))
+            settled(*of_suite(suite, folder))
     return 0 if good else 1
 
 

@@ -4,7 +4,6 @@
     ledger --record benchmarks/results/ledger.jsonl  count and record these cases
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
     ledger --search attention.forward --chips sm_80  tiles of a case, best first
-    ledger --bytes                                   row kernels compared with the bandwidth, from the budgets
 
 ledger stands for python -m fasttfm.kernels.proof.ledger; `ptx-check ledger` counts other people's kernels.
 docs/ledger.md explains the counts.
@@ -19,22 +18,19 @@ from pathlib import Path
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger import bandwidth, record, report, search
+from fasttfm.kernels.proof.ledger import record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
-
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     named = _among(parser, "chip", args.chips, CHIPS)
-    _among(parser, "dtype", args.dtypes, DTYPES)
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
             parser.error(f"no kernel file starts with {begin}: choose from {', '.join(matrix.families())}")
-    if sum(map(bool, (args.search, args.bytes, args.record, args.against))) > 1:
-        parser.error("--search, --bytes, --record and --against exclude each other")
+    if sum(map(bool, (args.search, args.record, args.against))) > 1:
+        parser.error("--search, --record and --against exclude each other")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers {args.workers}: must be at least 1")
     try:
@@ -45,9 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no file {args.against}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
         parser.error(f"--record {args.record}: must be a file in an existing folder")
-    if args.bytes:
-        print(bandwidth.table())
-        return 0
     return _search(args, named) if args.search else _cases(parser, args, named)
 
 
@@ -70,14 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--kernels", default="", help="comma-separated prefixes of kernel files (default: all)")
     parser.add_argument("--chips", default="", help="comma-separated (default: all)")
-    parser.add_argument("--dtypes", default="", help=f"comma-separated, of {', '.join(DTYPES)} (default: all)")
-    parser.add_argument("--match", default="", help="only cases whose name matches this regular expression")
+    parser.add_argument("--match", default="", help="only cases whose name and dtype match this regular expression")
     parser.add_argument(
         "--search",
         metavar="FAMILY",
         help="such as attention.forward: every tile of its first case, or of each case of --match",
     )
-    parser.add_argument("--bytes", action="store_true", help="row kernels: cycles compared with the bandwidth's")
     parser.add_argument("--record", type=Path, metavar="FILE", help="record the counts as JSON, one line per chip")
     parser.add_argument("--against", type=Path, metavar="FILE", help="list the cases that have grown since this record")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one per core)")
@@ -90,21 +81,16 @@ def _failed(message: str) -> int:
 
 
 def _listed(args: argparse.Namespace, named: Sequence[str], kernels: str) -> dict[matrix.Task, CompileCase]:
-    chips = [CHIPS[name] for name in named or CHIPS]
-    dtypes = _names(args.dtypes)
-    return {
-        task: case
-        for task, case in matrix.enumerate_cases(chips, _names(kernels))
-        if (not dtypes or case.dtype in dtypes) and args.match.search(case.name)
-    }
+    listed = matrix.enumerate_cases([CHIPS[name] for name in named or CHIPS], _names(kernels))
+    return {task: case for task, case in listed if args.match.search(f"{case.name} {case.dtype}")}
 
 
 def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Sequence[str]) -> int:
     cases = _listed(args, named, args.kernels)
     if not cases:
-        parser.error(f"no case of these kernels, chips and dtypes matches {args.match.pattern!r}")
+        parser.error(f"no case of these kernels and chips matches {args.match.pattern!r}")
     if args.record:
-        return _record(args.record, cases, args.workers, some=bool(args.kernels or args.dtypes or args.match.pattern))
+        return _record(args.record, cases, args.workers, some=bool(args.kernels or args.match.pattern))
     rows = _rows(cases, args.workers)
     if args.against:
         try:
@@ -147,7 +133,7 @@ def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int |
 def _search(args: argparse.Namespace, named: Sequence[str]) -> int:
     cases = _listed(args, named, args.search)
     if not cases:
-        return _failed(f"no case of {args.search}, these chips and dtypes matches {args.match.pattern!r}")
+        return _failed(f"no case of {args.search} and these chips matches {args.match.pattern!r}")
     chosen: dict[tuple[str, str], tuple[matrix.Task, CompileCase]] = {}
     for task, case in cases.items():
         chosen.setdefault((task.chip, case.name + case.dtype if args.match.pattern else ""), (task, case))

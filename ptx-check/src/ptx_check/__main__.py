@@ -37,9 +37,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the findings to FILE: .txt, .json or .sarif")
     parser.add_argument("--programs", type=int, metavar="N", help="execute a sample of N programs per launch")
     parser.add_argument(
-        "--no-checks", action="store_true", help="skip the checks for races and unwritten memory; faster"
-    )
-    parser.add_argument(
         "--machine-code", action="store_true", help="execute the machine code too and compare it with the PTX (sm_90)"
     )
     parser.add_argument(
@@ -82,7 +79,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         parser.error(f"--programs {args.programs}: must be at least 1")
     if not args.script.is_file():
         parser.error(f"{args.script} is not a file")
-    options: dict[str, Any] = {"checks": not args.no_checks, "programs": args.programs}
+    options: dict[str, Any] = {"programs": args.programs}
     if args.machine_code:
         if chips != ["sm_90"]:
             parser.error(f"--machine-code is for --chips sm_90, not for {args.chips}")

@@ -1,6 +1,6 @@
 """Table of the instructions that each chip has and the machine executes, as in docs/ptx.md:
 
-    python -m ptx_check.support
+    ptx-check --table
 
 Each family is represented by one instruction and the first chip that has it; tests verify both with the assembler.
 Source: NVIDIA, "PTX ISA", the target notes of chapter 9.7.
@@ -81,7 +81,3 @@ def table() -> str:
     lines = [f"| | {' | '.join(CHIPS)} |", f"|---|{'---|' * len(CHIPS)}"]
     lines += [f"| {family.name} | {' | '.join(family.on(chip) for chip in CHIPS)} |" for family in FAMILIES]
     return "\n".join(line.replace("|  |", "| |").replace("|  |", "| |") for line in lines)
-
-
-if __name__ == "__main__":
-    print(table())
