@@ -243,7 +243,3 @@ def _fail(name: str | None, arguments: list[str], message: str, status: int = EX
     with suppress(OSError):  # stderr may be a full disk or a closed terminal; the status still reports the failure
         print(f"{_full_name(name, arguments)}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

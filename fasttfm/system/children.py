@@ -58,11 +58,14 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 def end_with_parent() -> None:
     """Receive SIGTERM, which saves state and ends the process, when the parent is killed; Linux only.
 
-    For a process with child_environment(), or one of multiprocessing.
+    For a process with child_environment(), one of multiprocessing, or a rank of torchrun: a launcher that is stopped
+    while it starts a rank does not know it, and the rank would wait for the others.
     """
     starter = multiprocessing.parent_process()
     # popped, so that this process's own children do not end themselves
     parent = os.environ.pop(PARENT, "") if starter is None else str(starter.pid)
+    if not parent and "TORCHELASTIC_RUN_ID" in os.environ:
+        parent = str(os.getppid())
     if sys.platform == "linux" and parent.isdecimal():
         terminate_on_parent_death()
         if os.getppid() != int(parent):  # it was killed before

@@ -140,7 +140,7 @@ def test_output_that_a_full_disk_does_not_take_is_one_line(words, buffered, monk
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_what_python_writes_at_its_end_is_no_second_complaint():
-    words = [sys.executable, "-m", "fasttfm.cli.main", "train"]
+    words = [sys.executable, "-m", "fasttfm", "train"]
     with open("/dev/full", "w") as full:
         options = {"stderr": subprocess.PIPE, "text": True, "env": {**os.environ, "PYTHONUNBUFFERED": ""}}
         done = subprocess.run([*words, "--dump-config"], stdout=full, **options)

@@ -1,9 +1,11 @@
 """A signal at any moment of the rendezvous ends all ranks, even those that wait in C++."""
 
 import contextlib
+import json
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -86,6 +88,29 @@ def living_in(folder):
             if (process / "cwd").readlink() == folder and is_alive(int(process.name)):
                 processes.append(int(process.name))
     return processes
+
+
+LAUNCHES = """
+import json, os, subprocess, sys, time
+subprocess.Popen(json.loads(sys.argv[1]), env={**os.environ, "TORCHELASTIC_RUN_ID": "run"})
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_waits_for_others_ends_with_a_launcher_that_is_killed(tiny_data, tmp_path):
+    port = free_port()
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "0"}
+    words = [sys.executable, "-c", LAUNCHES, json.dumps(train_command(tiny_data, tmp_path / "M"))]
+    launcher = start(words, env={**os.environ, **address}, cwd=tmp_path, start_new_session=True)
+
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex(("localhost", port)) == 0
+
+    wait_until(listens)
+    launcher.kill()
+    launcher.communicate(timeout=PATIENCE)  # the rank has its pipes too
+    wait_until(lambda: not living_in(tmp_path))
 
 
 LONG = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0}

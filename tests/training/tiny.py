@@ -19,7 +19,7 @@ TINY = {
 def train_command(data: Path, out: Path, **changes: object) -> list[str]:
     """The `fasttfm train` command line of the tiny recipe."""
     words = ["train", "--device", "cpu", "--data", str(data), "--out", str(out)]
-    command = [sys.executable, "-m", "fasttfm.cli.main", *words]
+    command = [sys.executable, "-m", "fasttfm", *words]
     for name, value in {**TINY, **changes}.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
