@@ -43,6 +43,8 @@ LARGEST = 60 << 20
 """Largest size of the archive in bytes."""
 _LIMIT = 7_200.0
 """Time limit for compiling the kernels of a question, in seconds."""
+CASES = {"FASTTFM_TESTS": "all"}
+"""Environment of questions that run tests: every case, where `make test` runs a part."""
 _INTERVAL = 0.2
 """Seconds between two checks of the running commands."""
 _DROPPED = (
@@ -149,7 +151,7 @@ class _Compilation:
         self._words = self._words.replace("{results}", str(self._discarded))
         line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *self._words.split()]
         variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(self._discarded)}
-        environment = {**os.environ, **variables}
+        environment = {**os.environ, **CASES, **variables}
         environment.pop("TRITON_INTERPRET", None)
         self.process = command.start_limited(line, _LIMIT, environment, folder / f"{question.name}.log")
 
