@@ -15,6 +15,7 @@ Python has another.
 
 import argparse
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -52,6 +53,8 @@ _DROPPED = (
     "instrumentation/",
 )  # fmt: skip
 """Parts of Triton that NVIDIA devices before Blackwell do not need."""
+_FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]
+"""Compression of the archive, of which most is Triton's library, 176 MB of code for x86."""
 _KEY = """
 
 def triton_key():  # kernels were compiled by this version with another Python's build
@@ -207,7 +210,7 @@ def _pack(folder: Path) -> int:
     archive = folder / ARCHIVE
     archive.unlink(missing_ok=True)
     partial = archive.with_suffix(".part")
-    with tarfile.open(partial, "w:xz", preset=6) as tar:
+    with lzma.open(partial, "w", filters=_FILTERS) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and path.name != "wheels":
                 tar.add(path, path.name)

@@ -329,6 +329,18 @@ def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_
     assert "error: 1 kernels were not prepared: _late-KEY\n" in capsys.readouterr().out
 
 
+def test_an_archive_has_all_folders_but_the_wheels(tmp_path):
+    for name in ("kernels", "mine", "wheels"):
+        (tmp_path / "made" / name).mkdir(parents=True)
+        (tmp_path / "made" / name / "file").write_text(name)
+    assert prepare._pack(tmp_path / "made") == (tmp_path / "made" / prepare.ARCHIVE).stat().st_size
+    subprocess.run(["tar", "xf", tmp_path / "made" / prepare.ARCHIVE, "-C", tmp_path], check=True)
+    assert {path.parent.name: path.read_text() for path in tmp_path.glob("*/file")} == {
+        "kernels": "kernels",
+        "mine": "mine",
+    }
+
+
 def test_only_a_dry_run_needs_no_device(capsys):
     with pytest.raises(UserError, match="needs a CUDA or ROCm device"):
         run.main(["--seconds", "5"])
