@@ -93,7 +93,7 @@ def _rows(setting: Setting) -> list[Case]:
                 result.append(residual_layer_norm(rows, N, dropout, _kept(passes, dropout), setting))
             for dropout in (0.0, 0.1):
                 result.append(feed_forward(rows, N, dropout, _kept(passes, dropout), setting))
-            result.append(feed_forward(rows, N, 0.1, _kept(passes, 0.1), setting, "gelu"))
+            result += [feed_forward(rows, N, 0.1, _kept(passes, 0.1), setting, each) for each in ("gelu", "silu")]
         result += [linear_cross_entropy(few, N, V, smoothing, setting) for smoothing in (0.1, 0.0)]
     for passes in PASSES:
         result.append(cross_entropy(few, V, passes, setting))

@@ -49,9 +49,9 @@ def words(question: Question, results: Path, prepared: Path | None) -> list[str]
 
 
 def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
-    """Environment of a question's process: this checkout, the prepared kernels, tuning results from `cache` only."""
+    """Environment of a question: this checkout, prepared kernels, every test case, tuning results from `cache` only."""
     path = [*map(str, SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    result = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
+    result = {**os.environ, **prepare.CASES, "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
     if prepared is not None:
         result["TRITON_CACHE_DIR"] = str(prepared / "kernels")
     return result

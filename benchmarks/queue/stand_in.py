@@ -9,6 +9,7 @@ tests, whose failures are meaningless, too.
 """
 
 import contextlib
+import mmap
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +19,11 @@ from unittest import mock
 import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from triton.backends.nvidia.compiler import CUDABackend
 
 from benchmarks import __main__ as program
+from benchmarks.measure import numerics
 from benchmarks.measure.harness import Trial
 from benchmarks.measure.providers import CUDA_GRAPH, OURS, Absent
 from fasttfm.functional import tuning
@@ -32,8 +36,8 @@ from ptx_check.ledger.collect import Compiling
 
 _PRODUCTS = {"_addmm_activation", "addmm", "addmm_", "baddbmm", "bmm", "mm"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_LARGE = 1 << 20
-"""Products with more elements are zeros, which touch no memory, instead of random numbers."""
+_LARGE = 1 << 18
+"""Floating-point tensors with as many elements are zeros that occupy no memory, whatever is computed or written."""
 
 
 def key() -> str:
@@ -46,17 +50,45 @@ class _NoProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        name = func.overloadpacket.__name__ if func.namespace == "aten" else ""
-        if name in _EMPTY:  # outputs of kernels are 0: a search stops at undefined numbers
-            result = func(*args, **kwargs)
-            return torch.zeros_like(result) if result.numel() > _LARGE else result.zero_()
-        if name not in _PRODUCTS:
+        if func.namespace != "aten":
             return func(*args, **kwargs)
-        if "out" in kwargs:
-            return kwargs["out"]
-        shape = func(*map(_meta, args), **{name: _meta(value) for name, value in kwargs.items()})
-        result = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
-        return torch.zeros_like(result) if result.numel() > _LARGE else result.normal_()
+        name, schema = func.overloadpacket.__name__, func._schema
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if schema.is_mutable and torch.Tag.inplace_view not in func.tags:
+            written = kwargs.get("out", args[0] if args else None)
+            if name in _PRODUCTS or any(map(_large, tree_leaves(written))):
+                return written if schema.returns else None
+        elif name in _PRODUCTS or ((not given or any(map(_large, given))) and not _is_view(schema)):
+            shapes = _shapes(func, args, kwargs)
+            if isinstance(shapes, torch.Tensor) and _large(shapes):
+                return _untouched(shapes)
+            if name in _PRODUCTS:
+                return torch.empty_strided(shapes.shape, shapes.stride(), dtype=shapes.dtype).normal_()
+        result = func(*args, **kwargs)
+        return result.zero_() if name in _EMPTY else result  # kernels' outputs: a search stops at undefined numbers
+
+
+def _large(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() >= _LARGE
+
+
+def _is_view(schema: Any) -> bool:
+    return any(returned.alias_info is not None for returned in schema.returns)
+
+
+def _shapes(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Result on the meta device; None if it depends on values."""
+    try:
+        device = {"device": "meta"} if any(each.name == "device" for each in func._schema.arguments) else {}
+        return func(*tree_map(_meta, args), **{**tree_map(_meta, kwargs), **device})
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _untouched(shape: torch.Tensor) -> torch.Tensor:
+    """Zeros with this shape, strides and dtype whose pages exist once they are written."""
+    pages = mmap.mmap(-1, shape.untyped_storage().nbytes(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=shape.dtype).as_strided(shape.shape, shape.stride())
 
 
 def _once(providers: Mapping[str, Callable[[], Any]], *_: Any, **__: Any) -> dict[str, float | str]:
@@ -80,9 +112,16 @@ def _step_that_ends(engine: Engine, step: Callable[[Engine], None] = Engine.step
     state.found_ends.zero_()
 
 
+def _without_line_info(backend: Any, *args: Any, make: Callable[..., bytes] = CUDABackend.make_cubin) -> bytes:
+    """The same machine code without debug sections, which are most of a kernel: the archive is two fifths as large."""
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True
+        return make(backend, *args)
+
+
 def _meta(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return value
+        return None if isinstance(value, torch.Generator) else value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
@@ -95,10 +134,12 @@ def standing_in(chip: str) -> Iterator[None]:
     with (
         patch(driver, "_active", Compiling(chip)),
         patch(cache, "triton_key", key),
+        patch(CUDABackend, "make_cubin", _without_line_info),
         patch(torch.cuda, "_sleep"),
         patch(torch.cuda, "get_rng_state", return_value=torch.get_rng_state()),
         patch(torch.cuda, "set_rng_state"),
         patch(tuning, "measure", _once),
+        patch(numerics, "refuse_flattering_inputs"),
         patch(Graphs, "captures", False),
         patch(Engine, "step", _step_that_ends),
         Answers(CHIPS[chip]),

@@ -53,8 +53,8 @@ def test_the_kernels_have_all_operators_forms_and_passes(level):
     results = kernels.cases(dataclasses.replace(SMOKE, level=level))
     assert {case.name for case in results} - FUSED == {
         "LayerNorm", "attention", "attention weights", "cross attention", "cross entropy", "embedding",
-        "feed-forward", "feed-forward gelu", "packed attention", "residual + dropout + LayerNorm",
-        "scored attention",
+        "feed-forward", "feed-forward gelu", "feed-forward silu", "packed attention",
+        "residual + dropout + LayerNorm", "scored attention",
     }  # fmt: skip
     attention = [case.shape for case in results if case.name == "attention"]
     masks = {"none", "causal", "lengths", "lengths+causal", "bool", "additive"}

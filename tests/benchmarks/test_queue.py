@@ -286,7 +286,10 @@ def test_kernels_are_prepared_on_all_cores_and_an_interrupted_preparation_ends_i
 
 
 PROGRAM = """
+import resource
+
 import torch
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from fasttfm import functional as F
 
 x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -294,6 +297,12 @@ w = torch.ones(64, device="cuda", dtype=torch.bfloat16)
 F.layer_norm(x, w, w).sum().backward()
 y = F.layer_norm(x, w, w) @ torch.ones(64, 5, device="cuda", dtype=torch.bfloat16)
 assert (y.shape, y.is_cuda, y.device.type, torch.cuda.get_device_capability()) == ((3, 5), True, "cuda", (9, 0))
+assert not get_cache_invalidating_env_vars()  # the keys of kernels depend on them, and a device has none
+
+x = torch.randn(1 << 16, 1 << 10, device="cuda", dtype=torch.float64).mul_(2)  # 512 MiB
+y = torch.nn.functional.linear(x.to(torch.bfloat16), torch.empty(1 << 15, 1 << 10, device="cuda", dtype=torch.bfloat16))
+assert (y.shape, y.stride(), y.dtype) == ((1 << 16, 1 << 15), (1 << 15, 1), torch.bfloat16)
+assert not y[-1, -1] and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20, "large tensors occupy memory"
 """
 
 
@@ -305,6 +314,7 @@ def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_
     (tmp_path / "a" / "kernels").mkdir(parents=True)
     assert prepare._compile([asked], "sm_90", tmp_path / "a") == [], (tmp_path / "a" / "norm.log").read_text()
     prepare._drop_intermediate(tmp_path / "a" / "kernels")
+    assert not [x for x in (tmp_path / "a" / "kernels").glob("*/*.cubin") if b".debug_line" in x.read_bytes()]
     names = prepare.compiled(tmp_path / "a")
     assert {name.partition("-")[0] for name in names} >= {"_forward", "_backward"}
     (tmp_path / "a").rename(tmp_path / "b")
@@ -317,6 +327,18 @@ def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_
     (record,) = run.run([late], 60, results=tmp_path / "r", prepared=tmp_path / "b")
     assert record["compiled"] == ["_late-KEY"]
     assert "error: 1 kernels were not prepared: _late-KEY\n" in capsys.readouterr().out
+
+
+def test_an_archive_has_all_folders_but_the_wheels(tmp_path):
+    for name in ("kernels", "mine", "wheels"):
+        (tmp_path / "made" / name).mkdir(parents=True)
+        (tmp_path / "made" / name / "file").write_text(name)
+    assert prepare._pack(tmp_path / "made") == (tmp_path / "made" / prepare.ARCHIVE).stat().st_size
+    subprocess.run(["tar", "xf", tmp_path / "made" / prepare.ARCHIVE, "-C", tmp_path], check=True)
+    assert {path.parent.name: path.read_text() for path in tmp_path.glob("*/file")} == {
+        "kernels": "kernels",
+        "mine": "mine",
+    }
 
 
 def test_only_a_dry_run_needs_no_device(capsys):

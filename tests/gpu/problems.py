@@ -319,6 +319,7 @@ PROBLEMS: list[Problem] = [
     _feed_forward(257, 128, 384, 0.1),
     _feed_forward(100, 64, 256, 0.0, "gelu_tanh"),
     _feed_forward(257, 128, 384, 0.1, "gelu"),
+    _feed_forward(257, 128, 384, 0.1, "silu"),
     *_cross_entropy(65, 64, 1000),
     *_cross_entropy(20, 32, 9001),
     _embed(3, 17, 512, 1000, 0.1),
