@@ -28,21 +28,23 @@ FORWARD, BACKWARD = (HOPPER_FORWARD,), (HOPPER_BACKWARD_QUERIES, HOPPER_BACKWARD
 
 @pytest.fixture
 def taking(monkeypatch):
-    """taking(choices, tiles, or triton): a context in which sm_90 computes with these; yields the machine."""
-    chip = dataclasses.replace(CHIPS["sm_90"], processors=PROCESSORS)
-    monkeypatch.setitem(CHIPS, "sm_90", chip)
+    """taking(choices, tiles, or triton): a context in which a chip computes with these; yields the machine."""
+    chips = {name: dataclasses.replace(CHIPS[name], processors=PROCESSORS) for name in ("sm_90", "sm_100")}
+    for name, chip in chips.items():
+        monkeypatch.setitem(CHIPS, name, chip)
 
     @contextlib.contextmanager
-    def take(made, *tiles):
+    def take(made, *tiles, name="sm_90", **options):
         for choice, tile in zip(made, tiles, strict=True):
             answer = tile if tile == "triton" else Tile.parse(tile)
             monkeypatch.setattr(choice, "shipped", lambda *size, answer=answer: answer)
-        choices.keep(chip, {})
-        with executed("sm_90") as machine, backend("triton"):
+        choices.keep(chips[name], {})
+        with executed(name, **options) as machine, backend("triton"):
             yield machine
 
     yield take
-    choices.keep(chip, {})
+    for chip in chips.values():
+        choices.keep(chip, {})
 
 
 def heads(layout, batch, count, rows, width, dtype):
@@ -149,12 +151,18 @@ def assert_as_accurate(ours, plain, exact):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_output_is_as_accurate_as_that_of_the_kernel_of_every_chip(case, taking):
-    given, results = Given(case), []
-    for tile in (given.tiles[0], "triton"):
-        with taking(FORWARD, tile) as machine:
+    given = Given(case)
+    assert_output_as_accurate(given, taking, FORWARD, given.tiles[0])
+
+
+def assert_output_as_accurate(given, taking, choice, tile, **chip):
+    results = []
+    for each in (tile, "triton"):
+        with taking(choice, each, **chip) as machine:
             results.append(once.forward("flash", *given.operands, **given.options))
-        if tile != "triton":
-            assert machine.launches[0].grid[0] == min(-(-given.rows // 128) * given.heads, PROCESSORS)
+        if each != "triton":
+            works = -(-given.rows // Tile.parse(tile).rows) * given.heads
+            assert (machine.launches[0].grid[0], machine.launches[0].threads) == (min(works, PROCESSORS), 384)
     (output, sums), (plain, _) = results
     assert torch.isfinite(output).all()
     assert_as_accurate(output, plain, given.output)
