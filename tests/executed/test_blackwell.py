@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_hopper import CASES, Given, assert_output_as_accurate, taking  # noqa: F401 taking is a fixture
+from long_rows import CASES, Given, assert_output_as_accurate
 
 from fasttfm.kernels.attention import once
 from fasttfm.kernels.tiles.attention import BLACKWELL_FORWARD
@@ -13,7 +13,7 @@ TILES = {64: "256x128w4s2", 128: "256x64w4s3"}
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [case for case, (*_, sizes, _, _) in CASES.items() if sizes[-1] in TILES])
-def test_the_output_is_as_accurate_as_that_of_the_kernel_of_every_chip(case, taking):  # noqa: F811
+def test_the_output_is_as_accurate_as_that_of_the_kernel_of_every_chip(case, taking):
     given = Given(case)
     assert_output_as_accurate(given, taking, (BLACKWELL_FORWARD,), TILES[given.query.shape[-1]], name="sm_100")
 
@@ -32,7 +32,7 @@ PLANTED = {
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", PLANTED)
-def test_what_is_taken_out_is_noticed(fault, taking):  # noqa: F811
+def test_what_is_taken_out_is_noticed(fault, taking):
     given, (pattern, told) = Given("only the diagonal, invisible rows and keys"), PLANTED[fault]
     options = {"rewrite": lambda text: re.sub(pattern, "", text), "raising": False}
     with taking((BLACKWELL_FORWARD,), TILES[64], name="sm_100", **options) as machine:
