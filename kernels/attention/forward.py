@@ -30,7 +30,7 @@ from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import FORWARD, HOPPER_FORWARD
+from fasttfm.kernels.tiles.attention import BLACKWELL_FORWARD, FORWARD, HOPPER_FORWARD
 
 
 @triton.jit
@@ -114,13 +114,17 @@ def _forward(
 
 
 def plan(call: Call, out: Tensor, lse: Tensor) -> Callable[..., None]:
-    """Return the forward pass for one signature: the Gluon kernel if HOPPER_FORWARD selects it, else Forward."""
-    tile = rule.choose(HOPPER_FORWARD, call)
-    if tile is None:
-        return Forward(call, out, lse)
-    from fasttfm.kernels.attention.hopper import forward
+    """Return the forward pass for one signature: a Gluon kernel if the chip's choice selects it, else Forward."""
+    fallback = Forward(call, out, lse)
+    if (tile := rule.choose(HOPPER_FORWARD, call)) is not None:
+        from fasttfm.kernels.attention.hopper import forward
 
-    return rule.Attempt(forward.Forward(call, tile, out, lse), Forward(call, out, lse))
+        return rule.Attempt(forward.Forward(call, tile, out, lse), fallback)
+    if (tile := rule.choose(BLACKWELL_FORWARD, call, chip="sm_100")) is not None:
+        from fasttfm.kernels.attention import blackwell
+
+        return rule.Attempt(blackwell.Forward(call, tile, out, lse), fallback)
+    return fallback
 
 
 class Forward:

@@ -65,10 +65,11 @@ _MOST_SPILLED = {
     **{(chip, "attention.backward.heads"): 320 for chip in ("sm_80", "sm_89", "sm_90", "sm_120")},
     ("sm_90", "attention.hopper.forward"): 40,
     ("sm_90", "attention.hopper.backward.queries"): 24,
+    ("sm_100", "attention.blackwell"): 40,
     ("sm_90", "attention.hopper.backward.keys"): 64,
 }
 """(chip, kernel) -> allowed bytes of spills."""
-_OUTSIDE = ("attention.backward.heads", "attention.hopper")
+_OUTSIDE = ("attention.backward.heads", "attention.hopper", "attention.blackwell")
 """Kernels that may spill only outside of their loops over tiles."""
 
 

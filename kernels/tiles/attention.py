@@ -28,9 +28,9 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
     return [Tile.parse(f"{tile}s{number}") for tile in tiles.split() for number in stages]
 
 
-def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
-    """Return a choice, for calls that hopper/rule.py accepts: a tile of a kernel in attention/hopper, or triton, the
-    kernel for every chip. Not run on a GPU."""
+def _in_gluon(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
+    """Return a choice, for calls that hopper/rule.py accepts: a tile of a kernel in Gluon, or triton, the kernel for
+    every chip. Not run on a GPU."""
     table = Table(
         """
         kind  width  extras  keys | sm_90  *
@@ -38,7 +38,7 @@ def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile |
         """,
         lambda cell: cell if cell == "triton" else Tile.parse(cell),
     )
-    return Choice(f"attention.{name}.hopper", table, alternatives)
+    return Choice(f"attention.{name}", table, alternatives)
 
 
 def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
@@ -47,6 +47,12 @@ def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: i
     if width == 128 and extras == 3:  # a window: with dropout the others spill more than 40 bytes
         return _each("128x64w4", (3,))
     return [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *_each("128x64w4", (2, 3))]
+
+
+def _blackwell_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
+    if width == 64:
+        return _each("256x128w4", (2,))
+    return _each("256x64w4", (2,) * (width == 128 and extras != 3))  # a window with dropout spills in the loop
 
 
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
@@ -152,7 +158,10 @@ LIBRARY = Choice(
 )
 
 # attention/hopper/forward.py. Each of the two consumer warp groups has half of the rows.
-HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
+HOPPER_FORWARD = _in_gluon("forward.hopper", _hopper_alternatives)
+
+# attention/blackwell.py. Each of the two workers has half of the rows, the lanes of tensor memory.
+BLACKWELL_FORWARD = _in_gluon("forward.blackwell", _blackwell_alternatives)
 
 # attention/backward.py, dQ.
 BACKWARD_QUERIES = Choice(
@@ -222,12 +231,12 @@ BACKWARD_KEYS = Choice(
 # attention/hopper/backward_queries.py and backward_keys.py, with 64 queries or 64 keys per warp group. The first needs
 # three stages: a step waits for key tile t + 2 before it releases t. The second spills in its loop for heads of 128
 # with dropout (rule.keys_fit()) and with a window.
-HOPPER_BACKWARD_QUERIES = _hopper(
-    "backward_queries",
+HOPPER_BACKWARD_QUERIES = _in_gluon(
+    "backward_queries.hopper",
     lambda chip, kind, width, *size: _each("128x32w4" if width == 256 else "128x64w4", (3,)),
 )
-HOPPER_BACKWARD_KEYS = _hopper(
-    "backward_keys",
+HOPPER_BACKWARD_KEYS = _in_gluon(
+    "backward_keys.hopper",
     lambda chip, kind, width, extras, keys: _each("64x128w4", (2, 3) if width == 64 else (2,) * (extras not in (1, 3))),
 )
 

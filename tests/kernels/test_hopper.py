@@ -1,4 +1,5 @@
-"""The sm_90 attention kernels without one: calls that they support, tensor maps of heads, schedule of their work."""
+"""The attention kernels of sm_90 and sm_100 without such a chip: calls that they support, tensor maps of heads, and the
+schedule of their work."""
 
 import warnings
 
@@ -8,7 +9,7 @@ import triton
 import triton.language as tl
 
 from fasttfm.kernels import jit, tensor_map
-from fasttfm.kernels.attention import launch
+from fasttfm.kernels.attention import blackwell, launch
 from fasttfm.kernels.attention.hopper import forward, rule
 from fasttfm.kernels.attention.hopper.schedule import NOWHERE, place, turns
 from fasttfm.kernels.chip import CHIPS
@@ -75,29 +76,33 @@ def test_a_packed_tensor_is_one_plane_and_unaligned_strides_have_no_map():
         (False, {"width": 32}),
         (False, {"chip": "sm_80"}),
         (False, {"chip": "sm_100"}),
+        (True, {"chip": "sm_100", "of": "sm_100"}),
+        (False, {"chip": "sm_100", "of": "sm_100", "width": 256}),
         (False, {"triton": (3, 6)}),
     ],
 )
 def test_the_rule_accepts_the_calls_that_the_kernels_support(taken, changed, monkeypatch):
-    options = {"keys": 48, "dtype": torch.bfloat16, "width": 64, "chip": "sm_90", "triton": (3, 7), **changed}
-    keys, dtype, width, chip, triton = (options.pop(name) for name in ("keys", "dtype", "width", "chip", "triton"))
+    chosen = {"keys": 48, "dtype": torch.bfloat16, "width": 64, "chip": "sm_90", "triton": (3, 7), "of": "sm_90"}
+    options = {name: value for name, value in changed.items() if name not in chosen}
+    keys, dtype, width, chip, triton, of = (changed.get(name, value) for name, value in chosen.items())
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS[chip])
     monkeypatch.setattr(rule, "interpreted", lambda: False)
     monkeypatch.setattr(tensor_map, "compiler", lambda: triton)
     query, key = (torch.zeros(2, rows, 2, width, dtype=dtype).transpose(1, 2) for rows in (33, keys))
-    assert rule.takes(launch.prepare(query, key, key, **options)) == taken
+    assert rule.takes(launch.prepare(query, key, key, **options), chip=of) == taken
 
 
-def test_calls_of_other_lengths_use_the_compiled_kernel(monkeypatch):
+@pytest.mark.parametrize(("module", "rows"), [(forward, 128), (blackwell, 256)])
+def test_calls_of_other_lengths_use_the_compiled_kernel(module, rows, monkeypatch):
     keys = []
     out, lse = torch.zeros(3, 256, 2, 64, dtype=torch.bfloat16).transpose(1, 2), torch.zeros(3, 2, 256)
     monkeypatch.setattr(
         rule, "Launch", lambda kernel, grid, constants: lambda *args: keys.append(jit._key(kernel, args, constants))
     )
-    for batch, rows, count in ((2, 256, 208), (3, 37, 1008), (1, 1, 16)):
-        query, key = (torch.zeros(batch, n, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for n in (rows, count))
+    for batch, queries, count in ((2, 256, 208), (3, 37, 1008), (1, 1, 16)):
+        query, key = (torch.zeros(batch, n, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for n in (queries, count))
         call = launch.prepare(query, key, key, causal=True, dropout_p=0.1, seed=torch.tensor([1]))
-        forward.Forward(call, Tile(128, 128, 4, 2), out, lse)(*call.inputs, out, lse, call.problem)
+        module.Forward(call, Tile(rows, 128, 4, 2), out, lse)(*call.inputs, out, lse, call.problem)
     assert len(keys) == 3
     assert len(set(keys)) == 1
 

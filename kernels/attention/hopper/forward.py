@@ -41,7 +41,7 @@ LOWEST = gl.constexpr(-3e38)
 
 
 @device
-def _copy(
+def copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
     """Producer: copy the queries of each work item, and its key and value tiles from the last to the first."""
@@ -113,16 +113,16 @@ def _scores(queries, ring, tile, T: gl.constexpr):
 
 
 @device
-def _words(rows, column, DROP: gl.constexpr, T: gl.constexpr):
+def words_of(rows, column, DROP: gl.constexpr, T: gl.constexpr):
     """Return the Philox words for the keys from `column` on; None without dropout."""
     words = None
     if DROP:
-        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS, rows.queries.shape[0])
     return words
 
 
 @device
-def _weights(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+def weights_of(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
     """Return P in float32 for the scores s of the keys from `column` on, the factor that rescales earlier sums, the row
     sums of P, and the new running max. CHECKED: some row does not see all of the keys."""
     if CHECKED:
@@ -144,11 +144,11 @@ def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
 @device
 def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
     """Return the Sums after scoring a work item's first tile, which holds its last keys."""
-    words = _words(rows, column, DROP, T)
+    words = words_of(rows, column, DROP, T)
     s = warpgroup_mma_wait(0, [_scores(rows.queries, rings.k, tile, T)])
     steps.release(rings.k, tile, T.STAGES)
     peak = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
-    p, _, total, peak = _weights(s, rows, column, peak, True, DROP, T)
+    p, _, total, peak = weights_of(s, rows, column, peak, True, DROP, T)
     acc = gl.zeros([64, T.D], gl.float32, scores_layout(T.D))
     return Sums(acc, _operand(p, rows, words, DROP, T), peak, total)
 
@@ -160,9 +160,9 @@ def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.const
     s = _scores(rows.queries, rings.k, tile + 1, T)
     steps.await_tile(rings.v, tile, T.STAGES)
     acc = warpgroup_mma(weights, steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
-    words = _words(rows, column, DROP, T)
+    words = words_of(rows, column, DROP, T)
     s = warpgroup_mma_wait(1, [s])
-    p, fade, added, peak = _weights(s, rows, column, peak, CHECKED, DROP, T)
+    p, fade, added, peak = weights_of(s, rows, column, peak, CHECKED, DROP, T)
     total = total * fade + added
     if not DROP:
         p = _operand(p, rows, words, DROP, T)
@@ -189,7 +189,7 @@ def _end(rings, sums, tile, T: gl.constexpr):
 
 
 @device
-def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+def clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
     """Zero this turn's values past the visible keys, half per worker, and wait until both halves are done."""
     steps.await_tile(rings.v, tile, T.STAGES)
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
@@ -199,18 +199,33 @@ def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexp
 
 
 @device
-def _store(outputs, acc, sums, head, first_row, keep_scale, T: gl.constexpr):
-    """Normalize and store the output, and store the log-sum-exp, of 64 queries."""
+def borders(work, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, COLUMNS: gl.constexpr):
+    """Return (free, whole): all rows see all keys of the key tiles [whole, free), which leave out the last tile."""
+    last = work.tiles - 1
+    free = last
+    whole = 0
+    if WINDOW:
+        whole = gl.minimum(work.whole // COLUMNS, last)
+    if CAUSAL:
+        free = gl.minimum(work.free // COLUMNS, last)
+        if WINDOW:
+            free = gl.maximum(free, whole)
+    return free, whole
+
+
+@device
+def store(outputs, acc, peak, total, head, first_row, keep_scale):
+    """Normalize and store the output, and store the log-sum-exp, of a worker's queries."""
     out, lse, out_strides, lse_strides = outputs
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.COLUMNS))
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.D))
-    empty = sums.total == 0.0
-    total = gl.where(empty, 1.0, sums.total)
+    ROWS: gl.constexpr = acc.shape[0]
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    empty = total == 0.0
+    total = gl.where(empty, 1.0, total)
     acc = acc * gl.convert_layout(keep_scale / total, O_ROWS)[:, None]
-    rows = first_row + gl.arange(0, 64, O_ROWS)
+    rows = first_row + gl.arange(0, ROWS, O_ROWS)
     steps.store(out, out_strides, acc.to(out.dtype.element_ty), head, head.first_query, rows, head.queries)
-    rows = first_row + gl.arange(0, 64, S_ROWS)
-    line = gl.where(empty, 0.0, sums.peak + gl.log2(total))
+    rows = first_row + gl.arange(0, ROWS, total.type.layout)
+    line = gl.where(empty, 0.0, peak + gl.log2(total))
     lines = lse + plain.line_of(lse_strides, head, head.first_query)
     gl.store(lines + rows, line, mask=rows < head.queries)
 
@@ -246,17 +261,11 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
             sums = _begin(rings, rows, tile, column, DROP, T)
             if FOLLOWED:  # noqa: SIM102 Triton does not short-circuit `and`
                 if column + T.COLUMNS > head.visible:
-                    _clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
+                    clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
                     clearings += 1
             steps.await_tile(rings.k, tile + 1, T.STAGES, last > work.begin)
-            free = last
-            whole = 0
-            if WINDOW:
-                whole = gl.minimum(work.whole // T.COLUMNS, last)
+            free, whole = borders(work, CAUSAL, WINDOW, T.COLUMNS)
             if CAUSAL:
-                free = gl.minimum(work.free // T.COLUMNS, last)
-                if WINDOW:
-                    free = gl.maximum(free, whole)
                 for t in range(last - 1, free - 1, -1):
                     sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
                     tile += 1
@@ -269,7 +278,7 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
                     tile += 1
             steps.release(rings.q, turn, 1)
             acc = _end(rings, sums, tile, T)
-            _store(outputs, acc, sums, head, first_row, dropout.keep_scale, T)
+            store(outputs, acc, sums.peak, sums.total, head, first_row, dropout.keep_scale)
             tile += 1
             turn += 1
 
@@ -292,11 +301,18 @@ def _forward(
         [
             (_attend, (given, 0, CAUSAL, ROWS, T)),
             (_attend, (given, 1, CAUSAL, ROWS, T)),
-            (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+            (copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
         [240, 24],  # registers per thread: second consumer group, producer warp; the first group has the rest
     )
+
+
+def read_by(call: Call, tile: Tile) -> list[tuple[Tensor, int, Any]]:
+    """Return what Persistent reads: queries, keys and values, with rows per copy and a method of Heads."""
+    query, *walked = call.inputs
+    map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
+    return [(query, tile.rows, Heads.mapped), *((x, tile.columns, map_keys) for x in walked)]
 
 
 class Forward(Persistent):
@@ -304,7 +320,4 @@ class Forward(Persistent):
 
     def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
         """out (B, H, L, DV) and lse (B, H, L): tensors with the layout of the outputs."""
-        query, *walked = call.inputs
-        map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
-        read = [(query, tile.rows, Heads.mapped), *((x, tile.columns, map_keys) for x in walked)]
-        super().__init__(_forward, call, tile, read, [out], lse)
+        super().__init__(_forward, call, tile, read_by(call, tile), [out], lse)

@@ -1,4 +1,4 @@
-"""Host side of the sm_90 kernels: which calls they accept, tensor maps of heads, the persistent launch."""
+"""Host side of the sm_90 and sm_100 kernels: which calls they accept, tensor maps of heads, the persistent launch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from fasttfm.kernels.tiles.table import Tile
 
 WIDTHS = (64, 128, 256)
 """Supported head sizes."""
+
+TENSOR_WIDTHS = (64, 128)
+"""Those on sm_100, where the accumulators of 256 would take all tensor memory."""
 
 BLOCK = 16
 """Consecutive keys per Philox block; maps in spread order hold whole blocks."""
@@ -69,19 +72,19 @@ def heads_of(x: Tensor) -> Heads | None:
     return result if last == 1 and aligned and fits else None
 
 
-def takes(call: Call, *walked: Tensor) -> bool:
-    """Return whether the sm_90 kernels support a call; walked: other tensors that they read."""
+def takes(call: Call, *walked: Tensor, chip: str = "sm_90") -> bool:
+    """Return whether the kernels of a chip, sm_90 or sm_100, support a call; walked: other tensors that they read."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
     drops = call.problem.dropout.seed is not None
     return (
-        call.chip.name == "sm_90"
+        call.chip.name == chip
         and not interpreted()
         and tensor_map.usable()
         and call.kind in ("fp16", "bf16")
         and constants["D"] == constants["DV"]
-        and constants["D"] in WIDTHS
+        and constants["D"] in (WIDTHS if chip == "sm_90" else TENSOR_WIDTHS)
         and all(x is None for x in changed)
         and not (drops and (packed or call.keys % BLOCK))
         and min(call.queries, call.keys, call.planes) > 0
@@ -108,10 +111,10 @@ def section_of(call: Call) -> int:
     return ceil_div(call.planes, sections * group) * group
 
 
-def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | None:
-    """Return the tile of an sm_90 kernel; None if it does not support the call or the table says triton. walked: see
+def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor, chip: str = "sm_90") -> Tile | None:
+    """Return the tile of a chip's kernel; None if it does not support the call or the table says triton. walked: see
     takes()."""
-    answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked) else None
+    answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked, chip=chip) else None
     return answer if isinstance(answer, Tile) else None
 
 

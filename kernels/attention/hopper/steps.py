@@ -1,4 +1,4 @@
-"""Building blocks of the sm_90 kernels: work items, shared-memory rings with their mbarriers, dropout.
+"""Building blocks of the sm_90 and sm_100 kernels: work items, shared-memory rings with their mbarriers, dropout.
 
 A producer warp copies, two consumer warp groups (workers) compute. Programs take work items, each a tile of ROWS rows
 of one head, in the order of schedule.py. A turn is the running number of a tile in its ring.
@@ -187,7 +187,7 @@ def seen_keys(rows, visible, masking, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def hide(x, column, seen, hidden: gl.constexpr, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
-    """Return x (64, COLUMNS), for the keys from `column` on, with `hidden` where a row does not see the key."""
+    """Return x (R, COLUMNS), for the keys from `column` on, with `hidden` where a row does not see the key."""
     at = gl.arange(0, COLUMNS, gl.SliceLayout(0, x.type.layout))
     keys = (column + key_order(at, COLUMNS, SPREAD))[None, :]
     is_seen = keys < seen.end
@@ -239,10 +239,15 @@ def store(out, strides, values, head, first, at, end):
 
 
 @gluon.constexpr_function
-def lane_layout(COLUMNS):
-    """Layout of a warp group's accumulator (64, COLUMNS) of spread keys as (row, pair of a block, set of four blocks,
-    block, half of the pair), with the accumulator's register order."""
+def lane_layout(COLUMNS, ROWS=64):
+    """Layout of a warp group's accumulator (ROWS, COLUMNS) of spread keys as (row, pair of a block, set of four blocks,
+    block, half of the pair), with the accumulator's register order. ROWS: 64, or in tensor memory 128, one a thread."""
     sets = [[0, 0, 1 << i, 0, 0] for i in range((COLUMNS // 64).bit_length() - 1)]
+    if ROWS == 128:
+        rows = [[1 << i, 0, 0, 0, 0] for i in range(7)]
+        blocks, pairs = [[0, 0, 0, 1, 0], [0, 0, 0, 2, 0]], [[0, 1 << i, 0, 0, 0] for i in range(3)]
+        of_thread = [[0, 0, 0, 0, 1], *blocks, *sets, *pairs]
+        return gl.DistributedLinearLayout(of_thread, rows[:5], rows[5:], [], [ROWS, 8, COLUMNS // 64, 4, 2])
     return gl.DistributedLinearLayout(
         [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], *sets, [0, 1, 0, 0, 0], [0, 2, 0, 0, 0], [0, 4, 0, 0, 0]],
         [[0, 0, 0, 1, 0], [0, 0, 0, 2, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 0, 0, 0, 0]],
@@ -251,16 +256,16 @@ def lane_layout(COLUMNS):
 
 
 @gluon.constexpr_function
-def _of_words(COLUMNS):
+def _of_words(COLUMNS, ROWS):
     """Layout of one word per block: (row, set of four blocks, block)."""
-    return gl.SliceLayout(1, gl.SliceLayout(4, lane_layout(COLUMNS)))
+    return gl.SliceLayout(1, gl.SliceLayout(4, lane_layout(COLUMNS, ROWS)))
 
 
 @gluon.jit
-def draw(dropout, plane, first_row, first_key, COLUMNS: gl.constexpr):
-    """Return the four Philox words of every block of 64 rows and COLUMNS keys, each (64, COLUMNS / 64, 4)."""
-    W: gl.constexpr = _of_words(COLUMNS)
-    rows = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, W)))
+def draw(dropout, plane, first_row, first_key, COLUMNS: gl.constexpr, ROWS: gl.constexpr = 64):
+    """Return the four Philox words of every block of ROWS rows and COLUMNS keys, each (ROWS, COLUMNS / 64, 4)."""
+    W: gl.constexpr = _of_words(COLUMNS, ROWS)
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(2, W)))
     sets = gl.arange(0, COLUMNS // 64, gl.SliceLayout(0, gl.SliceLayout(2, W)))
     blocks = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, W)))
     blocks = (first_key // 16 + sets * 4)[None, :, None] + blocks[None, None, :]
@@ -275,8 +280,9 @@ def _as_pairs(word):
 
 @gluon.jit
 def drop(weights, words, threshold, COLUMNS: gl.constexpr):
-    """Zero the weights (64, COLUMNS) of spread keys, 16 or 32 bits, that are dropped; words from draw()."""
-    L: gl.constexpr = lane_layout(COLUMNS)
+    """Zero the weights (ROWS, COLUMNS) of spread keys, 16 or 32 bits, that are dropped; words from draw()."""
+    ROWS: gl.constexpr = weights.shape[0]
+    L: gl.constexpr = lane_layout(COLUMNS, ROWS)
     w0, w1, w2, w3 = words
     pairs = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, L)))))
     pairs = pairs[None, :, None, None]
@@ -286,5 +292,5 @@ def drop(weights, words, threshold, COLUMNS: gl.constexpr):
         0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L))))
     )[None, None, None, None, :]  # fmt: skip
     lane = (gl.expand_dims(_two_bytes(word, pairs % 2), 4) >> (16 * half)).to(gl.int16)
-    kept = gl.convert_layout(gl.reshape(weights, [64, 8, COLUMNS // 64, 4, 2]), L)
-    return gl.reshape(select(kept, lane, threshold), [64, COLUMNS])
+    kept = gl.convert_layout(gl.reshape(weights, [ROWS, 8, COLUMNS // 64, 4, 2]), L)
+    return gl.reshape(select(kept, lane, threshold), [ROWS, COLUMNS])

@@ -23,5 +23,6 @@ def tile_elements(name: str, warp: int) -> float:
     if match is None:
         raise ValueError(f"the case {name} does not end in a tile such as 64x32w4s2")
     rows, columns, depth, warps = (int(part or 0) for part in match.groups())
-    groups = 2 if name.startswith("attention.hopper") else 1  # groups of `warps` warps that share the tile
+    # Groups of `warps` warps that share the tile.
+    groups = 2 if name.startswith(("attention.hopper", "attention.blackwell")) else 1
     return rows * (columns or 1) * ((depth or DEPTH) / DEPTH) / (groups * warps * warp)

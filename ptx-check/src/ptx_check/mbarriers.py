@@ -81,16 +81,16 @@ class Barriers:
         if commit:
             self.commits[programs, place, self.phase[programs, place] % 2] = commit
         threads = np.broadcast_to(np.True_ if mask is None else mask, self.run.shape).sum(1)[programs]
-        self.take(index, programs, place, 1 if commit else threads, mask)
+        self.take(index, programs, place, 1 if commit else threads, mask, commit)
         self.note("exchange", index, address, mask)
 
-    def take(self, index, programs, place, threads, mask) -> None:
-        """Count the arrival of threads."""
+    def take(self, index, programs, place, threads, mask, commit: int = 0) -> None:
+        """Count the arrival of threads, or of a commit."""
         if (self.pending[programs, place] < threads).any():
             self.run.fault("divergence", index, "more threads arrive at an mbarrier than its phase takes")
         self.pending[programs, place] -= threads
         if self.run.orders is not None and mask is not None:
-            self.run.orders.arrive(int(place[0]), mask)
+            self.run.orders.arrive(int(place[0]), mask, commit)
         self.turn(programs, place)
 
     def turn(self, programs, place) -> None:

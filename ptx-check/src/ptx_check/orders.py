@@ -57,10 +57,10 @@ class Orders:
         self.after_reads(index, slots, span, warps, codes)
         self.put(slots, span, warps, self.clocks[warps, warps], codes, self.fences[warps], index)
 
-    def product(self, index, address, mask, width, group) -> None:
-        """Record a product of the running warps, which reads addresses until `group` is waited for."""
+    def product(self, index, address, mask, width, group, issuer: int | None = None) -> None:
+        """Record a product of a warp (None: the running ones), which reads addresses until `group` is waited for."""
         slots, span = self.slots(address, width)
-        for warp in self.here():
+        for warp in self.here() if issuer is None else (issuer,):
             self.after_writes(index, slots, span, np.full(len(slots), warp), None, "written and read")
             self.note(self.warps + warp, slots, span, group + 1, index)
         self.after_fence(index, slots, span)
@@ -173,9 +173,12 @@ class Orders:
         self.clocks[warps] = self.clocks[warps].max(0)
         self.clocks[warps, warps] += 1
 
-    def arrive(self, place: int, threads: np.ndarray) -> None:
+    def arrive(self, place: int, threads: np.ndarray, commit: int) -> None:
+        """Record the arrival of threads, or of a thread's tcgen05.commit, once its products up to it are complete."""
         warps = _warps_of(threads)
         self.told[place] = np.maximum(self.told[place], self.clocks[warps].max(0))
+        if commit:
+            self.told[place, self.warps + warps] = commit + 1
         self.clocks[warps, warps] += 1
 
     def turn(self, place: int, phase: int) -> None:

@@ -71,8 +71,6 @@ class Teams:
         facts = run.launch.facts
         self.specialised = facts.specialised
         self.end = len(facts.joins)
-        if facts.specialised and facts.tensor_columns:
-            raise Unsupported(f"kernel {facts.name}: tensor memory in a warp-specialised kernel")
         self.team = Team([Path(0, None, self.end)])
         self.all = [self.team]
         seed = run.launch.seed

@@ -2,7 +2,7 @@
 
 A product is issued by one thread and completes later: tcgen05.commit signals an mbarrier, and after waiting there the
 accumulator may be used and the operands overwritten. Each warp loads and stores its quarter of the lanes; stores are
-visible after tcgen05.wait::st, and to the multiplying thread after a barrier.
+visible after tcgen05.wait::st, and to the multiplying thread after a barrier (between teams: tensor_orders.py).
 An accumulator of 128 rows has row r in lane r; one of 64 rows has 16 rows in the lower or upper half of each quarter.
 Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05).
 """
@@ -16,6 +16,7 @@ from ptx_check.mbarriers import issuing
 from ptx_check.memory import spread
 from ptx_check.races import COLLECTIVE_CODE
 from ptx_check.rounding import f16_to_f32, f32_to_f16, halves, pack
+from ptx_check.tensor_orders import TensorOrders
 from ptx_check.warpgroup import pattern_of, read_operand
 
 LANES, COLUMNS = 128, 512
@@ -52,6 +53,11 @@ class TensorMemory:
         self.done = np.zeros((run.programs, 1, 1), dtype=np.int64)
         self.reading: list[tuple] = []
         """(commit, instruction, addresses, programs) of operands that pending products read."""
+        apart = run.checks and run.launch.facts.specialised
+        self.orders = TensorOrders(run, self.columns) if apart else None
+        """Replaces the checks by barriers in a warp-specialized kernel."""
+        self.issuer = 0
+        """Warp that issues the current product."""
 
     # -------------------------------------------------------------------------------- what all threads of a warp do
 
@@ -66,6 +72,10 @@ class TensorMemory:
         run = self.run
         run.together(index)
         address = run.spread(address)
+        if mask is not None:  # other threads may have other values in this register
+            mask = run.spread(mask)
+            first = np.take_along_axis(np.broadcast_to(address, (len(mask), run.width)), mask.argmax(1)[:, None], 1)
+            address = np.where(mask, address, first)
         lane, column = (address >> np.uint32(16)).astype(np.int64), (address & np.uint32(0xFFFF)).astype(np.int64)
         within = run.lane.astype(np.int64)
         sides = np.ones((1, 2, 1), dtype=bool)
@@ -91,8 +101,7 @@ class TensorMemory:
         run = self.run
         positions, touched = self.places(index, address, run.active, shape, split, count << narrow)
         if run.checks:
-            self.settled(index, touched)
-            self.touched |= touched
+            self.access(index, run.active, touched, stores=False)
             marks = self.taken(self.marks, positions, count, narrow)
             if run.active is not None:
                 marks = tuple(np.where(run.active, each, np.uint32(0)) for each in marks)
@@ -116,14 +125,22 @@ class TensorMemory:
         if mask is not None and not mask.any():
             return
         positions, touched = self.places(index, address, mask, shape, split, len(values))
-        self.settled(index, touched & ~self.storing)
+        self.access(index, mask, touched, stores=True)
         chosen = slice(None) if mask is None else spread(mask, positions.shape)
         for i, value in enumerate(values):
             at = positions[chosen] + i
             self.words.reshape(-1)[at] = spread(value, run.shape)[chosen]
             self.marks.reshape(-1)[at] = 0 if marks is None else spread(marks[i], run.shape)[chosen]
-        self.storing |= touched
+
+    def access(self, index, mask, touched, *, stores: bool) -> None:
+        """Check and record loads or stores of columns."""
+        if self.orders is not None:
+            return self.orders.access(index, self.run.everyone() if mask is None else mask, touched[0], stores=stores)
+        self.settled(index, touched & ~self.storing if stores else touched)
         self.touched |= touched
+        if stores:
+            self.storing |= touched
+        return None
 
     def settled(self, index, touched) -> None:
         """Report columns with pending products or stores."""
@@ -135,8 +152,11 @@ class TensorMemory:
 
     def wait(self) -> None:
         """Execute tcgen05.wait::st."""
+        if self.orders is not None:
+            return self.orders.wait()
         active = self.run.active
         self.storing &= False if active is None else ~active.any(1)[:, None, None]
+        return None
 
     def barrier(self, arrived) -> None:
         self.touched &= False if arrived is None else ~arrived[..., None]
@@ -153,6 +173,7 @@ class TensorMemory:
             return
         if mask is None or (spread(mask, run.shape).sum(1) > 1).any():
             run.fault("divergence", index, "more than one thread issues a tensor product")
+        self.issuer = int(spread(mask, run.shape)[0].argmax()) // 32
         programs, *given = issuing(run, mask, sums, left, right, form, adding)
         sums, left, right, form, adding = given
         alike = np.unique(np.concatenate([sums, form, adding], 1, dtype=np.int64), axis=0)
@@ -179,7 +200,7 @@ class TensorMemory:
             return run.fault("bounds", index, "a tensor product outside of what is allocated")
         lanes = lane + (np.arange(height) if height == 128 else np.arange(64) % 16 + np.arange(64) // 16 * 32)
         sides = slice(None) if height == 128 else lane // 16
-        self.ordered(index, programs, sides, slice(column, column + width))
+        self.ordered(index, programs, sides, slice(column, column + width), reads=False)
         if in_tensor_memory:
             a, a_marks = self.fragments(index, programs, lanes - lane, sides, left, depth, names[0])
         else:
@@ -200,11 +221,14 @@ class TensorMemory:
         self.products[programs, sides, column : column + width] = self.commit_number
         return None
 
-    def ordered(self, index, programs, sides, columns) -> None:
-        """Report operands accessed by threads since the last barrier."""
+    def ordered(self, index, programs, sides, columns, *, reads: bool) -> None:
+        """Report sums, or a left operand (reads), that threads accessed since the last barrier."""
         if not self.run.checks:
             return
-        if self.storing[programs, sides, columns].any():
+        if self.orders is not None:
+            sides = sides if isinstance(sides, slice) else slice(sides, sides + 1)
+            self.orders.product(index, self.issuer, sides, columns, self.commit_number, reads=reads)
+        elif self.storing[programs, sides, columns].any():
             self.run.fault("unwritten", index, "what is stored in tensor memory is used before tcgen05.wait::st")
         elif self.touched[programs, sides, columns].any():
             message = "a tensor product takes tensor memory that threads touched with no barrier in between"
@@ -222,9 +246,12 @@ class TensorMemory:
         mask = np.zeros((run.programs, 1), dtype=bool)
         mask[programs] = True
         raw, marks = read_operand(run, index, whole, mask, SIZES[kind])
-        entry = (self.commit_number, index, whole, mask)
-        self.log(entry)
-        self.reading.append(entry)
+        if self.orders is not None:
+            run.orders.product(index, address.astype(np.uint32), None, 2, self.commit_number, self.issuer)
+        else:
+            entry = (self.commit_number, index, whole, mask)
+            self.log(entry)
+            self.reading.append(entry)
         shape = (len(programs), rows, depth)
         unknown = np.zeros((1, 1, 1), dtype=bool) if marks is None else marks[programs].reshape(shape) != 0
         return elements(np.ascontiguousarray(raw[programs]).reshape(shape), kind), unknown
@@ -237,7 +264,7 @@ class TensorMemory:
             raise Unsupported("operands in several places", run.launch.code.instructions[index].location)
         lane, column = int(address[0, 0]) >> 16, int(address[0, 0]) & 0xFFFF
         lanes, sides = lanes + lane, sides if isinstance(sides, slice) else lane // 16
-        self.ordered(index, programs, sides, slice(column, column + count))
+        self.ordered(index, programs, sides, slice(column, column + count), reads=True)
         at = np.ix_(programs, lanes, np.arange(column, column + count))
         size = f"u{SIZES[kind]}"
         unknown = np.ascontiguousarray(marked(self.marks[at], kind)).view(size) != 0

@@ -50,7 +50,8 @@ def of_compiled(chip: str, compiled: Any) -> Counted:
         functions = sass.parse(sass.disassemble(cubin))
     about = compiled.metadata
     function = next((each for each in functions if each.name == about.name), functions[0])
-    counted = count.count(function, chip, about.num_warps)
+    own = re.search(r'"ttg.num-warps" = (\d+)', compiled.asm.get("ttgir", ""))  # a partition's, if specialized
+    counted = count.count(function, chip, int(own[1]) if own else about.num_warps)
     needs = resources.read(compiled, about.shared)
     return Counted(replace(needs, outside=counted.outside.instructions), counted, about.num_warps)
 
