@@ -99,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for size in args.ranks:
         rows.append(measured(size))
         print("{ranks} ranks: state {state:,} bytes, peak {peak:,}".format(**rows[-1]), flush=True)
-    command.keep(args.results, "ranks", key=lambda record: machine_name(record["machine"]), measured=rows)
+    fields = {"preset": "paper-base", "measured": rows}
+    command.keep(args.results, "ranks", key=lambda record: machine_name(record["machine"]), **fields)
     return 0
 
 
