@@ -157,9 +157,11 @@ def test_the_torch_backend_equals_the_reference(name, key_heads, dtype, p, monke
     supported = dtype == torch.float32 and not p and "softcap" not in options and options.get("scale", 1.0) > 0.0
     supported &= name not in ("one number", "mask of keys")  # whose gradient it does not compute
     options |= DROPPED if p else {}
-    theirs = attended(expected, tensors, options, dtype)
+    theirs, close = attended(expected, tensors, options, dtype), dict(CLOSE[dtype])
+    if name == "steep slopes up":  # its backward pass rounds a log-sum-exp of up to 39 * 1e3 to float32
+        close["rtol"] = max(close["rtol"], 2.0**-24 * 39e3)
     for function in (F.attention, by_weights):
-        torch.testing.assert_close(attended(function, tensors, options, dtype), theirs, **CLOSE[dtype])
+        torch.testing.assert_close(attended(function, tensors, options, dtype), theirs, **close)
     assert bool(calls) == supported
 
 

@@ -249,7 +249,7 @@ def test_second_derivatives_in_float32_equal_float64(name, route):
     with F.backend(route):
         actual, exact = second(name), second(name, torch.float64)
     largest = max(float(x.abs().max()) for x in exact)
-    assert largest > 1e-3
+    assert largest > 5e-4
     for got, expected in zip(actual, exact, strict=True):
         torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5 * largest)
 

@@ -22,7 +22,7 @@ CHANGES = {
     "a backward hook": lambda layer: layer.linear2.register_full_backward_hook(
         lambda m, given, out: (given[0] * 1.5,)
     ),
-    "a hook on the layer": lambda layer: layer.register_forward_hook(lambda m, given, out: out * 1.5),
+    "a hook on the layer": lambda layer: layer.register_forward_hook(lambda m, given, out: out.sin()),
     "a hook on attention": lambda layer: layer.self_attn.register_forward_hook(lambda m, given, out: out * 1.5),
     "a forward of its own": lambda layer: setattr(layer.linear1, "forward", lambda x: x.new_ones(*x.shape[:-1], 24)),
     "another module": lambda layer: setattr(layer, "linear1", nn.Sequential(layer.linear1, nn.Tanh())),

@@ -120,7 +120,8 @@ def attention_weights(
         causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
         dropout_p=dropout_p, scale=scale, seed=seed, site=site,
     )  # fmt: skip
-    return attend(query, key, key, options, backends.current, only_weights=True)
+    # detached: compiled autograd cannot add the keys' gradient to the values', which is None
+    return attend(query, key, key.detach(), options, backends.current, only_weights=True)
 
 
 @names_arguments
