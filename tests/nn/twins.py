@@ -46,7 +46,7 @@ def compare(
     """Assert equal outputs (attention weights too), input gradients and parameter gradients.
 
     A tensor passed twice stays one tensor. keep: mask of the outputs to compare, without padding. inference: compare
-    outputs in eval mode without gradients too, which torch.nn computes by its fast path; that takes float masks as bool.
+    outputs in eval mode without gradients too, by the fast path of torch.nn, which takes float masks as bool: not then.
     """
     inference &= not any(isinstance(each, Tensor) and each.is_floating_point() for each in options.values())
     results: list[tuple[Any, ...]] = []
