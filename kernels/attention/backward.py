@@ -291,7 +291,7 @@ def _launch(
     call: Call, kernel: Any, programs: int, tile: Tile, walked: Sequence[Tensor], *placed: Any
 ) -> Callable[..., None]:  # fmt: skip
     """Return a launch that appends `placed` to its arguments."""
-    stages = stages_for(call.chip, tile, *walked, gradients=True)
+    stages = stages_for(call.chip, tile, *walked)
     launch = Launch(kernel, (programs,), call.constants | tile.options(stages))
     return lambda *arguments: launch(*arguments, *placed)
 

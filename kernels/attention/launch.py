@@ -271,17 +271,15 @@ class Problems:
         return spans, masking, dropout, self._scale, self._sizes
 
 
-def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:
-    """Return the pipeline stages of a loop that loads the operands `walked`; 1 where Triton miscompiles more.
+def stages_for(chip: Chip, tile: Tile, *walked: Tensor) -> int:
+    """Return the pipeline stages of a loop that loads the operands `walked`: the tile's, or 1 on sm_90 and sm_100 if
+    only some operands are 16-byte aligned.
 
-    If only some operands are 16-byte aligned, only their copies are asynchronous. On sm_90 and sm_100, Triton 3.7.1
-    then places the single fence.proxy.async of an iteration after the stores of the others, before the copies have
-    arrived, so that matrix units read data that no fence made visible. In backward passes on sm_100, it hoists the
-    fence of both products out of the loop.
+    Only the copies of aligned operands are asynchronous. Triton 3.7.1 then places the single fence.proxy.async of an
+    iteration after the stores of the others, before the copies have arrived, so that matrix units read data that no
+    fence made visible.
     """
     if tile.stages == 1 or not 90 <= chip.capability < 120:
         return tile.stages
-    if gradients and chip.capability >= 100:
-        return 1
     aligned = {x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in x.stride()[:-1]) for x in walked}
     return tile.stages if len(aligned) == 1 else 1

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttfm.kernels.attention import launch
@@ -22,6 +22,9 @@ SHARED = 4
 
 FAR = ("sm_80", "sm_90")
 """Chips with cases of 64-bit offsets."""
+
+UNEVEN = ("sm_90", "sm_100")
+"""Chips with cases of uneven strides: launch.stages_for() makes an exception of them."""
 
 _SUMS = ("dq_sums", "dk_sums", "dv_sums")
 _SCORING = ("offsets", "softcap", "slopes", "sinks")
@@ -44,11 +47,14 @@ class Variant:
     """With a window, a soft cap, ALiBi and sinks."""
     far: bool = False
     """With 64-bit row offsets."""
+    uneven: bool = False
+    """Queries and keys with strides that are not multiples of 16 elements, unlike values."""
 
     def __str__(self) -> str:
         words = ["causal", "packed" if self.packed else "lengths", "dropout" * self.dropout]
         words += [f"{self.mask}-mask" * (self.mask != "none"), "sums" * self.sums, "shared" * self.shared]
         words += ["window" * self.window, "scoring" * self.scoring, "far" * self.far]
+        words += ["uneven" * self.uneven]
         return "+".join(filter(None, words))
 
     def extras(self, kind: str) -> int:
@@ -60,17 +66,20 @@ class Variant:
 def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Variant, **constants: Any) -> CompileCase:
     """The case of an attention kernel as a model calls it, with strides that are multiples of 16 elements.
 
-    name: family, kernel and variant; the tile is appended. constants: the kernel's constants, or overrides of
-    arguments.
+    name: family, kernel and variant; the tile is appended, with one stage for an uneven variant (launch.stages_for()).
+    constants: the kernel's constants, or overrides of arguments.
     """
     far = (None,) * variant.far
     kinds = kinds_of(kernel)
+    pointers = [name for name, kind in kinds.items() if kind == "Pointer"]
+    uneven = ("q", "k", "dq", "dk") if variant.uneven else ()
+    tile = replace(tile, stages=1) if uneven else tile
     absent = ("seed",) * (not variant.dropout) + _SUMS * (not variant.sums) + _SCORING * (not variant.scoring)
     absent += ("window",) * (not (variant.window or variant.scoring))
     arguments: dict[str, Any] = {
         "mask": {"none": None, "bool": "*u8", "add": f"*{'fp32' if kind == 'tf32' else kind}"}[variant.mask],
         "spans": (None, "*i64", "*i64") if variant.packed else ("*i64", None, None),
-        "strides": (("i32:16",) * 3 + far,) * list(kinds.values()).count("Pointer"),
+        "strides": tuple(("i32" if name in uneven else "i32:16",) * 3 + far for name in pointers),
         "sum_strides": ("i32:16",) * 2,
         "mask_strides": (*["i32:16"] * 3, 1, *far),
         "PRECISION": "tf32" if kind == "tf32" else "ieee",

@@ -56,7 +56,8 @@ def _blackwell_alternatives(chip: Chip, kind: str, width: int, extras: int, keys
 
 
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
-    return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x128w8 32x32w4", (1, 2, 3))
+    stages = (1,) if 100 <= chip.capability < 120 else (1, 2, 3)
+    return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x128w8 32x32w4", stages)
 
 
 def _launches_alternatives(chip: Chip, kind: str, width: int, extras: int, *size: Any) -> list[int]:
@@ -163,7 +164,8 @@ HOPPER_FORWARD = _in_gluon("forward.hopper", _hopper_alternatives)
 # attention/blackwell.py. Each of the two workers has half of the rows, the lanes of tensor memory.
 BLACKWELL_FORWARD = _in_gluon("forward.blackwell", _blackwell_alternatives)
 
-# attention/backward.py, dQ.
+# attention/backward.py, dQ. sm_100 takes one stage in both backward kernels: with more, Triton 3.7.1 hoists the
+# fence.proxy.async of both products out of the loop, so that matrix units read data that no fence made visible.
 BACKWARD_QUERIES = Choice(
     "attention.backward_queries",
     tiles("""
@@ -177,16 +179,17 @@ BACKWARD_QUERIES = Choice(
     tf32  128    0,1,4  | -        -        16x64w4     16x32w4      32x32w4     32x32w4    16x32w8
     tf32  128    2,3    | -        -        16x32w4     16x32w4      16x32w4     16x32w4    16x32w8
     tf32  256    *      | -        -        16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
-    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   64x64w4s3   64x64w8s2  128x64w8s2
-    # sm_100: 64x32 counts 21 cycles for 14
-    half  64     1,4    | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    64x64w4s3   128x32w4s2 64x32w8s2
-    # sm_86, sm_89: 64x32 spills 8 bytes; sm_100 with extras 3: two stages spill 40 bytes
-    half  64     2      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4s2  64x32w8s2
-    half  64     3      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4    64x32w8s2
-    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x64w8s3  64x32w4s2  64x32w4s2
-    half  128    1,4    | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  64x32w8s2  64x32w8s2
+    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   64x64w4s3   128x32w4   128x64w8s2
+    # sm_100: 128x32w4 spills 8 bytes
+    half  64     1,4    | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    64x64w4s3   128x64w8   64x32w8s2
+    # sm_86, sm_89: 64x32 spills 8 bytes; sm_100: with a window and a mask 128x32w4 spills 80 bytes (184 at 128)
+    half  64     3      | -        -        -           -            -           64x32w4    -
+    half  64     2,3    | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   128x32w4   64x32w8s2
+    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x64w8s3  64x64w4    64x32w4s2
+    half  128    1,4    | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  128x32w4   64x32w8s2
     # sm_120: 64x32 spills 88 bytes
-    half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    64x32w8s2   32x32w8s2  32x64w8s2
+    half  128    3      | -        -        -           -            -           128x32w8   -
+    half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    64x32w8s2   128x32w4   32x64w8s2
     half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
     half  256    *      | 16x16w8  32x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     """),
@@ -211,17 +214,17 @@ BACKWARD_KEYS = Choice(
     tf32  64     3      | -        -        32x32w8     32x32w8      16x16w4     16x32w4    32x32w4
     tf32  128    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     tf32  256    *      | -        -        16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
-    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x64w4s3   64x64w8s2  128x32w8s2
-    # sm_90 with shared keys: 32x64w4s3 spills 40 bytes; sm_100: 32x64 counts 47 cycles for 32
+    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x64w4s3   128x32w4   128x32w8s2
+    # sm_90 with shared keys: 32x64w4s3 spills 40 bytes
     half  64     1      | -        -        -           -            32x64w4s3   -          -
-    half  64     1,4    | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2 128x32w8s2
-    half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
+    half  64     1,4    | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  64x32w4    128x32w8s2
+    half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     64x32w4    32x64w8
     # amd: 32x32w8 spills 108 bytes; sm_90: 32x128w8s3 spills 8 bytes with dropout (16 under 3.9), 96 with shared keys
-    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x64w8s2  32x64w8s2
+    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x128w8   32x64w8s2
     half  128    1      | -        -        -           -            16x128w8    -          -  @ 3.9+
-    half  128    1      | -        -        -           -            32x128w8s3  -          -
-    half  128    1,4    | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
-    half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    half  128    1      | -        -        -           -            32x128w8s3  32x128w8   -  # shared keys spill 16
+    half  128    1,4    | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w4    32x64w8s2
+    half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x64w4    32x32w8
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    *      | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
     """),

@@ -81,6 +81,7 @@ def on(chip, dtypes, *problems):
 
 ONCE = [(p, CHIPS[i % 4], list(DTYPES)[(i + i // 4) % 3]) for i, p in enumerate(PROBLEMS) if p.keys <= LONGEST]
 SMALL = [*taking_turns(EVERYWHERE, (*CHIPS, "sm_120")), *taking_turns(EVERYWHERE, ("sm_100",))]
+UNEVEN = [_attention(1, 1, 37, 139, *widths) for widths in ((40, 64), (72, 128), (128, 72), (200, 256))]
 SPECIAL = [
     # Triton up to 3.7 computes wrong products of 16-deep tiles that depend on an 8-bit load (triton#11691)
     *on("sm_80", ["bf16", "fp16"], *(_attention(1, 1, keys, keys, 64, 64, mask="bool", p=0.1) for keys in (16, 30))),
@@ -88,7 +89,8 @@ SPECIAL = [
     *on("sm_80", ["bf16"], _attention(1, 4, 19, 27, 64, 64, key_heads=1, causal=True, p=0.1)),
     *on("sm_90", ["bf16"], _attention(1, 4, 19, 139, 64, 64, key_heads=1, causal=True, p=0.1)),
     # keys or values aligned: with several stages the compiler copies only those asynchronously, and fences too early
-    *on("sm_90", ["bf16"], *(_attention(1, 1, 37, 139, *widths) for widths in ((40, 64), (72, 128), (128, 72)))),
+    *on("sm_90", ["bf16"], *UNEVEN),
+    *on("sm_100", ["fp16"], *UNEVEN),
 ]
 EVERYTHING = itertools.product(EVERYWHERE + [p for p in PROBLEMS if p.keys < 9000], (*CHIPS, "sm_100"), DTYPES)
 REST = [

@@ -268,6 +268,7 @@ ATTENTION: list[Problem] = [
     _attention(2, 1, 30, 25, 128, 80, causal=True),
     _attention(1, 2, 64, 64, 128, 128, p=0.1),
     _attention(1, 1, 130, 130, 128, 128, causal=True, lengths=[100]),
+    _attention(1, 1, 70, 140, 128, 128, causal=True, p=0.1),
     _attention(1, 1, 64, 64, 256, 256, p=0.1),
     _attention(1, 1, 100, 300, 200, 256, causal=True),
     _attention(2, 2, 1, 40, 40, 40, causal=True, causal_offset=30),

@@ -39,6 +39,7 @@ kinds_of_function = functools.cache(jit._kinds)
 OTHERS = [
     *(_attention(1, 2, 3, S, 64, 64, key_heads=1, p=0.1) for S in (20, 150)),
     _attention(1, 1, 3, 140, 256, 256),
+    *(_attention(1, 1, 3, 300, *D, p=p) for D in ((40, 48), (72, 80), (200, 208)) for p in (0.0, 0.1)),
     *(problem for N in (64, 100, 200, 300, 900, 2000, 4000, 8000) for problem in _norms(3, N, 0.1)),
     *(_rms_norm(3, N, 0.1) for N in (64, 1024)),
     *(_weights(1, 1, 3, S, 16) for S in (16, 30, 60, 100, 200, 400, 900, 2000, 4000, 8000)),
@@ -47,7 +48,8 @@ OTHERS = [
     *(_rotary(1, 1, 7, 2 * pairs, 2 * pairs, interleaved=i) for pairs in (5, 32, 64, 128) for i in (False, True)),
     *(_feed_forward(3, 64, 128, 0.1, activation) for activation in ("relu", "gelu")),
 ]
-"""Beside PROBLEMS: keys that heads share, wide heads, and rows of every width with a tile of its own."""
+"""Beside PROBLEMS: keys that heads share, wide heads, strides of which only some are multiples of 16, and rows of every
+width with a tile of its own."""
 
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -118,14 +120,16 @@ def solve(problem, dtype):
 
 
 def every_cache(dtype):
-    """Few and many rows per key head, with and without pages, one share and several; and attention over ancestors."""
-    for width, heads, queries in itertools.product((32, 128, 256), (1, 4), (1, 6)):
+    """Few and many rows per key head, with and without pages, one share and several, strides that are multiples of 16
+    or not; and attention over ancestors."""
+    for width, heads, queries in itertools.product((32, 40, 72, 128, 200, 256), (1, 4), (1, 6)):
         query = torch.randn(1, heads, queries, width).to(dtype)
+        values = torch.randn(1, 1, queries, (width + 15) // 16 * 16).to(dtype)
         for page, slopes in ((16, torch.ones(heads)), (600, None)):
-            cache = torch.randn(600 // page, 1, page, width).to(dtype)
+            caches = [torch.randn(600 // page, 1, page, x.shape[-1]).to(dtype) for x in (query, values)]
             table = None if slopes is None else torch.arange(600 // page)[None]
             options = {"cache_lengths": 9, "block_table": table, "alibi_slopes": slopes}
-            F.attention_with_cache(query, cache, cache, query[:, :1], query[:, :1], **options)
+            F.attention_with_cache(query, *caches, query[:, :1], values, **options)
     for width in (32, 128, 256):
         step = a_step([5], 1, 1, width, dtype)
         Ancestors(*step, heads=1, scale=1.0)(*step, step[0][:, :width].clone())

@@ -8,6 +8,7 @@ from fasttfm.kernels.attention.decode import _append, _decode, _merge, rows_tile
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof.attention_case import (
     FAR,
+    UNEVEN,
     WIDTHS,
     Variant,
     attention_case,
@@ -25,13 +26,13 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
     def case(
         kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None,
-        far: bool = False,
+        far: bool = False, uneven: bool = False,
     ) -> CompileCase:  # fmt: skip
-        variant = Variant(dropout=False, scoring=not plain, shared=shared, far=far)
+        variant = Variant(dropout=False, scoring=not plain, shared=shared, far=far, uneven=uneven)
         constants: dict[str, Any] = {"bounds": ("*i64", None), "D": width, "DV": width, "CAUSAL": True}
         constants |= {"table": None, "output": None, "lse": lse} if plain else {}
         words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
-        name = f"attention.decode/{words}{'+grouped' * shared}{'+far' * far}/D{width}"
+        name = f"attention.decode/{words}{'+grouped' * shared}{'+far' * far}{'+uneven' * uneven}/D{width}"
         return attention_case(_decode, name, kind, DECODE(chip, kind, width, rows), variant, **constants)
 
     for shared in (False, True):
@@ -42,6 +43,9 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     yield case("bf16", 64, 16, plain=True, lse="*fp32")
     if chip.name in FAR:
         yield case("bf16", 64, 16, far=True)
+    if chip.name in UNEVEN:
+        for width, rows in itertools.product(WIDTHS, (16, 32)):
+            yield case("bf16", width, rows, shared=rows == 32, uneven=True)
     strides = ("i32:16",) * 3
     for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
         for lse in (None, "*fp32") if (width, dtype) == (64, "bf16") else (None,):

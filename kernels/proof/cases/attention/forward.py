@@ -1,5 +1,6 @@
 """Compile cases of attention/forward.py, and the list shared by the kernels for long rows."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,3 +52,8 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
     yield case("bf16", 64, D=32)
     if chip.name in attention.FAR:
         yield case("bf16", 64, far=True)
+    if chip.name in attention.UNEVEN:
+        for width, extras in itertools.product(WIDTHS, (2, 4, 1, 0)):  # the heaviest first
+            if choose(chip, "bf16", width, extras).stages > 1:
+                mask, shared = "add" if extras == 2 else "none", extras == 4
+                yield case("bf16", width, mask=mask, dropout=extras > 0, shared=shared, uneven=True)
