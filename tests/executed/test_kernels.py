@@ -185,19 +185,20 @@ def test_backward_tiles_of_long_rows_that_were_fastest_on_an_h100(problem, tiles
     assert " ".join(f"{tile.rows}x{tile.columns}" for tile in taken[-2:]) == tiles
 
 
-PAGES = [(chip, dtype, queries, 40) for chip, dtype, queries in zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))]
-EVERY_TILE = itertools.product(["sm_90"], DTYPES, (1, 9), (40, 100, 200))
+PAGES = [(chip, dtype, queries, 40, 8) for chip, dtype, queries in zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))]
+EVERY_TILE = itertools.product(["sm_90"], DTYPES, (1, 9), (40, 100, 200), (8, 16))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("chip", "dtype", "queries", "width"),
+    ("chip", "dtype", "queries", "width", "narrower"),
     [*PAGES, *(pytest.param(*case, marks=pytest.mark.whole) for case in EVERY_TILE if case not in PAGES)],
 )
-def test_a_paged_cache_is_read_only_where_the_table_points(chip, dtype, queries, width):
-    """Several shares, uneven pages and heads, invalid pages in the table: no access out of bounds."""
+def test_a_paged_cache_is_read_only_where_the_table_points(chip, dtype, queries, width, narrower):
+    """Several shares, uneven pages and heads, invalid pages in the table: no access out of bounds. Rows of values
+    `narrower` by 8 are aligned where those of keys are not."""
     table = torch.randperm(24).view(2, 12).int()
-    keys, values = (torch.randn(24, 2, 5, size).to(DTYPES[dtype]) for size in (width, width - 16))
+    keys, values = (torch.randn(24, 2, 5, size).to(DTYPES[dtype]) for size in (width, width - narrower))
     query = torch.randn(2, 6, queries, width).to(DTYPES[dtype])
     lengths, starts, slopes = torch.tensor([57, 13]), torch.tensor([4, 0]), torch.rand(1, 6)
     scoring = {"slopes": slopes, "softcap": 3.0, "sinks": torch.randn(6), "scale": 0.2}
