@@ -189,7 +189,7 @@ BACKWARD_QUERIES = Choice(
     half  128    1,4    | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  128x32w4   64x32w8s2
     # sm_120: 64x32 spills 88 bytes
     half  128    3      | -        -        -           -            -           128x32w8   -
-    half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    128x32w8s2  128x32w4   32x64w8s2
+    half  128    2,3    | 16x16w8  32x32w4  32x64w4s2   32x64w8s2    128x32w8s2  128x32w4   32x64w8s2
     half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
     half  256    *      | 16x16w8  32x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     """),
@@ -218,13 +218,13 @@ BACKWARD_KEYS = Choice(
     # sm_90 with shared keys: 32x64w4s3 spills 40 bytes
     half  64     1      | -        -        -           -            32x64w4s3   -          -
     half  64     1,4    | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  64x32w4    128x32w8s2
-    half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w4     64x32w4    32x64w8
+    half  64     2,3    | 16x32w8  32x32w4  32x128w8    32x32w4      32x64w4     64x32w4    32x32w4
     # amd: 32x32w8 spills 108 bytes; sm_90: 32x128w8s3 spills 8 bytes with dropout (16 under 3.9), 96 with shared keys
     half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x128w8   32x64w8s2
     half  128    1      | -        -        -           -            16x128w8    -          -  @ 3.9+
     half  128    1      | -        -        -           -            32x128w8s3  32x128w8   -  # shared keys spill 16
     half  128    1,4    | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w4    32x64w8s2
-    half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      128x32w8    32x64w4    32x32w8
+    half  128    2,3    | 16x16w8  16x64w8  128x32w8    32x32w4      128x32w8    32x64w4    32x32w8
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    *      | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
     """),
