@@ -152,9 +152,11 @@ def every_search(dtype):
         search.Choose(sizes, shares, 3)(memory, shares)
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32", "tf32"])
+@pytest.mark.parametrize(
+    "kind", ["bf16", *(pytest.param(kind, marks=pytest.mark.whole) for kind in ("fp16", "fp32", "tf32"))]
+)
 @pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.sample(len(CHIPS))
 def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launching, request):
     seen, expected = set(), set()
     for _, case in compile_matrix.enumerate_cases([CHIPS[chip]]):  # first: it imports every kernel file
