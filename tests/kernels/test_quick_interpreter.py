@@ -46,6 +46,22 @@ def test_numbers_are_those_of_tritons_own(dtype, monkeypatch):
         assert torch.equal(ours, theirs)
 
 
+@triton.jit
+def _copy(x, y, N: tl.constexpr):
+    columns = tl.arange(0, N)
+    tl.store(y + columns, tl.load(x + columns).to(y.dtype.element_ty))
+
+
+def test_bfloat16_is_rounded_as_pytorch_rounds():
+    odd = [0.0, -0.0, 1e-45, 1e-40, 3.4e38, float("inf"), -float("inf"), float("nan"), 1.00390625, 1.01171875]
+    x = torch.cat([torch.randn(4086) * 10.0 ** torch.randint(-38, 38, (4086,)), torch.tensor(odd)])
+    rounded, back = torch.empty(4096, dtype=torch.bfloat16), torch.empty(4096)
+    _copy[(1,)](x, rounded, N=4096)
+    _copy[(1,)](rounded, back, N=4096)
+    assert torch.equal(rounded.nan_to_num(7.0), x.bfloat16().nan_to_num(7.0))
+    assert torch.equal(back.nan_to_num(7.0), rounded.float().nan_to_num(7.0))
+
+
 def test_an_overflow_is_found_where_triton_debugs(monkeypatch):
     builder = triton.runtime.interpreter.interpreter_builder
     most = torch.full((8,), 2**31 - 1, dtype=torch.int32)
