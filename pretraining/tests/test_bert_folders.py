@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from their_models import assert_same_gradients, saved
+from their_models import assert_same_gradients, saved, saved_electra
 from torch.nn.functional import cross_entropy
 
 from fasttfm.errors import UserError
@@ -134,21 +134,8 @@ def test_heads_that_are_left_out_and_those_that_begin_anew_are_told(tmp_path, re
         assert wanted in message
 
 
-def electra_folders(tmp_path, **changes):
-    """A discriminator and a generator with its embeddings."""
-    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 12, **changes}
-    discriminator, generator = (
-        saved("ElectraForPreTraining", tmp_path / "d"),
-        saved("ElectraForMaskedLM", tmp_path / "g", **small),
-    )
-    generator.electra.embeddings = discriminator.electra.embeddings
-    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
-    generator.save_pretrained(tmp_path / "g")
-    return discriminator, generator
-
-
 def test_electra_is_two_folders(tmp_path):
-    discriminator, generator = electra_folders(tmp_path)
+    discriminator, generator = saved_electra(tmp_path)
     ours = interop.read_electra(tmp_path / "d", tmp_path / "g")
     tokens, segments, mask, given = batch("Electra", 0)
     positions = torch.tensor([0, 3, 10, 20])
@@ -169,7 +156,7 @@ def test_electra_is_two_folders(tmp_path):
 
 
 def test_parts_that_make_no_electra_are_refused(tmp_path):
-    electra_folders(tmp_path, intermediate_size=10)
+    saved_electra(tmp_path, intermediate_size=10)
     with pytest.raises(UserError, match=r"is not a generator of .*d_ff 10 must be 1 and 12"):
         interop.read_electra(tmp_path / "d", tmp_path / "g")
     sizes = {"vocab_size": 50, "d_model": 16, "heads": 2, "d_ff": 24, "layers": 1, "embedding_size": 8}

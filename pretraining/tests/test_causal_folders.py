@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from convert.their_folders import tokenizer_json
+from test_imported_tokenizer import byte_level
 from their_models import assert_same_gradients, saved
 from torch.nn.functional import cross_entropy
 
@@ -207,19 +208,14 @@ def test_folders_of_transformers_4_are_read(scaling, tmp_path):
 
 
 def test_an_imported_llama_writes_after_its_own_first_token(tmp_path, capsys):
-    tokenizers = pytest.importorskip("tokenizers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    made = tokenizers.Tokenizer(tokenizers.models.BPE({each: number for number, each in enumerate(alphabet)}, []))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens(["<s>", "</s>"])
+    made = byte_level(end="</s>", mask="<s>")
     their_model = theirs("llama", tmp_path / "H", vocab_size=258)
-    made.save(str(tmp_path / "H" / "tokenizer.json"))
+    (tmp_path / "H" / "tokenizer.json").write_text(made.content)
     assert main(["lm", "import", str(tmp_path / "H"), "--out", str(tmp_path / "M")]) == 0
     capsys.readouterr()
     words = ["--prompt", "abc", "--tokens", "12", "--temperature", "0", "--json"]
     assert main(["lm", "generate", str(tmp_path / "M"), *words]) == 0
     (text,) = json.loads(capsys.readouterr().out)["texts"]
-    prompt = torch.tensor([[256, *made.encode("abc").ids]])
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 257, "pad_token_id": 257}
+    prompt = torch.tensor([[made.begin, *made.encode("abc")]])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": made.end, "pad_token_id": made.end}
     assert text == made.decode(their_model.generate(prompt, **options)[0].tolist())

@@ -4,13 +4,12 @@ import json
 import shlex
 
 import pytest
-import torch
+from their_models import saved
 from training.runs import records
 
 from fasttfm.cli.main import main
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
-from fasttfm_pretraining.models.kinds import read_model
 
 SMALL = ["--d-model", "16", "--heads", "2", "--d-ff", "32", "--layers", "1", "--max-length", "32", "--row-length", "32"]
 QUICK = ["--max-tokens", "128", "--warmup-updates", "2", "--log-interval", "5", "--threads", "1", "--no-tensorboard"]
@@ -88,20 +87,6 @@ def test_prompt_and_few_shot_tell_by_model_and_number_of_solved_examples_how_man
     assert capsys.readouterr().err.startswith("fasttfm lm few-shot: --shots 9: there are 5 other examples")
 
 
-def test_export_and_import_end_where_they_began(made, capsys):
-    pytest.importorskip("transformers")
-    assert main(["lm", "export", str(made / "M"), "--out", str(made / "HF")]) == 0
-    assert (made / "HF" / "tokenizer.json").is_file()
-    assert main(["lm", "import", str(made / "HF"), "--out", str(made / "N")]) == 0
-    capsys.readouterr()
-    texts = []
-    for name in ("M", "N"):
-        words = ["--prompt", "Line 3", "--temperature", "0", "--tokens", "9"]
-        assert main(["lm", "generate", str(made / name), *words]) == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1]
-
-
 def test_a_llama_goes_the_same_way(made, capsys):
     pytest.importorskip("transformers")
     sizes = shlex.split("--d-model 16 --heads 4 --kv-heads 2 --d-ff 24 --layers 2 --max-length 32")
@@ -123,52 +108,13 @@ def test_a_llama_goes_the_same_way(made, capsys):
 
 # fasttfm mlm
 
-WORDS = "the dog runs over a green field and two men sit in small boats under blue skies".split()  # noqa: SIM905
-TINY = shlex.split(
-    "--d-model 16 --heads 2 --d-ff 24 --layers 2 --max-length 32 --row-length 32 --max-tokens 256 --max-update 2 "
-    "--log-interval 1 --no-tensorboard --precision fp32 --warmup-updates 0 --workers 1 --device cpu"
-)
-
-
-@pytest.fixture
-def data(tmp_path):
-    text = "\n".join(" ".join(WORDS[(n + k) % len(WORDS)] for k in range(9)) for n in range(150))
-    (tmp_path / "text.txt").write_text(text + "\n")
-    prepare = ["mlm", "prepare", "--text", str(tmp_path / "text.txt"), "--bytes", "--out", str(tmp_path / "D")]
-    assert main([*prepare, "--valid-share", "0.2"]) == 0
-    return tmp_path / "D"
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("preset", ["bert-tiny", "albert-tiny", "electra-tiny"])
-def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
-    model, folder, repeated = (str(tmp_path / name) for name in ("M", "H", "A"))
-    assert main(["mlm", "train", "--preset", preset, "--data", str(data), "--out", model, *TINY]) == 0
-    assert (tmp_path / "M" / "curve.png").exists()
-    assert main(["mlm", "evaluate", model, "--data", str(data), "--device", "cpu"]) == 0
-    assert "held-out loss" in capsys.readouterr().out
-    picture = str(tmp_path / "attention.png")
-    assert main(["mlm", "attention", model, "the dog runs", "--layers", "2", "--out", picture]) == 0
-    assert (tmp_path / "attention.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["mlm", "attention", model, "a" * 31, "--out", picture]) == 2
-    assert "has 31 tokens, at most 30 can be shown" in capsys.readouterr().err
-    assert main(["mlm", "export", model, "--out", folder]) == 0
-    source = [folder]
-    if preset == "electra-tiny":
-        source = [f"{folder}/discriminator", "--generator", f"{folder}/generator"]
-    assert main(["mlm", "import", *source, "--out", repeated]) == 0
-    one, other = (read_model("mlm", tmp_path / name) for name in ("M", "A"))
-    for (name, tensor), parameter in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(tensor, parameter), name
-    assert main(["mlm", "evaluate", repeated, "--data", str(data), "--device", "cpu"]) == 0
-
 
 def test_a_wordpiece_vocabulary_comes_along(tmp_path, capsys):
-    transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 2}
+    for package in ("transformers", "tokenizers"):
+        pytest.importorskip(package)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "the", "do", "##g", "##s"]
     folder = tmp_path / "H"
-    transformers.BertForPreTraining(transformers.BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
+    saved("BertForPreTraining", folder, vocab_size=len(pieces), max_position_embeddings=512)
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
     assert main(["mlm", "import", str(folder), "--out", str(tmp_path / "M")]) == 0
     (tmp_path / "text.txt").write_text("The dogs\n" * 200)
@@ -176,6 +122,8 @@ def test_a_wordpiece_vocabulary_comes_along(tmp_path, capsys):
     assert main(["mlm", "prepare", *files, "--out", str(tmp_path / "D")]) == 0
     assert main(["mlm", "evaluate", str(tmp_path / "M"), "--data", str(tmp_path / "D"), "--device", "cpu"]) == 0
     assert "pairs" in capsys.readouterr().out
+    assert main(["mlm", "attention", str(tmp_path / "M"), "x " * 81, "--out", "picture.png"]) == 2
+    assert "has 81 tokens, at most 80 can be shown" in capsys.readouterr().err
 
     vocabulary = masking_vocabulary(load_text_tokenizer(tmp_path / "M"))
     assert (vocabulary.begin, vocabulary.end, vocabulary.mask) == (2, 3, 4)

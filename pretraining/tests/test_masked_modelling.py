@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from their_models import saved, saved_electra
 from training.runs import assert_same_weights
 
 from fasttfm.config import gather
@@ -51,28 +52,16 @@ def values(kind, **changes):
     return gather(overrides={**RUN, **changes}, kind=kind)
 
 
-def theirs(name, folder, **changes):
-    """A Hugging Face model without dropout, saved."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {
-        "vocab_size": 261, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
-        "num_hidden_layers": 2, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1,
-    }  # fmt: skip
-    cls = getattr(transformers, name)
-    torch.manual_seed(0)
-    model = cls(cls.config_class(**{**sizes, **changes}))
-    model.save_pretrained(folder)
-    return model.train()
+THEIRS = {"vocab_size": 261, "num_hidden_layers": 2, "max_position_embeddings": 32, "initializer_range": 0.1}
 
 
 def bert_and_theirs(folder, objective):
     """Ours, their parameters and their loss of a batch."""
     if objective == "mlm+nsp":
-        model, sentence = theirs("BertForPreTraining", folder), "next_sentence_label"
+        model, sentence = saved("BertForPreTraining", folder, **THEIRS), "next_sentence_label"
     else:
-        changes = {"embedding_size": 8, "classifier_dropout_prob": 0.0}
-        model, sentence = theirs("AlbertForPreTraining", folder, **changes), "sentence_order_label"
+        model = saved("AlbertForPreTraining", folder, **THEIRS, classifier_dropout_prob=0.0)
+        sentence = "sentence_order_label"
 
     def loss_of(batch, mask, labels):
         return model(batch.tokens, mask, batch.segments, labels=labels, **{sentence: batch.sentence_labels}).loss
@@ -83,18 +72,8 @@ def bert_and_theirs(folder, objective):
 def electra_and_theirs(folder, monkeypatch):
     """The words that the generator draws are handed over: chance decides between two of like probability."""
     drawn, sample = [], electra.sample
-
-    def kept_sample(masked):
-        drawn.append(sample(masked))
-        return drawn[-1]
-
-    monkeypatch.setattr(electra, "sample", kept_sample)
-    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 12}
-    discriminator = theirs("ElectraForPreTraining", folder / "d", embedding_size=8)
-    generator = theirs("ElectraForMaskedLM", folder / "g", embedding_size=8, **small)
-    generator.electra.embeddings = discriminator.electra.embeddings
-    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
-    generator.save_pretrained(folder / "g")
+    monkeypatch.setattr(electra, "sample", lambda masked: drawn.append(sample(masked)) or drawn[-1])
+    discriminator, generator = saved_electra(folder, **THEIRS)
 
     def loss_of(batch, mask, labels):
         seen, is_replaced = batch.tokens.clone(), torch.zeros_like(mask)
@@ -111,6 +90,7 @@ def electra_and_theirs(folder, monkeypatch):
 @pytest.mark.parametrize("objective", ["mlm+nsp", "mlm+sop", "electra"])
 def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data, tmp_path, monkeypatch):
     """Fifty losses of ours are those of a plain loop over their parameters."""
+    pytest.importorskip("transformers")
     is_electra = objective == "electra"
     ours, parameters, loss_of = (
         electra_and_theirs(tmp_path, monkeypatch) if is_electra else bert_and_theirs(tmp_path, objective)

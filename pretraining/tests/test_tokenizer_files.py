@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from their_models import saved
 
 from fasttfm.cli.main import main
 from fasttfm.errors import UserError
@@ -41,15 +42,6 @@ def word_end_files(folder):
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     return trained(made, folder, vocab_size=90, special_tokens=["<unk>"], end_of_word_suffix="</w>")
-
-
-def gpt(folder, kind, size):
-    """A model of that many tokens, as transformers saves it."""
-    sizes = {"vocab_size": size, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    if kind == "gpt2":
-        transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(folder)
-    else:
-        transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes)).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +92,8 @@ def test_a_folder_without_tokenizer_json_becomes_a_model_that_writes(tmp_path, k
     folder, out, data = (tmp_path / name for name in "HMD")
     folder.mkdir()
     size = byte_level_files(folder, ["<|endoftext|>"]) if kind == "gpt2" else word_end_files(folder)
-    gpt(folder, kind, size + 20)
+    name = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}[kind]
+    saved(name, folder, vocab_size=size + 20, n_positions=32, n_layer=2)
     assert main(["lm", "import", str(folder), "--out", str(out)]) == 0
     assert "left out 20 rows" in capsys.readouterr().out
     assert main(["lm", "generate", str(out), "--prompt", "the cat", "--tokens", "20"]) == 0
@@ -135,14 +128,11 @@ def test_what_is_missing_or_damaged_ends_in_one_line(tmp_path):
         read_tokenizer(tmp_path)
 
 
-def test_a_roberta_of_older_files_is_imported_and_its_pairs_are_joined_as_there(tmp_path, capsys):
-
+def test_a_roberta_of_older_files_is_imported_and_its_pairs_are_joined_as_there(tmp_path):
     folder = tmp_path / "H"
     folder.mkdir()
     size = byte_level_files(folder, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    config = transformers.RobertaConfig(vocab_size=size, max_position_embeddings=66, type_vocab_size=1, **sizes)
-    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+    saved("RobertaForMaskedLM", folder, vocab_size=size, max_position_embeddings=66)
     assert main(["mlm", "import", str(folder), "--out", str(tmp_path / "M")]) == 0
     tokenizer, theirs = load_text_tokenizer(tmp_path / "M"), transformers.AutoTokenizer.from_pretrained(folder)
     markers = markers_of("squad", tokenizer)

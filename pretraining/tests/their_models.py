@@ -46,6 +46,17 @@ def saved(name, folder, **changes):
     return model.eval()
 
 
+def saved_electra(folder, *, intermediate_size=12, **changes):
+    """A discriminator, and a generator of this width that has its embeddings; changes: of both configurations."""
+    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": intermediate_size}
+    discriminator = saved("ElectraForPreTraining", folder / "d", **changes)
+    generator = saved("ElectraForMaskedLM", folder / "g", **small, **changes)
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
+    generator.save_pretrained(folder / "g")
+    return discriminator, generator
+
+
 def assert_same_gradients(ours, theirs, read, folder, *, rtol=1e-5, atol=1e-5, ignored="nothing"):
     """Under our names: by reading a model whose weights are their gradients. ignored: part of names."""
     with torch.no_grad():
