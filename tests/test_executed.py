@@ -31,8 +31,3 @@ def test_the_pages_quote_the_records():
     said = executed.sentence(records.read(records.RESULTS / "executed.jsonl"))
     for page in ("docs/proof.md", "docs/ptx.md"):
         assert said in " ".join((machine.ROOT / page).read_text(encoding="utf-8").split()), page
-
-
-def test_every_case_belongs_to_one_line():
-    assert executed.expression("sm_90") == "sm_90"
-    assert executed.expression(executed.NO_CHIP) == "not (sm_60 or sm_75 or sm_80 or sm_90 or sm_100 or sm_120)"

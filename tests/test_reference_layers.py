@@ -1,4 +1,8 @@
-"""The reference's norms, residual connection, feed-forward network and dropout against torch.nn; gradcheck."""
+"""The reference's norms, residual connection, feed-forward network, dropout, loss and embedding against
+torch.nn; gradcheck.
+"""
+
+import functools
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ from fasttfm import reference
 
 SEED = torch.tensor([42])
 DROPPED = {"dropout_p": 0.3, "seed": SEED, "site": 2}
+torch_loss = functools.partial(nn.functional.cross_entropy, reduction="sum")
 
 
 def double(*shape):
@@ -97,6 +102,46 @@ def test_dropout_is_on_the_hidden_activation_and_keeps_the_expectation():
     assert_same(ours, hidden @ weight2.T, [x, weight1, weight2])
     mean = reference.dropout(torch.ones(512, 512, dtype=torch.float64), 0.1, SEED).mean()
     assert abs(mean - 1) < 5 * (0.1 / 0.9) ** 0.5 / 512
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("ignore_index", [-100, 0])
+def test_cross_entropy_equals_torchs(label_smoothing, ignore_index):
+    logits, hidden, weight, target = double(7, 11), double(7, 5), double(11, 5), torch.tensor([1, 10, 0, 3, 3, 0, 7])
+    options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    for leaves, function, x in (
+        ([logits], reference.cross_entropy, logits),
+        ([hidden, weight], reference.linear_cross_entropy, hidden @ weight.T),
+    ):
+        loss, nll = function(*leaves, target, **options)
+        expected = torch_loss(x, target, **options)
+        torch.testing.assert_close(nll, torch_loss(x, target, ignore_index=ignore_index))
+        assert_same(loss, expected, leaves)
+
+
+def test_all_targets_ignored():
+    logits = double(7, 11)
+    loss, nll = reference.cross_entropy(logits, torch.zeros(7, dtype=torch.int64), ignore_index=0, label_smoothing=0.1)
+    loss.backward()
+    assert loss == nll == 0
+    assert (logits.grad == 0).all()
+
+
+def test_half_precision_logits_have_a_float32_loss():
+    logits, target = double(7, 11).bfloat16(), torch.arange(7)
+    loss, nll = reference.cross_entropy(logits, target)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert loss.item() == pytest.approx(torch_loss(logits.double(), target).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("pad_id", [None, 0])
+def test_embed_equals_torchs_embedding_scaled_plus_positions(pad_id):
+    weight, positions = double(9, 6), double(10, 6)
+    tokens = torch.tensor([[1, 2, 0], [8, 0, 0]])
+    actual = reference.embed(tokens, weight, positions, scale=6**0.5, first_position=4, pad_id=pad_id)
+    expected = nn.functional.embedding(tokens, weight, padding_idx=pad_id) * 6**0.5 + positions[4:7]
+    expected = expected if pad_id is None else expected * (tokens != pad_id)[..., None]
+    assert_same(actual, expected, [weight, positions])
 
 
 TOKENS, LENGTHS, TARGET = torch.tensor([[1, 2, 0], [8, 0, 0]]), torch.tensor([4, 2]), torch.tensor([1, 0, 4])

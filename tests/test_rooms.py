@@ -1,6 +1,6 @@
 """Imports point down only: a room knows the rooms below it, and files import each other in no circle.
 
-Files and functions stay short enough to be read in one sitting.
+Files and functions stay short enough to be read in one sitting, and every docstring can be read alone.
 """
 
 import ast
@@ -179,3 +179,18 @@ def test_files_and_functions_are_short():
             if (lines := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES:
                 long.append(f"{path}: {function.name} has {lines} lines: at most {MAX_FUNCTION_LINES}")
     assert not long, "\n".join(long)
+
+
+LEANING = ("As", "How", "Likewise", "Of", "That", "Those", "What", "Where", "Which", "Who", "Why")
+"""First words of a sentence that leans on another one, or is half of one."""
+
+
+def test_no_docstring_begins_in_the_middle_of_a_sentence():
+    leaning = []
+    for module in MODULES:
+        for node in nodes(module):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                words = (ast.get_docstring(node) or "A").split()
+                if words[0].strip(",.:;") in LEANING:
+                    leaning.append(f"{module}.{getattr(node, 'name', '')}: {' '.join(words[:8])}")
+    assert not leaning, "\n".join(leaning)

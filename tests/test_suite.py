@@ -1,12 +1,9 @@
-"""Which cases `make test` runs (the marks sample and whole), and what becomes of a run."""
+"""Which cases `make test` runs (the marks sample and whole)."""
 
 from types import SimpleNamespace
 
 import pytest
 from shared_fixtures import left_out, spread
-
-from benchmarks.measure import records
-from tests import suite
 
 
 def case(name, mark=None, *values):
@@ -38,25 +35,3 @@ def test_cases_of_one_axis_are_drawn_far_from_each_other():
     assert spread(cases, 2) == [0, 8]
     assert spread(cases, 3) == [0, 4, 8]
     assert spread(cases, 20) == list(range(9))
-
-
-def test_every_case_leaves_a_record_a_run_and_the_gate_none(tmp_path, monkeypatch, capsys):
-    asked = []
-    found = {"cases": 2, "passed": 1, "failed": ["test_cases::test_a"], "seconds": 1.0}
-    monkeypatch.setattr(suite.processors, "main", lambda words: asked.append(words) or 0)
-    monkeypatch.setattr(suite.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(suite, "counted", lambda *given, run: {"run": run, **found})
-    words = ["--workers", "1", "--results", str(tmp_path)]
-    assert suite.main([*words, "--all", "--run", "executed"]) == 1
-    assert not asked
-    for _ in range(2):
-        assert suite.main([*words, "--all"]) == 1
-    lines = records.read(tmp_path / "suite.jsonl")
-    assert sorted(line["run"] for line in lines) == ["executed", "tests"]
-    assert lines[0]["failed"] == ["test_cases::test_a"]
-    assert asked == [words] * 2
-    (tmp_path / "suite.jsonl").unlink()
-    suite.main(words)
-    assert not (tmp_path / "suite.jsonl").exists()
-    assert len(asked) == 2
-    assert "tests: 1 of 2 cases pass" in capsys.readouterr().out

@@ -12,7 +12,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in (".", "kernels
 
 from accuracy import assert_as_accurate  # noqa: E402
 from attention_once import append, decode  # noqa: E402, F401
-from gpu.problems import Problem  # noqa: E402
+from gpu.problems import Problem, in_double, solve  # noqa: E402
 
 from fasttfm.functional import backend  # noqa: E402
 from fasttfm.kernels.proof.executed import executed  # noqa: E402
@@ -20,20 +20,7 @@ from ptx_check import Machine  # noqa: E402
 
 CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90")
 """The chips whose PTX the tests of this folder execute, besides sm_100 and sm_120."""
-SEED = torch.tensor([987654321])
 CPU = torch.device("cpu")
-
-
-def solve(way, inputs: dict) -> list[torch.Tensor]:
-    """Outputs, then gradients of all floating-point inputs."""
-    inputs = {k: v.detach().requires_grad_(v.is_floating_point()) for k, v in inputs.items()}
-    outputs = way(SEED, **inputs)
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    generator = torch.Generator().manual_seed(1)
-    total = sum((o.double() * torch.randn(o.shape, generator=generator)).sum() for o in outputs)
-    leaf_tensors = [v for v in inputs.values() if v.requires_grad]
-    gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True)
-    return [*outputs, *(g for g in gradients if g is not None)]
 
 
 def solving(problem: Problem, dtype: torch.dtype) -> Callable[[], list[torch.Tensor]]:
@@ -47,7 +34,7 @@ def check(problem: Problem, chip: str, dtype: torch.dtype) -> Machine:
     with executed(chip) as machine, backend("triton"):
         ours = solve(problem.ours, inputs)
     assert machine.launches or (not problem.dropout and "residual_add" in str(problem)), "no kernel was launched"
-    exact = solve(problem.theirs, {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
+    exact = solve(problem.theirs, in_double(inputs))
     plain = solve(problem.theirs, inputs)
     largest = max(x.abs().max().item() for x in exact)
     for position, (results, true, same) in enumerate(zip(ours, exact, plain, strict=True)):

@@ -5,7 +5,7 @@ python -m tests.executed.machine_code executes every launch by every assembler a
 
 import pytest
 import torch
-from executing import CPU, solve
+from executing import solving
 from gpu.problems import _attention, _feed_forward, _norms
 
 from benchmarks.measure.records import RESULTS, read
@@ -22,9 +22,9 @@ from tests.executed import machine_code
 
 
 def compared(problem, **options) -> Machine:
-    inputs = problem.inputs(CPU, torch.bfloat16)
+    solve = solving(problem, torch.bfloat16)
     with executed("sm_90", machine_code="compare", **options) as machine, backend("triton"):
-        solve(problem.ours, inputs)
+        solve()
     return machine
 
 
@@ -83,15 +83,6 @@ def test_a_line_for_each_kernel_tile_and_assembler():
     assert (counts | {"choice": ""}).items() <= older.items()
     assert (newer["assembler"], newer["right"], newer["choice"]) == ("13.1.80", 1, "tune")
     assert "| `rotary.rotate` | 1 | 1 | 1 of 3 | 1 of 1 | 5.0e-01 |" in machine_code.table([older, newer])
-
-
-def test_a_shipped_tile_without_a_line_is_named():
-    every = machine_code.not_run([])
-    assert "64x32w4s1 tf32 D64" in every["attention.forward.forward"]
-    assert "64x128w12s2 bf16 D128" in every["attention.hopper.backward_keys.keys"]
-    line = {"kernel": "attention.decode.merge", "tile": "4x64w4s1", "dtype": "fp16", "assembler": "13.1.80"}
-    left = machine_code.not_run([line | {"widths": [64]}])
-    assert set(every["attention.decode.merge"]) - set(left["attention.decode.merge"]) == {"4x64w4s1 fp16 D64"}
 
 
 @pytest.mark.whole

@@ -35,6 +35,24 @@ class Problem:
         return self.name
 
 
+def solve(way: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Outputs of a problem's ours or theirs, then the gradients of all floating-point inputs."""
+    inputs = {k: v.detach().requires_grad_(v.is_floating_point()) for k, v in inputs.items()}
+    device = next(iter(inputs.values())).device
+    outputs = way(torch.tensor([987654321], device=device), **inputs)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    generator = torch.Generator(device).manual_seed(1)
+    weights = [torch.randn(o.shape, generator=generator, device=device) for o in outputs]
+    total = sum((o.double() * w).sum() for o, w in zip(outputs, weights, strict=True))
+    leaf_tensors = [v for v in inputs.values() if v.requires_grad]
+    gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True)
+    return [*outputs, *(g for g in gradients if g is not None)]
+
+
+def in_double(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
 def _random(*shape: int, scale: float = 1.0) -> Callable[[torch.device, torch.dtype], Tensor]:
     return lambda device, dtype: (torch.randn(shape, device=device) * scale).to(dtype)
 

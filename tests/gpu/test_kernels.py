@@ -14,43 +14,21 @@ import torch
 from fasttfm import reference
 from fasttfm.functional import backend
 
-from .problems import PROBLEMS, Problem
+from .problems import PROBLEMS, Problem, in_double, solve
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOOR = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative to the largest magnitude: about 32, 2 and 2 units in the last place."""
 
 
-def solve(way, problem: Problem, inputs: dict, seed: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs, then the gradients of all floating-point inputs."""
-    inputs = {k: v.detach().requires_grad_(v.is_floating_point()) for k, v in inputs.items()}
-    outputs = way(seed, **inputs)
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    generator = torch.Generator(device=outputs[0].device).manual_seed(1)
-    weights = [torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float32) for o in outputs]
-    total = sum((o.double() * w).sum() for o, w in zip(outputs, weights, strict=True))
-    leaf_tensors = [v for v in inputs.values() if v.requires_grad]
-    gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True)
-    return [*outputs, *(g for g in gradients if g is not None)]
-
-
-def in_double(inputs: dict) -> dict:
-    return {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
-
-
-def seed_on(device: torch.device) -> torch.Tensor:
-    return torch.tensor([987654321], device=device)
-
-
 def check(problem: Problem, device: torch.device, dtype: torch.dtype, products: Any = None) -> None:
     """Compares by the rule above; products: a context in which plain PyTorch multiplies like the kernel."""
     inputs = problem.inputs(device, dtype)
-    seed = seed_on(device)
     with backend("triton"):
-        ours = solve(problem.ours, problem, inputs, seed)
-    exact = solve(problem.theirs, problem, in_double(inputs), seed)
+        ours = solve(problem.ours, inputs)
+    exact = solve(problem.theirs, in_double(inputs))
     with products or contextlib.nullcontext():
-        plain = solve(problem.theirs, problem, inputs, seed)
+        plain = solve(problem.theirs, inputs)
     for position, (actual, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
         assert torch.isfinite(actual).all(), f"result {position} is not finite"
         largest = true.abs().max().item()
@@ -69,22 +47,22 @@ def test_a_kernel_errs_at_most_twice_as_much_as_torch_in_its_own_precision(probl
 def test_sanitized(problem, device, ieee):
     """Runs every problem once, for compute-sanitizer."""
     with backend("triton"):
-        solve(problem.ours, problem, problem.inputs(device, torch.float16), seed_on(device))
+        solve(problem.ours, problem.inputs(device, torch.float16))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_two_runs_give_the_same_bits_beside_other_work(problem, device, dtype, ieee):
     """Races and atomics would show here."""
-    inputs, seed = problem.inputs(device, dtype), seed_on(device)
+    inputs = problem.inputs(device, dtype)
     noise = torch.randn(1024, 1024, device=device)
     beside = torch.cuda.Stream()
     with backend("triton"):
-        first = solve(problem.ours, problem, inputs, seed)
+        first = solve(problem.ours, inputs)
         for _ in range(20):
             with torch.cuda.stream(beside):
                 noise = (noise @ noise).clamp(-1, 1)
-            for a, b in zip(first, solve(problem.ours, problem, inputs, seed), strict=True):
+            for a, b in zip(first, solve(problem.ours, inputs), strict=True):
                 assert torch.equal(a, b)
     torch.cuda.synchronize()
 

@@ -16,6 +16,7 @@ from gpu.problems import (
     _rms_norm,
     _rotary,
     _weights,
+    solve,
 )
 from search_step import a_step
 from torch.utils._pytree import tree_leaves
@@ -111,14 +112,6 @@ def launching(monkeypatch, request):
     return on
 
 
-def solve(problem, dtype):
-    inputs = problem.inputs(CPU, dtype)
-    leaves = [x.requires_grad_() for x in inputs.values() if x.is_floating_point()]
-    outputs = problem.ours(torch.tensor([1]), **inputs)
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else [o for o in outputs if o.requires_grad]
-    torch.autograd.grad([o.sum() for o in outputs], leaves, allow_unused=True)
-
-
 def every_cache(dtype):
     """Few and many rows per key head, with and without pages, one share and several, strides that are multiples of 16
     or not; and attention over ancestors."""
@@ -168,7 +161,7 @@ def test_every_launched_tile_dtype_and_mask_is_listed(chip, kind, launching, req
     products.fp32_precision = "tf32" if kind == "tf32" else "ieee"
     with backend("triton"):
         for problem in (*PROBLEMS, *OTHERS):
-            solve(problem, DTYPES[kind])
+            solve(problem.ours, problem.inputs(CPU, DTYPES[kind]))
         every_cache(DTYPES[kind])
         every_search(DTYPES[kind])
     assert len({entry[0] for entry in seen}) > 20, "launches are seen"
