@@ -316,8 +316,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="append broken rules and bounds as a JSON line")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one per core)")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only results and errors")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON document on standard output")
     args = parser.parse_args(argv)
     unknown = [name for name in args.chips.split(",") if name not in KNOWN]
     if unknown:
@@ -331,20 +329,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.unrecorded:
         cases = {task: cases[task] for task in unrecorded(cases)}
 
-    outcomes = compile_tasks(list(cases), args.workers, None if args.quiet else progress_line())
+    outcomes = compile_tasks(list(cases), args.workers, progress_line())
     if args.update_budgets:
         _update(cases, outcomes)
     if args.record:
         write_record(args.record, cases, outcomes)
-    if args.report and not args.json:
+    if args.report:
         rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items() if task.chip in CHIPS]
         print(compile_report.by_kernel(rows))
     failures = all_complaints(cases, outcomes)
     chips = len(args.chips.split(","))
     print(*failures, f"{len(cases)} cases on {chips} chips, {len(failures)} complaints", sep="\n", file=sys.stderr)
-    if args.json:
-        compiled = sum(outcome.resources is not None for outcome in outcomes.values())
-        print(json.dumps({"cases": len(cases), "compiled": compiled, "complaints": failures}))
     return 1 if failures else 0
 
 

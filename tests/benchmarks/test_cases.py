@@ -15,8 +15,6 @@ from benchmarks.peers import ctranslate2, huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step
 from fasttfm.config.training import TrainingConfig
 from fasttfm.cpu.step_cache import StepCache
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import Cost, Machine
 from fasttfm.models import Transformer, TransformerConfig
 
 CPU = torch.device("cpu")
@@ -116,12 +114,6 @@ def test_head_returns_a_batch_of_the_first_rows(monkeypatch):
 def test_the_cost_is_of_the_tokens_without_padding():
     half, none = (case.cost for case in training_step.cases(setting_of()) if case.shape["padding"] in (0.6, 0.0))
     assert half.flops / none.flops == pytest.approx(0.4, abs=0.02)
-
-
-def test_a_tiny_product_takes_the_longer_of_its_products_and_its_memory():
-    cost = costs.linear(2, 3, 5, 4)  # (2, 3) times (5, 3) transposed, float32
-    assert cost == Cost(flops=2 * 2 * 3 * 5, bytes=4 * (6 + 15 + 10), launches=1)
-    assert [cost.seconds(machine) for machine in (Machine(10, 1000), Machine(60, 31))] == [6, 4]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""`python -m benchmarks check` accepts the records of this repository and names what is wrong with others."""
+"""Records are validated when written, replaced by key, and filed by group and machine; `python -m benchmarks check`
+accepts those of this repository and names what is wrong with others.
+"""
 
 import json
 import re
@@ -6,8 +8,7 @@ import re
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.measure import check, machine
-from benchmarks.measure.records import RESULTS
+from benchmarks.measure import check, machine, records
 
 ROOF = {"floor_us": 50.0, "share": 0.5, "ceilings": {"gb_per_s": 12.5, "tflop_per_s": 0.125}}
 
@@ -41,7 +42,7 @@ def checked(tmp_path, capsys):
 def test_the_records_of_this_repository_are_fit():
     if machine.git("rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("only a complete clone knows all commits")
-    files = sorted(RESULTS.glob(f"*{check.ENDING}"))
+    files = sorted(records.RESULTS.glob(f"*{check.ENDING}"))
     assert files
     reasons = [reason for path in files for reason in check.check(path)[1]]
     # forks and rebased branches do not have the measured commits
@@ -128,3 +129,28 @@ def test_the_summary_has_the_number_of_commits_since_the_oldest_record(monkeypat
     rows = [record(provider=commit, machine={"commit": commit * 40}) for commit in "abc"]
     assert check.check(write("a.jsonl", *rows))[0].endswith("; the measured code has changed in 12 commits since")
     assert check.check(write("b.jsonl", rows[2]))[0].endswith("2 cores")
+
+
+def test_write_replaces_equal_keys_and_keeps_other_records(tmp_path, record):
+    file = tmp_path / "new" / "kernels.jsonl"
+    records.write(file, [record(), record(provider="torch eager")])
+    records.write(file, [record(p50=5.0), record(case="embedding")])
+    results = [(row["case"], row["provider"], row["time_us"]["p50"]) for row in records.read(file)]
+    right = [("attention", "torch eager", 100.0), ("attention", "fasttfm", 5.0), ("embedding", "fasttfm", 100.0)]
+    assert results == right
+    with pytest.raises(ValueError, match="required property"):
+        records.write(file, [record(case="another"), {"schema": 1}])
+    assert len(records.read(file)) == 3
+    assert [path.name for path in file.parent.iterdir()] == ["kernels.jsonl"]
+
+
+def test_numbers_are_rounded_to_four_digits_and_are_valid_json():
+    assert records.rounded(123456.0) == 123500.0
+    assert records.rounded(None) is None
+    assert json.loads(json.dumps(records.rounded(float("inf")))) == 1e308
+
+
+def test_a_file_name_has_group_and_machine():
+    assert records.file_name("blocks", {"device": "NVIDIA H200"}) == "blocks-nvidia-h200.jsonl"
+    about = {"processor": "AMD EPYC", "cores": 2, "instruction_sets": ["avx2", "avx512f", "amx_bf16"]}
+    assert records.file_name("kernels", about) == "kernels-amd-epyc-amx-2-cores.jsonl"

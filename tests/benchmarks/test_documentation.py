@@ -3,15 +3,13 @@
 import re
 from pathlib import Path
 
-import torch
+from toy import HERE, SETTING
 
-from benchmarks.measure import harness, machine, records
-from benchmarks.measure.case import Setting
+from benchmarks.measure import harness, records
 from benchmarks.measure.clocks import clock_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 CASE, PROVIDER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
 
 
 def test_the_examples_of_a_case_and_of_a_provider_are_short_and_run(capsys):
@@ -19,8 +17,8 @@ def test_the_examples_of_a_case_and_of_a_provider_are_short_and_run(capsys):
     for example in (CASE, PROVIDER):
         assert len([line for line in example.splitlines() if line.strip()]) < 20
         exec(compile(example, "docs/benchmarks.md", "exec"), names)
-    case = names["softmax"](SMOKE)
-    rows = harness.run(case, SMOKE, clock_of(case, SMOKE), 0.0, machine=machine.describe(), least_rounds=1)
+    case = names["softmax"](SETTING)
+    rows = harness.run(case, SETTING, clock_of(case, SETTING), 0.0, machine=HERE, least_rounds=1)
     for row in rows:
         records.validate(row)
     assert {row["provider"]: row["status"] for row in rows} == {"torch eager": "timed", "exponentials": "timed"}

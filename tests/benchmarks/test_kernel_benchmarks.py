@@ -6,20 +6,19 @@ import sys
 
 import pytest
 import torch
+from toy import HERE, SETTING
 
 from benchmarks.cases import blocks, kernels
-from benchmarks.measure import harness, machine, providers, records
-from benchmarks.measure.case import LEVELS, Setting
+from benchmarks.measure import harness, providers, records
+from benchmarks.measure.case import LEVELS
 from benchmarks.measure.clocks import clock_of
 from benchmarks.measure.providers import Absent
 from fasttfm.system.timing import measure
 
-SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
-HERE = machine.describe()
 COMPILED = (providers.COMPILE, providers.FLEX, blocks.COMPILED)
 
 
-def run(case, setting=SMOKE):
+def run(case, setting=SETTING):
     """Provider -> row of a case, without compiled providers, which take seconds each."""
     work = case.make()
     work.providers = {name: provider for name, provider in work.providers.items() if name not in COMPILED}
@@ -33,7 +32,7 @@ def run(case, setting=SMOKE):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group", [blocks, kernels])
 def test_no_provider_of_any_case_is_wrong(group, dtype):
-    setting = dataclasses.replace(SMOKE, dtype=dtype)
+    setting = dataclasses.replace(SETTING, dtype=dtype)
     for case in group.cases(setting):
         for name, row in run(case, setting).items():
             records.validate(row)
@@ -50,7 +49,7 @@ FUSED = {"linear + cross entropy", "linear + cross entropy, unsmoothed"}
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_kernels_have_all_operators_forms_and_passes(level):
-    results = kernels.cases(dataclasses.replace(SMOKE, level=level))
+    results = kernels.cases(dataclasses.replace(SETTING, level=level))
     assert {case.name for case in results} - FUSED == {
         "LayerNorm", "attention", "attention weights", "cross attention", "cross entropy", "embedding",
         "feed-forward", "feed-forward gelu", "feed-forward silu", "packed attention",
@@ -70,14 +69,14 @@ def test_the_kernels_have_all_operators_forms_and_passes(level):
 
 @pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="needs torch 2.13")
 def test_torchs_linear_cross_entropy_is_timed():
-    (case,) = (c for c in kernels.cases(SMOKE) if c.name == "linear + cross entropy, unsmoothed")
+    (case,) = (c for c in kernels.cases(SETTING) if c.name == "linear + cross entropy, unsmoothed")
     rows = run(case)
     assert {rows[name]["status"] for name in ("fasttfm", "torch eager", providers.TORCH_CHUNKED)} == {"timed"}
 
 
 def test_absent_providers_say_how_to_install_them():
-    case = next(c for c in kernels.cases(dataclasses.replace(SMOKE, level="standard")) if c.shape.get("mask") == "none")
-    work = case.make()
+    standard = kernels.cases(dataclasses.replace(SETTING, level="standard"))
+    work = next(case for case in standard if case.shape.get("mask") == "none").make()
     assert set(work.providers) == {
         "fasttfm", "torch eager", "torch.compile", "SDPA math", "SDPA flash", "FlexAttention", "flash-attn",
     }  # fmt: skip
@@ -92,7 +91,7 @@ def test_an_installed_package_that_fails_at_import_is_refused_and_breaks_no_case
     for module in ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm"):
         monkeypatch.setitem(sys.modules, module, None)  # its import raises
     names = ("LayerNorm", "residual + dropout + LayerNorm", "attention", "packed attention", "cross entropy")
-    results = {case.name: case for case in reversed(kernels.cases(SMOKE)) if case.name in names}
+    results = {case.name: case for case in reversed(kernels.cases(SETTING)) if case.name in names}
     assert set(results) == set(names)
     for case in results.values():
         rows = run(case)
@@ -105,7 +104,7 @@ def test_an_installed_package_that_fails_at_import_is_refused_and_breaks_no_case
 def test_padding_and_causality_reduce_the_cost():
     by_mask = {
         case.shape["mask"]: case.cost
-        for case in kernels.cases(dataclasses.replace(SMOKE, level="quick"))
+        for case in kernels.cases(dataclasses.replace(SETTING, level="quick"))
         if case.name == "attention" and case.passes == "forward" and case.shape["L"] == 100
     }
     # lengths from half of the keys to all: three quarters; causal: half of these pairs

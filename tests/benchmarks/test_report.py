@@ -11,7 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.measure.machine import machine_name, slug
 from benchmarks.measure.records import RESULTS, load
 from benchmarks.report import page as report
-from benchmarks.report import pictures, readme
+from benchmarks.report import pictures, readme, seeds
 from benchmarks.report.rows import quiet, suite
 from fasttfm.errors import UserError
 
@@ -169,3 +169,34 @@ OURS, GRAPH, EAGER, SDPA = "fasttfm", "fasttfm, CUDA graph", "torch eager", "tor
 def test_ours_is_compared_with_the_fastest_other_in_cases_that_count(rows, ratios, write, record):
     file = write("a.jsonl", *(record(provider=name, p50=float(time), **fields) for name, time, fields in rows))
     assert quiet(suite(load(file))).ratio.tolist() == ratios
+
+
+def runs(end_to_end, *scores, **fields):
+    """Records of a speedrun; scores: seed and BLEU of each run, the oldest first."""
+    command = "fasttfm train --preset multi30k-fast --threads 2 --seed"
+    return [
+        end_to_end(
+            "multi30k-fast", train_command=f"{command} {seed}", bleu=bleu, minutes_of={"train": 18.0, "score": 1.5},
+            machine={"time": f"2026-11-{10 + number}T00:00:00+00:00"}, **fields,
+        )
+        for number, (seed, bleu) in enumerate(scores)
+    ]  # fmt: skip
+
+
+def test_a_mean_is_of_the_newest_run_of_each_seed(write, end_to_end):
+    entries = load(write("a.jsonl", *runs(end_to_end, (1, 9.0), (1, 39.0), ("1 --seed 2", 40.0), (3, 39.5))))
+    assert [mean.words() for mean in seeds.means(entries)] == [
+        "**39.50 BLEU** in 19.5 minutes from the text, mean of 3 seeds (39.00 to 40.00)"
+    ]
+    text = report.machine_page("a machine", entries, entries, charted=False)
+    assert "\n- `--preset multi30k-fast --threads 2`: **39.50 BLEU** in" in text
+    assert "[speedrun](docs/speedrun.md) on two CPU cores: **39.50 BLEU** in" in readme.figures(entries)
+
+
+def test_two_seeds_and_another_test_set_make_no_mean_together(write, end_to_end):
+    two, other = runs(end_to_end, (1, 39.0), (2, 40.0)), runs(end_to_end, (3, 30.0), test="test_2016_flickr")
+    entries = load(write("a.jsonl", *two, *other))
+    assert seeds.means(entries) == []
+    assert "multi30k-fast --threads 2 --seed 3`, scored on test_2016_flickr |" in report.machine_page(
+        "a machine", entries, entries, charted=False
+    )

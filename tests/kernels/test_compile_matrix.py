@@ -5,7 +5,6 @@ The gate compiles a few cases, `make test-all` the heaviest of every kernel, `py
 
 import ast
 import dataclasses
-import json
 from importlib import metadata
 from pathlib import Path
 
@@ -183,12 +182,10 @@ def test_the_page_shows_the_records_of_other_toolchains():
         assert f"| {' | '.join(row)} |" in page, row
 
 
-def test_a_run_of_one_kernel_writes_a_record_that_follows_its_schema(tmp_path, capsys):
+def test_a_run_of_one_kernel_writes_a_record_that_follows_its_schema(tmp_path):
     file = tmp_path / "new" / "compile-matrix.jsonl"
     words = ["--chips", "sm_60,sm_80", "--kernels", "residual_add", "--heaviest", "--workers", "1"]
-    assert compile_matrix.main([*words, "--record", str(file), "--json", "--quiet"]) == 0
-    output = json.loads(capsys.readouterr().out)
-    assert (output["cases"], output["complaints"]) == (output["compiled"], [])
+    assert compile_matrix.main([*words, "--record", str(file)]) == 0
     (record,) = records.read(file)
     assert (record["toolchain"], record["chips"]) == (toolchain(), ["sm_60", "sm_80"])
     assert record["triton"] == metadata.version("triton")

@@ -99,15 +99,6 @@ def test_feed_forward_equals_the_reference_for_any_shape(rows, width, hidden, ou
     check(tensors(rows, width, hidden, out, dtype, bias=bias, spread=3.0), dropout_p, activation)
 
 
-@pytest.mark.whole
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("width", "hidden", "out"), [(16, 16_384, 8), (16_384, 33, 8), (8, 33, 16_384)], ids=["hidden", "in", "out"]
-)
-def test_networks_as_wide_as_those_of_large_models(width, hidden, out):
-    check(tensors(3, width, hidden, out, torch.float32), dropout_p=0.1)
-
-
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("routes", [*itertools.product(["fused", "cublas"], repeat=2)], ids=" ".join)

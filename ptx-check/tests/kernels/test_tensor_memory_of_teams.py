@@ -112,11 +112,7 @@ FAULTS = {
     "no wait for the last": "unwritten",
 }
 MUTATIONS = {
-    "no tcgen05.wait::st": (without_lines(r"tcgen05\.wait::st"), "unwritten"),
-    "no tcgen05.commit": (without_lines(r"tcgen05\.commit"), "deadlock"),
-    "no fence.proxy.async": (without_lines(r"fence\.proxy\.async"), "fence"),
     "no barriers of a team": (without_lines(r"bar\.sync"), "race"),
-    "all threads multiply": (replaced(r"@%p\d+ (tcgen05\.mma)", r"\1"), "divergence"),
     "the lanes of another warp": (replaced(r"shl\.b32(\s+%r\d+, %r\d+), 21;", r"shl.b32\1, 22;"), "bounds"),
 }
 
