@@ -120,15 +120,15 @@ def _cost(decoder: bool, lengths: Sequence[int], d: int, heads: int, dropout: bo
     attend = costs.attention_backward_short if backward else costs.attention
     for length in lengths:
         sizes = (1, heads, length, length, d // heads, size)
-        total += attend(*sizes, causal=decoder, dropout=dropout)
+        total += attend(*sizes, causal=decoder)
         if decoder:
-            total += attend(*sizes, causal=False, dropout=dropout)
+            total += attend(*sizes, causal=False)
     for _ in range(3 if decoder else 2):
         if backward:
             total += costs.residual_layer_norm_backward(T, d, size, dropout=dropout)
         else:
-            total += costs.residual_layer_norm(T, d, size, dropout=dropout)
-    return Cost(total.flops, total.bytes)
+            total += costs.residual_layer_norm(T, d, size)
+    return total
 
 
 class _Layer(nn.Module):

@@ -57,17 +57,16 @@ class Form:
     def costs(self, size: int) -> tuple[Cost, Cost]:
         """(forward, backward) cost: attended pairs, every tensor once; a backward has at least five products."""
         mask = {"bool": self.L * self.S, "additive": self.H * self.L * self.S * size}.get(self.mask, 0)
-        options = {"causal": self.causal, "dropout": self.dropout > 0}
-        return _costs([(1, self.H, self.L, keys, self.D, size) for keys in self.lengths()], mask, **options)
+        return _costs([(1, self.H, self.L, keys, self.D, size) for keys in self.lengths()], self.causal, mask)
 
 
-def _costs(sentences: Sequence[tuple[int, ...]], mask: int = 0, **options: bool) -> tuple[Cost, Cost]:
-    """(forward, backward) cost of one launch each; sentences: sizes of each; mask: its bytes."""
-    both = []
-    for attend in (costs.attention, costs.attention_backward_short):
-        total = sum((attend(*sizes, **options) for sizes in sentences), start=Cost())
-        both.append(Cost(total.flops, total.bytes + mask, 1, total.philox))
-    return both[0], both[1]
+def _costs(sentences: Sequence[tuple[int, ...]], causal: bool, mask: int = 0) -> tuple[Cost, Cost]:
+    """(forward, backward) cost; sentences: sizes of each; mask: its bytes."""
+    forward, backward = (
+        sum((attend(*sizes, causal=causal) for sizes in sentences), start=Cost(0, mask))
+        for attend in (costs.attention, costs.attention_backward_short)
+    )
+    return forward, backward
 
 
 def projected(setting: Setting, B: int, L: int, H: int, D: int, parts: int = 3) -> tuple[Tensor, ...]:
@@ -275,7 +274,7 @@ def packed(
         return Work(inputs=inputs, providers=providers, reference=eager)
 
     sizes = [(1, H, length, length, D, setting.dtype.itemsize) for length in lengths]
-    cost = _costs(sizes, causal=causal, dropout=False)
+    cost = _costs(sizes, causal)
     shape = {"T": tokens, "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
     return case("packed attention", shape, passes, setting, cost, make)
 
@@ -309,8 +308,8 @@ def weights(form: Form, passes: str, setting: Setting) -> Case:
     scores = form.B * form.H * form.L * form.S
     rows = size * form.B * form.H * (form.L + form.S) * form.D
     cost = (
-        Cost(2 * scores * form.D, rows + size * scores, 2),
-        Cost(4 * scores * form.D, 2 * rows + 2 * size * scores, 3),
+        Cost(2 * scores * form.D, rows + size * scores),
+        Cost(4 * scores * form.D, 2 * rows + 2 * size * scores),
     )
 
     def make() -> Work:

@@ -52,7 +52,7 @@ def _liger_layer_norm() -> Provider:
 def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Setting) -> Case:
     size = setting.dtype.itemsize
     cost = (
-        costs.residual_layer_norm(M, N, size, dropout=dropout > 0),
+        costs.residual_layer_norm(M, N, size),
         costs.residual_layer_norm_backward(M, N, size, dropout=dropout > 0),
     )
 
@@ -113,7 +113,7 @@ def cross_entropy(M: int, V: int, passes: str, setting: Setting) -> Case:
     """Cross entropy with label smoothing 0.1, as in the paper."""
     size = setting.dtype.itemsize
     # separate passes: both read the logits, the second writes the gradient
-    cost = Cost(0, size * M * V + 8 * M, 1), Cost(0, 2 * size * M * V + 8 * M, 1)
+    cost = Cost(0, size * M * V + 8 * M), Cost(0, 2 * size * M * V + 8 * M)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
         return _random(setting, M, V), torch.randint(V, (M,), device=setting.device)
@@ -182,10 +182,7 @@ def _liger_linear_cross_entropy(smoothing: float) -> Provider:
 def embedding(B: int, L: int, N: int, V: int, dropout: float, passes: str, setting: Setting) -> Case:
     """Embedding lookup with scale, positions and dropout."""
     size = setting.dtype.itemsize
-    cost = (
-        costs.embedding(B * L, N, size, dropout=dropout > 0),
-        costs.embedding_backward(B * L, N, V, size, dropout=dropout > 0),
-    )
+    cost = costs.embedding(B * L, N, size), costs.embedding_backward(B * L, N, V, size)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
         positions = _random(setting, L, N).detach()

@@ -77,8 +77,8 @@ def scored(form: str, B: int, H: int, L: int, D: int, passes: str, setting: Sett
     pairs = sum(min(i + 1, window) for i in range(L))
     size = dtype.itemsize * D
     cost = (
-        Cost(4 * B * H * pairs * D, B * H * L * (4 * size + 4), 1),
-        Cost(10 * B * H * pairs * D, B * H * L * (7 * size + 4), 1),
+        Cost(4 * B * H * pairs * D, B * H * L * (4 * size + 4)),
+        Cost(10 * B * H * pairs * D, B * H * L * (7 * size + 4)),
     )
     shape = {"B": B, "H": H, "L": L, "D": D, "form": form, "window": window}
     return case("scored attention", shape, passes, setting, cost, make)

@@ -27,7 +27,7 @@ from fasttfm.config.presets import preset_section
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
 from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import Cost, Shape
+from fasttfm.kernels.proof.costs import Cost
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.system.graphs import Graphs
 from fasttfm.training.graphs import run_on_batch
@@ -76,15 +76,41 @@ def training_config(preset: str, precision: torch.dtype) -> TrainingConfig:
 
 def cost(config: TransformerConfig, *, tokens: int, length: int = LENGTH) -> Cost:
     """Cost of the fused step on `tokens` source and target tokens, in half precision; length: see LENGTH."""
-    shape = Shape(
-        d_model=config.d_model,
-        heads=config.heads,
-        d_ff=config.d_ff,
-        vocabulary=config.vocab_size,
-        layers=config.encoder_layers,
-    )
-    pieces = costs.training_step(shape, tokens=tokens, length=length, size=2).values()
-    return sum((piece for part in pieces for piece in part), start=Cost())
+    return sum(pieces(config, tokens, length), start=Cost())
+
+
+def pieces(config: TransformerConfig, tokens: int, length: int) -> list[Cost]:
+    """Costs of the launches of one step of a post-norm model with equally many layers a side and one table.
+
+    Dropout as in the paper, on sub-layers and embeddings. Adam works on float32; biases and norms are negligible.
+    """
+    d, layers, d_ff, vocabulary, size = config.d_model, config.encoder_layers, config.d_ff, config.vocab_size, 2
+    sentences = (tokens // length, config.heads, length, length, d // config.heads, size)
+
+    def product(inputs: int, outputs: int, *, bias: bool = True) -> list[Cost]:
+        return [
+            costs.linear(tokens, inputs, outputs, size),
+            costs.linear_backward(tokens, inputs, outputs, size, bias=bias),
+        ]
+
+    # a causal tile of this length is computed whole
+    attend = [attention(*sentences, causal=False) for attention in (costs.attention, costs.attention_backward_short)]
+    join = [
+        costs.residual_layer_norm(tokens, d, size),
+        costs.residual_layer_norm_backward(tokens, d, size, dropout=True),
+    ]
+    embed = [costs.embedding(tokens, d, size), costs.embedding_backward(tokens, d, vocabulary, size)]
+    self_attention, cross_attention = product(d, 3 * d) + product(d, d), product(d, d) + product(d, 2 * d)
+    return [
+        *product(d, vocabulary, bias=False),
+        costs.cross_entropy(tokens, vocabulary, size),
+        *(3 * layers * attend),
+        *(5 * layers * join),
+        *(2 * layers * (product(d, d_ff) + product(d_ff, d))),
+        *(layers * (2 * self_attention + cross_attention + product(d, d))),
+        *(2 * embed),
+        costs.adam(vocabulary * d + layers * (12 * d * d + 4 * d * d_ff)),
+    ]
 
 
 class Contenders:
