@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from benchmarks.measure import machine, records
 from benchmarks.measure.records import RESULTS, Record
@@ -75,31 +75,19 @@ _GRACE = 10
 """Seconds between SIGTERM at the limit and SIGKILL."""
 
 
-def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path) -> int:
-    """Runs a command in this checkout with a time limit, writes its output to a file and returns its exit status.
+def limited(
+    words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path,
+    run: Callable[..., Any] = run_to_end,
+) -> Any:  # fmt: skip
+    """run() of a command in this checkout with a time limit; its output goes to a file.
 
-    The command ends with this process. `timeout` is its parent, so the environment must not be child_environment().
+    run: subprocess.Popen, if the caller waits for the command or terminates it. The command ends with this process.
+    `timeout` is its parent, so the environment must not be child_environment().
     """
+    line = ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
     with output.open("wb") as sink:
-        return run_to_end(_with_limit(words, seconds), env=environment, **_to(sink)).returncode
-
-
-def start_limited(
-    words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path
-) -> subprocess.Popen:
-    """Starts the command of limited(); the caller waits for it or terminates it."""
-    with output.open("wb") as sink:
-        return subprocess.Popen(_with_limit(words, seconds), env=environment, **_to(sink))
-
-
-def _with_limit(words: Sequence[str], seconds: float) -> list[str]:
-    return ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
-
-
-def _to(sink: BinaryIO) -> dict[str, Any]:
-    """Options of Popen for a command whose output goes to a file."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
-    return {**streams, "cwd": machine.ROOT, "preexec_fn": terminate_on_parent_death}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
+        return run(line, env=environment, cwd=machine.ROOT, preexec_fn=terminate_on_parent_death, **streams)
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:

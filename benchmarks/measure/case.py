@@ -1,8 +1,8 @@
-"""Benchmark cases, their work, the settings of a run, and the interface of a clock."""
+"""Benchmark cases, their work, and the settings of a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,22 +110,6 @@ class Case:
     def title(self) -> str:
         shape = " ".join(f"{key}={value}" for key, value in self.shape.items())
         return f"{self.name} {shape} {self.dtype} {self.passes}"
-
-
-class Clock(Protocol):
-    """Interface of a device's clock."""
-
-    name: str
-    """Name of the clock, for the record."""
-
-    def microseconds(self, run: Callable[[], Any]) -> float:
-        """Time of one synchronized run from cold caches."""
-
-    def peak_bytes(self, run: Callable[[], Any]) -> int | None:
-        """Peak memory allocated by one run beyond what was allocated before; None if unknown."""
-
-    def launches(self, run: Callable[[], Any]) -> int | None:
-        """Number of device launches of one run; None if unknown."""
 
 
 @dataclass(slots=True)

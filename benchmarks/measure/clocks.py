@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure.case import PURE_PASSES, Case, Clock, Setting
+from benchmarks.measure.case import PURE_PASSES, Case, Setting
 from fasttfm.cpu import int8
 from fasttfm.kernels.proof.costs import Machine
 from fasttfm.kernels.proof.launch_log import LaunchLog
@@ -42,6 +42,7 @@ class HostClock:
             torch.cuda.synchronize(self._device)
 
     def microseconds(self, run: Callable[[], Any]) -> float:
+        """Time of one synchronized run from cold caches."""
         self._flush.add_(1)
         self._wait()
         start = time.perf_counter()
@@ -50,6 +51,7 @@ class HostClock:
         return 1e6 * (time.perf_counter() - start)
 
     def peak_bytes(self, run: Callable[[], Any]) -> int | None:
+        """Peak memory allocated by one run beyond what was allocated before; None if unknown."""
         if self._device.type == "cuda":
             return DeviceClock.peak_bytes(self, run)  # type: ignore[arg-type]
         return host_peak_bytes(run)
@@ -65,6 +67,9 @@ class EventClock(DeviceClock):
 
     def launches(self, run: Callable[[], Any]) -> int | None:
         return count_launches(run)
+
+
+Clock = HostClock | EventClock
 
 
 @functools.cache

@@ -40,7 +40,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import numerics
-from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, Entry, Setting, Work
+from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Entry, Setting, Work
+from benchmarks.measure.clocks import Clock
 from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed, noisy, spread
 from benchmarks.measure.providers import ELSEWHERE, UNSEEN, Absent, Provider
 from benchmarks.measure.records import Record, rounded
@@ -345,11 +346,7 @@ def _record(trial: Trial, name: str, ceilings: Machine | None, machine: Mapping[
         "status": entry.status,
         "reason": entry.reason,
         "clock": trial.clock.name,
-        "time_us": None,
-        "throughput": None,
-        "tflop_per_s": None,
-        "gb_per_s": None,
-        "roofline": None,
+        **dict.fromkeys(("time_us", "throughput", "tflop_per_s", "gb_per_s", "roofline")),
         "peak_bytes": entry.peak_bytes if timed else None,
         "launches": entry.launches if timed else None,
         "compile_s": rounded(entry.compile_s) if timed else None,

@@ -156,7 +156,8 @@ class _Compilation:
         variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(self._discarded)}
         environment = {**os.environ, **CASES, **variables}
         environment.pop("TRITON_INTERPRET", None)
-        self.process = command.start_limited(line, _LIMIT, environment, folder / f"{question.name}.log")
+        output = folder / f"{question.name}.log"
+        self.process: subprocess.Popen = command.limited(line, _LIMIT, environment, output, subprocess.Popen)
 
     def close(self) -> bool:
         """Wait for the process and remove its files; returns whether it ran to its end."""

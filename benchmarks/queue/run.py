@@ -69,7 +69,8 @@ def ask(question: Question, results: Path, prepared: Path | None, seconds: float
     with tempfile.TemporaryDirectory() as folder:
         tunes = question.command.startswith("python -m fasttfm tune")
         cache, output = results / "cache" if tunes else Path(folder) / "cache", Path(folder) / "output"
-        status = command.limited(words(question, results, prepared), seconds, environment(prepared, cache), output)
+        line = words(question, results, prepared)
+        status = command.limited(line, seconds, environment(prepared, cache), output).returncode
         elapsed, text = time.monotonic() - began, output.read_text(encoding="utf-8", errors="replace")
     written = [r for r in load(results, "*") if r.get("machine", {}).get("time", "") >= moment]
     record: Record = {

@@ -23,23 +23,13 @@ class Mean:
     """Test set, None for the corpus's own."""
     runs: tuple[Entry, ...]
 
-    @property
-    def bleu(self) -> float:
-        return fmean(run.record["bleu"] for run in self.runs)
-
-    @property
-    def minutes(self) -> float | None:
-        """Mean minutes from the text to the score; None if a run was resumed."""
-        if any("minutes_of" not in run.record for run in self.runs):
-            return None
-        return fmean(sum(run.record["minutes_of"].values()) for run in self.runs)
-
     def words(self) -> str:
-        """The mean in words, with the worst and best run."""
+        """The mean in words, with the worst and best run; without minutes from the text if a run was resumed."""
         scores = [run.record["bleu"] for run in self.runs]
-        minutes = "" if self.minutes is None else f" in {self.minutes:.1f} minutes from the text"
+        minutes = [sum(run.record["minutes_of"].values()) for run in self.runs if "minutes_of" in run.record]
+        taken = f" in {fmean(minutes):.1f} minutes from the text" if len(minutes) == len(scores) else ""
         spread = f"{min(scores):.2f} to {max(scores):.2f}"
-        return f"**{self.bleu:.2f} BLEU**{minutes}, mean of {len(scores)} seeds ({spread})"
+        return f"**{fmean(scores):.2f} BLEU**{taken}, mean of {len(scores)} seeds ({spread})"
 
 
 def means(entries: Sequence[Entry]) -> list[Mean]:
