@@ -49,10 +49,10 @@ def family(case: CompileCase) -> str:
     return function.__module__.removeprefix("fasttfm.kernels.")
 
 
-def write_page(table: str, page: Path = PAGE) -> None:
+def write_page(table: str) -> None:
     """Replaces the table of the page. Raises ValueError if BEGIN or END is missing."""
-    before, begin, rest = page.read_text().partition(BEGIN)
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"{page} must have the lines {BEGIN} and {END} around the table")
-    page.write_text(f"{before}{begin}\n```text\n{table}\n```\n{end}{after}")
+        raise ValueError(f"{PAGE} must have the lines {BEGIN} and {END} around the table")
+    PAGE.write_text(f"{before}{begin}\n```text\n{table}\n```\n{end}{after}")

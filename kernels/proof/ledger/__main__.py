@@ -12,7 +12,7 @@ docs/ledger.md explains the counts.
 import argparse
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fasttfm.kernels.chip import CHIPS
@@ -25,7 +25,9 @@ from fasttfm.kernels.proof.ledger.report import Row
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
-    named = _among(parser, "chip", args.chips, CHIPS)
+    named = _names(args.chips)
+    if unknown := [name for name in named if name not in CHIPS]:
+        parser.error(f"unknown chip {', '.join(unknown)}: choose from {', '.join(CHIPS)}")
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
             parser.error(f"no kernel file starts with {begin}: choose from {', '.join(matrix.families())}")
@@ -46,13 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
-
-
-def _among(parser: argparse.ArgumentParser, what: str, text: str, allowed: Collection[str]) -> list[str]:
-    """Splits comma-separated names; exits if one is not allowed."""
-    if unknown := [name for name in _names(text) if name not in allowed]:
-        parser.error(f"unknown {what} {', '.join(unknown)}: choose from {', '.join(allowed)}")
-    return _names(text)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -44,26 +44,17 @@ def tiles(chip: Chip, case: CompileCase) -> list[CompileCase]:
     result = {case.name: case}
     for rows, columns, warps in itertools.product(_SIZES, _SIZES, (2, 4, 8)):
         if _HELD[0] <= rows * columns / (warps * chip.warp) <= _HELD[1]:
-            tried = with_tile(case, rows, columns, warps)
-            result.setdefault(tried.name, tried)
+            tile = Tile(rows, columns, warps, case.num_stages, case.arguments.get("DEPTH", 0))
+            name = re.sub(r"[^/]+$", str(tile), case.name)
+            arguments = {**case.arguments, "ROWS": rows, "COLUMNS": columns}
+            result.setdefault(name, replace(case, name=name, arguments=arguments, num_warps=warps))
     return list(result.values())
 
 
-def with_tile(case: CompileCase, rows: int, columns: int, warps: int) -> CompileCase:
-    """The case with another tile, named accordingly."""
-    tile = Tile(rows, columns, warps, case.num_stages, case.arguments.get("DEPTH", 0))
-    return replace(
-        case,
-        name=re.sub(r"[^/]+$", str(tile), case.name),
-        arguments={**case.arguments, "ROWS": rows, "COLUMNS": columns},
-        num_warps=warps,
-    )
-
-
-def search(chip: Chip, case: CompileCase, cases: Sequence[CompileCase] = ()) -> list[Tried]:
-    """Counts all tiles and returns them best first. cases: the cases to try instead of tiles()."""
+def search(chip: Chip, case: CompileCase) -> list[Tried]:
+    """Counts all tiles() and returns them best first."""
     tried = []
-    for each in cases or tiles(chip, case):
+    for each in tiles(chip, case):
         try:
             tried.append(Tried(each, counted.of_case(chip, each)))
         except Exception as error:  # any exception of the compiler
