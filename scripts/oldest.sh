@@ -44,7 +44,7 @@ head -n 3 text/demo/test.de > ref.de
 fasttfm score --ref ref.de < out.de
 # Only the first case of every test function: the interpreter is slow.
 python -m pytest -q --collect-only tests/test_reference_attention.py tests/test_reference_layers.py \
-    tests/test_reference_loss.py tests/functional/test_layer_norm.py tests/functional/test_feed_forward.py \
+    tests/functional/test_layer_norm.py tests/functional/test_feed_forward.py \
     tests/kernels/test_cross_entropy_kernel.py > listed.txt
 awk -F'[' '/::/ && !seen[$1]++' listed.txt > smoke.txt
 python -m pytest -q -x @smoke.txt
