@@ -1,19 +1,19 @@
-"""Backward passes of operators as torch.autograd.Functions: eager, through the dispatcher, and under torch.func."""
+"""Backward passes of operators as torch.autograd.Functions: of eager calls, and of calls through the dispatcher."""
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.onlookers import alike, any_autocast, looked_at, modes, see_through
+from fasttfm.functional.onlookers import alike, any_autocast, looked_at, modes, see_through, transformed
 from fasttfm.functional.plan import Plan
 from fasttfm.functional.record import Layout, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
@@ -22,8 +22,6 @@ Gradients = Sequence[Tensor | None]
 """Gradients of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
 """Backward plans that a forward plan keeps: gradients that are slices of ever wider buffers have ever new strides."""
-transformed_calls: list[Callable[..., Any]] = []
-"""The torch.func entry point of each differentiable operator."""
 _new: Any = tuple.__new__
 _address = Tensor.data_ptr
 _grad_enabled = torch.is_grad_enabled
@@ -165,19 +163,26 @@ def _first_step(operator: Any) -> Callable[..., tuple[Sequence, tuple]]:
     return first
 
 
-def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
-    """Return setup_context and backward for torch.library.register_autograd()."""
+def dispatched(operator: Any) -> Callable[..., Any]:
+    """Return the operator's kernel for the dispatcher's Autograd key.
+
+    torch.func runs it once a level: the Function is of one level, and the levels below record in its forward pass.
+    torch.library.register_autograd() makes none that torch.func takes.
+    """
     layout, saved_layout, needs_of = operator.layout, layout_of(operator.saved), _needs_of(operator.layout)
     derive = _general(operator.derivative)
 
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def forward(ctx: Any, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(transformed()):
+            output = operator.dispatched(*args)
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[operator.differentiable :])
         ctx.set_materialize_grads(False)
-        saved = _new(operator.saved, operator.save(operator.settled(layout.build(inputs)), output))
+        saved = _new(operator.saved, operator.save(operator.settled(layout.build(args)), output))
         tensors, ctx.others = saved_layout.tensors(saved), saved_layout.others(saved)
         ctx.dense = dense(tensors)
         ctx.save_for_backward(*tensors)
+        return output
 
     def backward(ctx: Any, *gradients: Any) -> tuple:
         needed = ctx.needs_input_grad
@@ -189,23 +194,17 @@ def traced(operator: Any) -> tuple[Callable[..., None], Callable[..., tuple]]:
                 result[i] = gradient if needed[i] else None
         return tuple(result)
 
-    return setup_context, backward
-
-
-def transformable(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any) -> Any:
-    """Return the call of the operator under torch.func, through a Function with these methods."""
-
     def jvp(ctx: Any, *tangents: Any) -> None:
-        raise RuntimeError(
-            f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode"
-        )
+        name = f"{NAMESPACE}::{operator.name}"
+        raise RuntimeError(f"{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode")
 
-    methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": vmap, "jvp": jvp}
-    function = _function(name, methods)
-    transformed_calls.append(call := lambda *args: function.apply(*args))
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.allow_in_graph(call)
-    return call
+    function = _function(operator.name, {"forward": forward, "backward": backward, "jvp": jvp})
+
+    def call(*args: Any) -> Any:
+        with enable_single_level_autograd_function():
+            return super(torch.autograd.Function, function).apply(*args)
+
+    return lambda *args: call(*args) if transformed() else function.apply(*args)
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:

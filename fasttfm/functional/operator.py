@@ -5,8 +5,7 @@ NamedTuple, whose fields give the schema; nested records are flattened into it.
 
 A training step makes hundreds of calls, so host time decides how they are made. An eager call on plain tensors looks up
 a plan and bypasses the dispatcher. torch.compile, fake tensors, tensor subclasses, dispatch modes and the profiler go
-through torch.ops.fasttfm. torch.func refuses torch.library.register_autograd(), so it takes a torch.autograd.Function
-around torch.ops.
+through torch.ops.fasttfm, and so does torch.func.
 
 Registration uses torch's public names; the private ones are in onlookers.py.
 """
@@ -23,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.batching import batching_rule
-from fasttfm.functional.derivative import Gradients, by_reference, direct, traced, transformable
+from fasttfm.functional.derivative import Gradients, by_reference, direct, dispatched
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.onlookers import (
     alike,
@@ -143,7 +142,7 @@ class Operator(Generic[Fields]):
         """Register the computation, the fake, autograd and the vmap rule with the dispatcher."""
         name, layout, qualified = self.name, self.layout, f"{NAMESPACE}::{self.name}"
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-        self.dispatched = self._transformed = getattr(_operators, name).default
+        self.dispatched = getattr(_operators, name).default
         for key in _DEVICES:
             _library.impl(name, self._compute, key)
 
@@ -152,16 +151,11 @@ class Operator(Generic[Fields]):
                 self._check(args)
             return unshared(fake(self.settled(layout.build(args))), args[layout.positions[0]])
 
-        def redispatch(*args: Any) -> Any:
-            return (self._transformed if transformed() else self.dispatched)(*args)
-
         torch.library.register_fake(qualified, without_numbers, lib=_library)
-        rule = batching_rule(qualified, redispatch, layout, rows, self.visible or self.count)
+        rule = batching_rule(qualified, self.dispatched, layout, rows, self.visible or self.count)
         torch.library.register_vmap(qualified, rule, lib=_library)
         if not any(field.type == Overwritten for field in layout.fields):
-            setup, backward = traced(self)
-            torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
-            self._transformed = transformable(name, self.dispatched, setup, backward, rule)
+            _library.impl(name, dispatched(self), "Autograd")
 
     def _compute(self, *args: Any) -> Any:
         """Compute a call that came through the dispatcher."""
@@ -295,10 +289,6 @@ class Operator(Generic[Fields]):
             args = tuple(self._lowered(self._kind(*args)))
         if not compiling() and _decomposed.get():
             outputs = self._compute(*args[:-1], "torch" if isinstance(args[-1], str) else args[-1])
-        elif transformed() or (not compiling() and forward_ad._current_level >= 0):
-            if compiling():
-                from fasttfm.functional import in_graph  # noqa: F401
-            outputs = self._transformed(*args)
         else:
             outputs = self.dispatched(*args)
         return outputs if self.visible is None else outputs[: self.visible]

@@ -161,8 +161,8 @@ def test_operands_of_several_dtypes_and_a_wide_residual_stream():
 PRIVATE = {
     "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
     "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks", "torch._C._dynamo",
-    "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
-    "torch._foreach_copy_", "torch.ops.aten._softmax_backward_data",
+    "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._functorch",
+    "torch._foreach_mul", "torch._foreach_copy_", "torch.ops.aten._softmax_backward_data",
     *(f"torch.ops.aten._scaled_dot_product_{kernel}{direction}" for direction in ("", "_backward")
       for kernel in ("cudnn_attention", "flash_attention_for_cpu")),
 }  # fmt: skip
