@@ -20,15 +20,14 @@ from fasttfm.compat.rows import used_rows
 from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
 from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.record import WHOLE
-from fasttfm.functional.signature import is_flag, names_arguments, own_names
+from fasttfm.functional.signature import is_flag, names_arguments
 
 _OWN = {"query": "q", "key": "k", "value": "v", "window": "window_size", "scale": "softmax_scale"}
 """flash_attn's argument names by functional's."""
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
-@own_names(**_OWN)
-@names_arguments
+@names_arguments(**_OWN)
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -57,8 +56,7 @@ def flash_attn_func(
     return (output, *probabilities(q, k, None, dropout_p, seed, options)) if return_attn_probs else output
 
 
-@own_names(flash_attn_func="flash_attn_qkvpacked_func", q="qkv", k="qkv", v="qkv")
-@names_arguments
+@names_arguments(flash_attn_func="flash_attn_qkvpacked_func", q="qkv", k="qkv", v="qkv")
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -77,8 +75,7 @@ def flash_attn_qkvpacked_func(
     return flash_attn_func(q, k, v, *options)
 
 
-@own_names(flash_attn_func="flash_attn_kvpacked_func", k="kv", v="kv")
-@names_arguments
+@names_arguments(flash_attn_func="flash_attn_kvpacked_func", k="kv", v="kv")
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -98,8 +95,7 @@ def flash_attn_kvpacked_func(
     return flash_attn_func(q, k, v, *options)
 
 
-@own_names(**_OWN)
-@names_arguments
+@names_arguments(**_OWN)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -144,11 +140,10 @@ def flash_attn_varlen_func(
     return (output, *packed_probabilities(q, k, sequences, dropout_p, seed, options)) if return_attn_probs else output
 
 
-@own_names(
+@names_arguments(
     flash_attn_varlen_func="flash_attn_varlen_qkvpacked_func", q="qkv", k="qkv", v="qkv",
     cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen",
 )  # fmt: skip
-@names_arguments
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -169,8 +164,7 @@ def flash_attn_varlen_qkvpacked_func(
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
 
 
-@own_names(flash_attn_varlen_func="flash_attn_varlen_kvpacked_func", k="kv", v="kv")
-@names_arguments
+@names_arguments(flash_attn_varlen_func="flash_attn_varlen_kvpacked_func", k="kv", v="kv")
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -194,12 +188,11 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
 
 
-@own_names(
+@names_arguments(
     **_OWN, key_cache="k_cache", value_cache="v_cache", cache_lengths="cache_seqlens", cache_starts="cache_leftpad",
     cos="rotary_cos", sin="rotary_sin", interleaved="rotary_interleaved",
     attention_with_cache="flash_attn_with_kvcache", return_lse="return_softmax_lse",
 )  # fmt: skip
-@names_arguments
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,

@@ -9,11 +9,10 @@ from fasttfm import functional as F
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.linear_cross_entropy import kept_logits
 from fasttfm.functional.operator import casts
-from fasttfm.functional.signature import names_arguments, own_names
+from fasttfm.functional.signature import names_arguments
 
 
-@names_arguments
-@own_names(logits="input", class_weights="weight")
+@names_arguments(logits="input", class_weights="weight")
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -59,8 +58,7 @@ def _in_dtype(loss: Tensor, x: Tensor) -> Tensor:
     return loss if casts(x) else loss.to(x.dtype)
 
 
-@names_arguments
-@own_names(hidden="input", logits="input", weight="linear_weight", class_weights="weight", bias="linear_bias")
+@names_arguments(hidden="input", logits="input", weight="linear_weight", class_weights="weight", bias="linear_bias")
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,

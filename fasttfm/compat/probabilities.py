@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional import attention_weights
-from fasttfm.functional.attention.call import Sequences
-from fasttfm.functional.attention.checks import check_heads
-from fasttfm.functional.attention.layout import packed_again, padded
+from fasttfm.functional.attention.arguments import check_heads, options_of
+from fasttfm.functional.attention.call import Sequences, packed_again, padded
 from fasttfm.functional.attention.products import log_sum_exp
-from fasttfm.functional.attention.scoring import options_of
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.plan import without_autocast
 

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import UserError
+from fasttfm.functional.attention.arguments import check_heads, check_value, options_of
 from fasttfm.functional.attention.backend import backend_of
 from fasttfm.functional.attention.call import KERNELS, Options
-from fasttfm.functional.attention.checks import check_heads, check_value
-from fasttfm.functional.attention.scoring import options_of
 
 NAME = "fasttfm"
 _LOG2E = math.log2(math.e)

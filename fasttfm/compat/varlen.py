@@ -9,14 +9,13 @@ from fasttfm.compat.probabilities import packed_probabilities
 from fasttfm.compat.rows import used_rows
 from fasttfm.functional import varlen_attention
 from fasttfm.functional.attention.call import Sequences
-from fasttfm.functional.signature import is_flag, names_arguments, own_names
+from fasttfm.functional.signature import is_flag, names_arguments
 
 
-@own_names(
+@names_arguments(
     cu_seqlens_q="cu_seq_q", cu_seqlens_k="cu_seq_k", max_seqlen_q="max_q", max_seqlen_k="max_k", window="window_size",
     k="key", v="value",
 )  # fmt: skip
-@names_arguments
 def varlen_attn(
     query: Tensor,
     key: Tensor,

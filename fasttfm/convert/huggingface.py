@@ -39,7 +39,7 @@ from transformers.utils.output_capturing import _active_collector
 from fasttfm import functional as F
 from fasttfm.convert.huggingface_layers import fused_class, note, why_left
 from fasttfm.convert.replace import Line, Report, replace_modules
-from fasttfm.functional.attention.layout import grouped
+from fasttfm.functional.attention.call import grouped
 
 
 def register() -> None:

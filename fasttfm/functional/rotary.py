@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.functional import backends
-from fasttfm.functional.attention.call import LARGEST
-from fasttfm.functional.attention.layout import empty_heads_last, heads_last
+from fasttfm.functional.attention.call import LARGEST, empty_heads_last, heads_last
 from fasttfm.functional.backends import kernel_route, values_are_checked
 from fasttfm.functional.operator import WHOLE, Operator, Whole, without_views
 from fasttfm.functional.signature import checks_arguments, names_arguments

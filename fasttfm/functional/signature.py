@@ -10,7 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 import torch
 from torch import Tensor
@@ -25,19 +25,33 @@ Result = TypeVar("Result")
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+@overload
+def names_arguments(function: Callable[Arguments, Result], /) -> Callable[Arguments, Result]: ...
+
+
+@overload
+def names_arguments(**outer: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]: ...
+
+
+def names_arguments(function: Any = None, /, **outer: str) -> Any:
     """Decorator: a call that fails because of an argument's type raises an ArgumentTypeError that names the argument.
 
-    Other errors, and errors while torch.compile traces, pass unchanged.
+    outer: of a function that forwards its arguments under other names, its own name of each by the other; then all
+    TypeErrors and ValueErrors use its own. Other errors, and errors while torch.compile traces, pass unchanged.
     """
+    if function is None:
+        return functools.partial(names_arguments, **outer)
 
     @functools.wraps(function)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as failed:
             refused = isinstance(failed, NotImplementedError) or "NotImplemented" in str(failed)
-            if _compiling() or (error := wrong_argument(function, args, kwargs, refused)) is None:
+            error = None if _compiling() else wrong_argument(function, args, kwargs, refused)
+            if error is None and outer and not _compiling() and isinstance(failed, TypeError | ValueError):
+                error = renamed(failed, outer)
+            if error is None:
                 raise
         raise error
 
@@ -54,27 +68,6 @@ def checks_arguments(function: Callable[Arguments, Result]) -> Callable[Argument
         return function(*args, **kwargs)
 
     return call
-
-
-def own_names(**names: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorator of a function that forwards its arguments under other names: its errors use its own names.
-
-    names: the function's name of each argument, by the name that the inner function uses.
-    """
-
-    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        @functools.wraps(function)
-        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            try:
-                return function(*args, **kwargs)
-            except (TypeError, ValueError) as error:
-                if _compiling():
-                    raise
-                raise renamed(error, names) from None
-
-        return call
-
-    return decorate
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:

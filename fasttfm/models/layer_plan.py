@@ -17,8 +17,8 @@ from torch.nn import functional as nnF
 
 from fasttfm import functional as F
 from fasttfm.functional import backends
+from fasttfm.functional.attention.arguments import checked_sequences
 from fasttfm.functional.attention.call import Sequences
-from fasttfm.functional.attention.checks import checked_sequences
 from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.dropout import LEAST_P

@@ -13,8 +13,8 @@ import fasttfm
 from fasttfm import functional as F
 from fasttfm.functional import backends
 from fasttfm.functional.attention import backend, products
+from fasttfm.functional.attention.arguments import options_of
 from fasttfm.functional.attention.backend import backend_of
-from fasttfm.functional.attention.scoring import options_of
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import CHIPS

@@ -12,9 +12,9 @@ from fasttfm import reference
 from fasttfm.compat.flash_attn import flash_attn_func
 from fasttfm.functional import backends
 from fasttfm.functional.attention import api, backend, library, operator
+from fasttfm.functional.attention.arguments import options_of
 from fasttfm.functional.attention.call import Call
 from fasttfm.functional.attention.operator import attend
-from fasttfm.functional.attention.scoring import options_of
 from fasttfm.kernels import choices, launch
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.attention import LIBRARY

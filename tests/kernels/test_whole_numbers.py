@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasttfm.functional.attention.layout import by_head
+from fasttfm.functional.attention.call import by_head
 from fasttfm.kernels import cross_entropy, embedding, residual_add
 from fasttfm.kernels.attention import forward, once, short
 from fasttfm.kernels.jit import LARGEST

@@ -8,11 +8,17 @@ The varlen_ functions take unpadded sequences, whose lengths the host never read
 from torch import Tensor
 
 from fasttfm.functional import backends
+from fasttfm.functional.attention.arguments import (
+    Causal,
+    check_heads,
+    check_value,
+    checked_sequences,
+    options_of,
+    without_bias,
+)
 from fasttfm.functional.attention.call import Sequences, Window
-from fasttfm.functional.attention.checks import check_heads, check_value, checked_sequences
 from fasttfm.functional.attention.operator import attend
 from fasttfm.functional.attention.operator import attention as operator
-from fasttfm.functional.attention.scoring import Causal, options_of, without_bias
 from fasttfm.functional.dropout import LEAST_P, draw_seed
 from fasttfm.functional.signature import is_flag, names_arguments
 

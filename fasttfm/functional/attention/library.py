@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import kernel_plans
-from fasttfm.functional.attention.call import Call, is_empty, is_plain
-from fasttfm.functional.attention.layout import heads_last
+from fasttfm.functional.attention.call import Call, heads_last, is_empty, is_plain
 
 Outputs = tuple[Tensor | None, ...]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.cpu import attention_pass
 from fasttfm.functional.attention import kernel_plans, library, products
+from fasttfm.functional.attention.arguments import check
 from fasttfm.functional.attention.backend import LEAST_BAND, MOST_IN_BAND, backend_of, cpu_backend, takes_fused
 from fasttfm.functional.attention.call import (
     KERNELS,
@@ -31,10 +32,10 @@ from fasttfm.functional.attention.call import (
     gradient_memory,
     is_empty,
     output_layout,
+    packed_again,
+    padded,
     sinks_gradient,
 )
-from fasttfm.functional.attention.checks import check
-from fasttfm.functional.attention.layout import packed_again, padded
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import Operator, lowered, without_views

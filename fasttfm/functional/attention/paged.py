@@ -9,11 +9,9 @@ from torch import Tensor
 
 from fasttfm.functional import backends
 from fasttfm.functional.attention import products
+from fasttfm.functional.attention.arguments import options_of, shares
 from fasttfm.functional.attention.backend import takes_fused
-from fasttfm.functional.attention.call import Options, Window
-from fasttfm.functional.attention.checks import shares
-from fasttfm.functional.attention.layout import empty_heads_last
-from fasttfm.functional.attention.scoring import options_of
+from fasttfm.functional.attention.call import Options, Window, empty_heads_last
 from fasttfm.functional.backends import kernel_route, values_are_checked
 from fasttfm.functional.operator import WHOLE, Operator, Overwritten, Whole, without_views
 from fasttfm.functional.rotary import rotary

@@ -22,8 +22,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.cpu import attention_pass, training_passes
 from fasttfm.cpu.linear import batch_invariant, has_units
-from fasttfm.functional.attention.call import LARGEST, Call, Options, Saved, is_plain
-from fasttfm.functional.attention.layout import grouped, heads_last, matrices
+from fasttfm.functional.attention.call import LARGEST, Call, Options, Saved, grouped, heads_last, is_plain, matrices
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import as_factor, wide
 

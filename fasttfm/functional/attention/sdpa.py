@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention.api import attention
-from fasttfm.functional.attention.checks import shares
+from fasttfm.functional.attention.arguments import shares
 from fasttfm.functional.operator import casts
-from fasttfm.functional.signature import is_flag, names_arguments, own_names
+from fasttfm.functional.signature import is_flag, names_arguments
 from fasttfm.functional.subclasses import ordinary
 
 
-@own_names(mask="attn_mask", causal="is_causal")
-@names_arguments
+@names_arguments(mask="attn_mask", causal="is_causal")
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
