@@ -39,7 +39,7 @@ from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Inner", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
-    "empties", "forget_plans", "lowered", "on_forget", "transformed", "without_views"
+    "empties", "forget_plans", "lowered", "other_plans", "transformed", "without_views"
 ]  # fmt: skip
 
 _library, _operators = torch.library.Library(NAMESPACE, "DEF"), getattr(torch.ops, NAMESPACE)
@@ -340,20 +340,14 @@ class Inner:
 
 
 _every: list[Operator] = []
-_others: list[Callable[[], None]] = []
+other_plans: list[Any] = []
+"""Further caches of plans, which forget_plans() clears."""
 
 
 def forget_plans() -> None:
     """Drop all plans, after a change that no signature shows, such as a threshold in a test."""
-    for operator in _every:
-        operator.plans.clear()
-    for forget in _others:
-        forget()
-
-
-def on_forget(forget: Callable[[], None]) -> None:
-    """Register a callback of forget_plans() that clears another cache of plans."""
-    _others.append(forget)
+    for cache in (*(operator.plans for operator in _every), *other_plans):
+        cache.clear()
 
 
 _decomposed = contextvars.ContextVar("decomposed", default=False)

@@ -26,7 +26,7 @@ from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
 from fasttfm.functional.derivative import apply_of, as_saved, dense
 from fasttfm.functional.onlookers import looked_at, saved_hook
-from fasttfm.functional.operator import on_forget
+from fasttfm.functional.operator import other_plans
 from fasttfm.functional.plan import without_autocast
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 from fasttfm.kernels import choices
@@ -50,7 +50,7 @@ from fasttfm.models.stack_weights import MemoryWeights, StackWeights, in_paramet
 MOST_PLANS = 1024
 """Signatures in the cache, which is cleared beyond: lengths of batches may never repeat."""
 _plans: dict[tuple, list[LayerPlan]] = {}
-on_forget(_plans.clear)
+other_plans.append(_plans)
 _numbers: dict[tuple, int] = {}
 """By settings of a layer, and shapes, strides and alignment of its parameters."""
 _unused_numbers = itertools.count()  # not len(_numbers), which two threads may read at once

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttfm.functional import operator
 from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
 from fasttfm.functional.backends import backend
 from fasttfm.functional.feed_forward import OPERATOR as FEED_FORWARD
-from fasttfm.functional.operator import Inner, forget_plans, on_forget
+from fasttfm.functional.operator import Inner
 from fasttfm.functional.residual_add import OPERATOR as RESIDUAL_ADD
 from fasttfm.functional.residual_norm import OPERATOR as RESIDUAL_NORM
 from fasttfm.kernels.launch import interpreted
@@ -61,11 +60,3 @@ def test_wrong_arguments_are_refused_at_the_first_call():
     for weight, eps, words in ((torch.ones(3), 1e-5, r"weight \(3,\) must be \(16,\)"), (VECTOR, "a", "eps is 'a'")):
         with pytest.raises((ValueError, TypeError), match=words):
             Inner(RESIDUAL_NORM)(ROWS, None, None, weight, None, None, eps, 0.0, 0, False, "auto")
-
-
-def test_forget_plans_clears_registered_caches(monkeypatch):
-    monkeypatch.setattr(operator, "_others", [])
-    kept = {1: Inner(RESIDUAL_ADD)}
-    on_forget(kept.clear)
-    forget_plans()
-    assert not kept

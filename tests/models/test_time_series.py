@@ -1,12 +1,10 @@
 """The time-series model: widths, masks and positions, and the example on torch.nn."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fasttfm.errors import ArgumentError
 from fasttfm.models import TimeSeriesTransformer
@@ -103,26 +101,6 @@ def test_every_matrix_is_initialized_and_layers_differ() -> None:
             rows = parameter.shape[0] // (3 if name.endswith("in_proj_weight") else 1)
             bound = (6 / (rows + parameter.shape[1])) ** 0.5
             assert 0.5 * bound < parameter.abs().max() <= bound, name
-
-
-def test_it_equals_torch_nn_s_layers_with_the_same_weights() -> None:
-    model = small()
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True), 1)
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 10, 0.0, batch_first=True), 1)
-    encoder.load_state_dict(model.encoder.state_dict())
-    decoder.load_state_dict(model.decoder.state_dict())
-
-    class Decoder(nn.Module):
-        """torch.nn's decoder, which needs a causal mask."""
-
-        def forward(self, target: torch.Tensor, memory: torch.Tensor, **masks: Any) -> torch.Tensor:
-            causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
-            return decoder(target, memory, tgt_mask=causal, memory_mask=masks["memory_mask"])
-
-    theirs = copy.deepcopy(model)
-    theirs.encoder, theirs.decoder = encoder, Decoder()
-    source, target = torch.randn(2, 12, 1), torch.randn(2, 6, 1)
-    torch.testing.assert_close(model(source, target), theirs(source, target), rtol=1e-4, atol=1e-5)
 
 
 def both_forms() -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The Transformer: its size, its equality with torch.nn, padding, dropout and step-by-step decoding."""
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -8,32 +9,20 @@ from torch import nn
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.errors import UserError
 from fasttfm.functional import backend
-from fasttfm.models import Transformer, TransformerConfig, stack
+from fasttfm.models import Transformer, stack
 from fasttfm.search.decoder import decoder_of
 
-PAD, BOS, EOS = 0, 2, 3
+from . import test_layer_node
+
+PAD, EOS = 0, 3
+tiny = partial(test_layer_node.tiny, vocab_size=50, heads=4, dropout=0.0, max_length=32)
 
 
-def tiny(**changes) -> Transformer:
-    torch.manual_seed(0)
-    fields = {
-        "vocab_size": 50, "d_model": 16, "heads": 4, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2,
-        "dropout": 0.0, "max_length": 32,
-    }  # fmt: skip
-    return Transformer(TransformerConfig(**{**fields, **changes}))
-
-
-def batch(lengths=(7, 4), targets=(5, 6), vocabulary=50, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    source = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    target = torch.zeros(len(targets), max(targets), dtype=torch.int64)
-    for row, (s, t) in enumerate(zip(lengths, targets)):
-        source[row, :s] = torch.randint(4, vocabulary, (s,), generator=generator)
-        target[row, :t] = torch.randint(4, vocabulary, (t,), generator=generator)
-        target[row, 0] = BOS
-    return source, target, torch.tensor(lengths), torch.tensor(targets)
+def batch(lengths=(7, 4), targets=(5, 6)):
+    """source, target and their lengths."""
+    source, target, _, *both = test_layer_node.batch_of((lengths, targets))
+    return source, target, *both
 
 
 # ------------------------------------------------------------------------------------------------------- size
@@ -53,11 +42,6 @@ def test_separate_vocabularies_add_their_tables():
     none = sum(p.numel() for p in tiny(share_embeddings="none", source_vocab_size=70).parameters())
     assert decoder == shared + 70 * 16
     assert none == decoder + 50 * 16
-
-
-def test_an_unknown_preset_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError, match="did you mean paper-base"):
-        Transformer.from_preset("paper_base", vocab_size=100)
 
 
 @pytest.mark.parametrize(
@@ -160,17 +144,6 @@ def test_loss_is_torch_cross_entropy_over_the_real_target_tokens():
 
 
 # --------------------------------------------------------------------------------------------------------- padding
-
-
-def test_padding_changes_no_logit():
-    model = tiny(norm_first=True, final_norm=True).double()
-    source, target, source_lengths, target_lengths = batch()
-    padded_source = nn.functional.pad(source, (0, 9))
-    padded_target = nn.functional.pad(target, (0, 5))
-    logits = model(source, target, source_lengths, target_lengths)
-    padded = model(padded_source, padded_target, source_lengths, target_lengths)[:, : target.shape[1]]
-    real = target != PAD
-    torch.testing.assert_close(padded[real], logits[real], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("pad_id", [PAD, 49])

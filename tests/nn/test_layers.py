@@ -11,7 +11,7 @@ from fasttfm import reference
 from fasttfm.functional import draw_seed
 from fasttfm.models.residual import Site
 
-from .twins import LAYOUTS, E, F, H, L, N, S, causal, compare, masks, share, tensor, twins
+from .twins import LAYOUTS, E, F, H, L, N, S, compare, masks, share, tensor, twins
 
 LAYERS = ("TransformerEncoderLayer", "TransformerDecoderLayer")
 ACTIVATIONS: dict[str, Any] = {
@@ -53,15 +53,6 @@ def test_masks(name: str, layout: str, mask: str, norm_first: bool) -> None:
 def test_activations_and_biases(name: str, activation: str, norm_first: bool, bias: bool) -> None:
     options = {"batch_first": True, "norm_first": norm_first, "bias": bias}
     compare(*twins(name, E, H, F, 0.0, ACTIVATIONS[activation], 1e-3, **options), *inputs_of(name))
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_a_true_causal_hint_changes_nothing(norm_first: bool) -> None:
-    theirs, ours = twins("TransformerEncoderLayer", E, H, F, 0.0, batch_first=True, norm_first=norm_first)
-    compare(theirs, ours, tensor("batch first", L), src_mask=causal(L), is_causal=True)
-    theirs, ours = twins("TransformerDecoderLayer", E, H, F, 0.0, batch_first=True, norm_first=norm_first)
-    options = {"tgt_mask": causal(L), "tgt_is_causal": True, "memory_mask": causal(L), "memory_is_causal": True}
-    compare(theirs, ours, tensor("batch first", L), tensor("batch first", L), **options)
 
 
 # -------------------------------------------------------------------------------------------- dropout places
