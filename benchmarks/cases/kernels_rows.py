@@ -16,7 +16,7 @@ from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting
 from benchmarks.measure.providers import Provider
 from fasttfm import functional as F
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost
 

@@ -14,9 +14,16 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, scoring, surplus_of
-from fasttfm.compat.probabilities import packed_probabilities, probabilities
-from fasttfm.compat.rows import used_rows
+from fasttfm.compat.shared import (
+    Window,
+    check_heads,
+    check_rank,
+    packed_probabilities,
+    probabilities,
+    scoring,
+    surplus_of,
+    used_rows,
+)
 from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
 from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.record import WHOLE

@@ -4,9 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, scoring, surplus_of
-from fasttfm.compat.probabilities import packed_probabilities
-from fasttfm.compat.rows import used_rows
+from fasttfm.compat.shared import Window, check_heads, check_rank, packed_probabilities, scoring, surplus_of, used_rows
 from fasttfm.functional import varlen_attention
 from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.signature import is_flag, names_arguments

@@ -25,7 +25,7 @@ from fasttfm.convert.exchange import Model, left_out, positions, suppressed
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import optional
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.feed_forward import ACTIVATIONS
 
 _OPSET = 18
 

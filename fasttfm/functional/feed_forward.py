@@ -14,7 +14,6 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional import backends
-from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import LEAST_P, as_factor, draw_seed, dropout_for, keep_mask, scale_of
@@ -23,6 +22,20 @@ from fasttfm.functional.rows import as_rows, dense, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), GPT-2's GELU approximation; any shape and dtype."""
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": torch.nn.functional.silu,
+}
+"""Activations that functional.feed_forward() fuses into its products. gelu is the exact x * Phi(x) (Hendrycks and
+Gimpel 2016), as in BERT; silu is Marian's swish."""
 Derivatives = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
 """dx, dweight1, dbias1, dweight2, dbias2; None for an absent bias."""
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

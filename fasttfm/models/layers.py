@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import batch_invariant, frozen, linear
-from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.models.attention import Attention, Lengths
 from fasttfm.models.cache import LayerCache
 from fasttfm.models.plain import apply_linear, fused_activation, norms_of, opens

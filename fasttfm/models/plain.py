@@ -15,7 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
 
 from fasttfm.cpu.linear import linear
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.functional.subclasses import ordinary
 
 LINEAR: frozenset[type] = frozenset({nn.Linear, NonDynamicallyQuantizableLinear})

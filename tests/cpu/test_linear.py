@@ -13,8 +13,8 @@ from fasttfm.cpu import linear as module
 from fasttfm.cpu.linear import frozen, frozen_weights, linear
 from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, multiply, row_classes
 from fasttfm.cpu.step_passes import usable
-from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.dropout import NO_DROPOUT
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.models.layers import feed_forward
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}

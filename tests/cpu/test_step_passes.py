@@ -5,7 +5,7 @@ import torch
 
 from fasttfm import reference
 from fasttfm.cpu import step_passes
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, score_ids, search_ids
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shared_fixtures import examples
 
 from fasttfm import functional, reference
-from fasttfm.functional.activations import ACTIVATIONS as FUNCTIONS
 from fasttfm.functional.backends import backend
+from fasttfm.functional.feed_forward import ACTIVATIONS as FUNCTIONS
 from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
 from fasttfm.kernels.chip import CHIPS

@@ -145,9 +145,7 @@ def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bo
     past = rand(N, 1, E)
     memory = rand(N, S, E) if memory_too else rand(1, S, E).expand(N, S, E)
     model(past, memory, cache=cache)
-    for number, rows in enumerate(
-        [[2, 0, 1], [1, 1, 0], [0, 2, 2], [2, 1], [1, 0], [0, 1, 1, 0], [3, 0, 2, 2], [0, 1, 3, 2]]
-    ):
+    for number, rows in enumerate(MOVES):
         index = torch.tensor(rows)
         cache.reorder(index, memory=memory_too or len(rows) != len(past))
         new = rand(len(rows), 2 if number == 6 else 1, E)

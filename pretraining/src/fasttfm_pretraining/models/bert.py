@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.cpu.linear import linear
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.models.attention import Lengths
 from fasttfm.models.embedding import table_of
 from fasttfm.models.layers import EncoderLayer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.feed_forward import ACTIVATIONS
 from fasttfm.models.attention import Lengths
 from fasttfm.models.model import Model, reset_parameters
 from fasttfm.models.packing import Packing
