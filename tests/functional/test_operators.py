@@ -16,6 +16,7 @@ from fasttfm.functional.operator import _every
 from fasttfm.functional.record import WHOLE
 
 from .agreement import Seen
+from .test_every_operator import use
 
 SEED = torch.tensor([11])
 
@@ -106,32 +107,19 @@ def test_the_schemas_are_part_of_torch_compiles_cache_key():
 
 # ----------------------------------------------------------------------------------------------------------- autocast
 
-STARTS, TARGET = torch.tensor([0, 2, 5]), torch.arange(5)
-HEADS, PACKED, NETWORK = (2, 2, 5, 8), (5, 2, 8), [(7, 16), (40, 16), (40,), (24, 40), (24,)]
-
-CALLS = {
-    "attention, mask": (lambda *t: F.attention(*t[:3], mask=t[3]), [HEADS, HEADS, HEADS, (5, 5)], 3),
-    "attention, lengths": (lambda *t: F.attention(*t, key_lengths=torch.tensor([5, 2])), [HEADS] * 3, 3),
-    "attention_weights": (lambda q, k, m: F.attention_weights(q, k, mask=m), [HEADS, HEADS, (5, 5)], 2),
-    "scaled_dot_product_attention": (F.scaled_dot_product_attention, [HEADS] * 3, 3),
-    "varlen_attention": (lambda *t: F.varlen_attention(*t, STARTS, STARTS, 3, 3), [PACKED] * 3, 3),
-    "packed_qkv_attention": (F.packed_qkv_attention, [(2, 5, 2, 2, 8), (2, 5, 2, 8)], 2),
-    "feed_forward": (F.feed_forward, NETWORK, 5),
-    "feed_forward, gelu": (lambda *t: F.feed_forward(*t, activation="gelu"), NETWORK, 5),
-    "linear_cross_entropy": (lambda h, w: F.linear_cross_entropy(h, w, TARGET)[0], [(5, 16), (9, 16)], 2),
-    "cross_entropy": (lambda x: F.cross_entropy(x, TARGET)[0], [(5, 9)], 0),
-    "layer_norm": (F.layer_norm, [(3, 16), (16,), (16,)], 0),
-    "residual_rms_norm": (lambda *t: sum(F.residual_rms_norm(*t)), [(3, 16), (3, 16), (16,)], 0),
-    "embed": (lambda *t: F.embed(torch.tensor([[1, 4, 0]]), *t), [(9, 16), (4, 16)], 0),
-}
-"""A call, the shapes of its leaves, and how many of them are cast."""
+CAST = {
+    "attention, mask": 3, "attention": 3, "attention_weights, mask": 2, "attention_weights, lengths": 2, "sdpa": 3,
+    "varlen_attention": 3, "packed_qkv, query": 2, "feed_forward": 5, "feed_forward, gelu": 5,
+    "linear_cross_entropy": 2, "cross_entropy": 0, "layer_norm": 0, "residual_rms_norm": 0, "embed": 0,
+}  # fmt: skip
+"""Calls of test_every_operator.py, and how many of their leaves are cast: the first ones."""
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", CAST)
 def test_a_call_has_the_result_of_lowered_leaves_and_float32_gradients(name, route):
-    call, shapes, cast = CALLS[name]
-    leaves = [(torch.randn(shape) * 0.5).requires_grad_() for shape in shapes]
+    (call, leaves), cast = use(name), CAST[name]
+    leaves = [(0.5 * x.detach()).requires_grad_() for x in leaves]
     lowered = [x.detach().bfloat16() if n < cast else x.detach() for n, x in enumerate(leaves)]
     lowered = [x.requires_grad_() for x in lowered]
     results = []
@@ -149,7 +137,7 @@ def test_a_call_has_the_result_of_lowered_leaves_and_float32_gradients(name, rou
 
 
 def test_operands_of_several_dtypes_and_a_wide_residual_stream():
-    q, k, v = (torch.randn(HEADS) for _ in range(3))
+    q, k, v = torch.randn(3, 2, 2, 5, 8)
     x, stream, weight = torch.randn(3, 16), torch.randn(3, 16), torch.ones(16)
     with torch.autocast("cpu", torch.bfloat16):
         assert F.attention(q, k, v.half()).dtype == torch.bfloat16
