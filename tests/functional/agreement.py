@@ -1,6 +1,7 @@
 """Comparison of an operator with what it must equal, forward and backward."""
 
 import torch
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttfm import functional as F
@@ -38,6 +39,21 @@ def assert_same(actual, expected, tolerance):
         assert mine.dtype == other.dtype
         largest = other.abs().max().item() if other.numel() else 0.0
         torch.testing.assert_close(mine, other, rtol=0, atol=close * max(1.0, largest))
+
+
+def saved_bytes(function):
+    """Bytes that autograd saves for the backward pass of function(): each storage once, without parameters."""
+    kept = {}
+
+    def pack(tensor):
+        if not isinstance(tensor, Parameter) and not isinstance(getattr(tensor, "_base", None), Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = function()
+    assert output.requires_grad
+    return sum(kept.values())
 
 
 def attended(function, tensors, options, dtype=None):

@@ -13,7 +13,7 @@ from fasttfm import reference
 from fasttfm.functional import residual_norm
 from fasttfm.functional.operator import forget_plans
 
-from .agreement import assert_same, solve
+from .agreement import assert_same, saved_bytes, solve
 
 SEED = torch.tensor([99])
 HALVES = [torch.float16, torch.bfloat16]
@@ -231,21 +231,6 @@ def test_fake_tensors_of_an_absent_device(device):
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
-
-
-def saved_bytes(function):
-    """Bytes that autograd saves for the backward pass of function(): each storage once, without parameters."""
-    kept = {}
-
-    def pack(tensor):
-        if not isinstance(tensor, nn.Parameter) and not isinstance(getattr(tensor, "_base", None), nn.Parameter):
-            kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = function()
-    assert output.requires_grad
-    return sum(kept.values())
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])

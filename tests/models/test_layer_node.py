@@ -7,6 +7,7 @@ import torch
 
 from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig, stack
+from tests.functional.agreement import saved_bytes
 
 
 def tiny(**changes):
@@ -151,16 +152,7 @@ def test_layers_below_all_that_learns_keep_nothing_for_the_backward_pass():
         model, (source, _, _, lengths, _) = model_and_batch(encoder_layers=4)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(learning))
-        storages = {}
-
-        def keep(x):
-            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            model.encode(source, lengths)
-        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        return sum(size for place, size in storages.items() if place not in parameters)
+        return saved_bytes(lambda: model.encode(source, lengths))
 
     assert kept("encoder.layers.3") < 0.4 * kept("encoder")
 
