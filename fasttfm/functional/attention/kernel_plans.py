@@ -14,37 +14,32 @@ from fasttfm.functional.attention.call import Call, Options, Saved, gradient_mem
 Outputs = tuple[Tensor | None, ...]
 
 
-class _Reader:
-    """Reads the operands and the problem description of a call for its launches."""
+def _prepared(call: Call, *, positive: bool = False) -> tuple[Any, Callable[[Any], tuple], Any]:
+    """Prepare the launches of calls like this one; positive: as in Problems.
 
-    def __init__(self, call: Call, *, positive: bool = False) -> None:
-        """positive: as in Problems."""
-        from fasttfm.kernels.attention.launch import Problems, prepare
+    Returns the kernels' call; a reader of a call's queries, keys and values, with unit stride in the last dimension;
+    and Problems.
+    """
+    from fasttfm.kernels.attention.launch import Problems, prepare
 
-        self._copied = any(x is not None and x.stride(-1) != 1 for x in call[:3])
-        self._negated = positive and call.scale < 0.0
-        self._parts = sum(x is not None for x in call[:3])
-        plain = self._parts == 3 and not (self._copied or self._negated)
-        self.operands: Any = itemgetter(0, 1, 2) if plain else self._operands
-        """Returns the queries, keys and values of a call, with unit stride in the last dimension."""
-        heads = [call.by_head(x) for x in self.operands(call)]
-        self.call = prepare(*heads, packed=call.sequences, **{name: getattr(call, name) for name in Options._fields})
-        masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
-        self.problem = Problems(self.call, call[3:6], **masks, positive=positive)
+    copied, negated = any(x is not None and x.stride(-1) != 1 for x in call[:3]), positive and call.scale < 0.0
+    count = sum(x is not None for x in call[:3])
 
-    def _operands(self, call: Call) -> tuple[Tensor, ...]:
+    def operands(call: Any) -> tuple:
         query, key, value = call[:3]
-        if self._copied:
-            query, key, value = (None if x is None else x.contiguous() for x in (query, key, value))  # type: ignore[assignment]
-        if self._parts == 1:
+        if copied:
+            query, key, value = (None if x is None else x.contiguous() for x in (query, key, value))
+        if count == 1:
             query, key, value = query.unbind(-3)
-        elif self._parts == 2:
-            key, value = key.unbind(-3)  # type: ignore[union-attr]
-        return -query if self._negated else query, key, value  # type: ignore[return-value]
+        elif count == 2:
+            key, value = key.unbind(-3)
+        return -query if negated else query, key, value
 
-    def forget(self) -> None:
-        """Release the tensors of the first call."""
-        del self.call
+    read = itemgetter(0, 1, 2) if count == 3 and not (copied or negated) else operands
+    options = {name: getattr(call, name) for name in Options._fields}
+    prepared = prepare(*map(call.by_head, read(call)), packed=call.sequences, **options)
+    masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
+    return prepared, read, Problems(prepared, call[3:6], **masks, positive=positive)
 
 
 def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Callable[[Call], Outputs]:
@@ -52,14 +47,12 @@ def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Call
     from fasttfm.kernels.attention import forward as long_forward
     from fasttfm.kernels.attention import short
 
-    reader = _Reader(call, positive=True)
-    prepared, (output, lse) = reader.call, memory(call)
+    prepared, operands, problem = _prepared(call, positive=True)
+    output, lse = memory(call)
     heads = prepared.inputs[0].shape[1]
     of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
     plan: Any = short.Forward if call.backend == "short" else long_forward.plan
     launch = plan(prepared, call.output_by_head(output, heads), of_rows)
-    reader.forget()
-    operands, problem = reader.operands, reader.problem
 
     def compute(call: Any) -> Outputs:
         output, lse = memory(call)
@@ -88,8 +81,7 @@ def backward(
     from fasttfm.kernels.partial_sums import Sums
 
     call, output, lse, *_ = saved
-    reader = _Reader(call)
-    prepared = reader.call
+    prepared, read, problem_of = _prepared(call)
     heads = prepared.inputs[0].shape[1]
     copied = grad.stride(-1) != 1
     row = call.output_by_head(grad.contiguous() if copied else grad, heads)
@@ -111,7 +103,6 @@ def backward(
         launch = long_backward.Backward(prepared, row, output, of_rows, written.heads)
     mask: Any = call.mask
     masks: Any = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, mask)
-    reader.forget()
     packed_all, projected, sunk = call.key is None, call.value is None, call.sinks is not None
 
     def apart(query: Tensor, key: Any) -> tuple[Tensor, ...]:
@@ -122,7 +113,7 @@ def backward(
         call, output, lse, *_ = saved
         if copied:
             grad = grad.contiguous()
-        operands, problem = reader.operands(call), reader.problem(call[3:6], call[6:11], call.site)
+        operands, problem = read(call), problem_of(call[3:6], call[6:11], call.site)
         gradients = memory(call, d_key)
         out = apart(*gradients[:2]) if projected else gradients
         d_biases: Any = None, None
