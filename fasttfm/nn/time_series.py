@@ -12,6 +12,7 @@ from fasttfm.nn import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from fasttfm.nn.masks import causal_mask
 
 
 class TimeSeriesTransformer(nn.Module):
@@ -25,8 +26,8 @@ class TimeSeriesTransformer(nn.Module):
     d_model wide;
     positional_encoding: 'paper', 'tensor2tensor' or None, which suits some series better;
     causal_target_mask: target position i attends to targets up to i; triangular_memory_mask: and to sources up to i;
-    max_length: positions in the table. Layers are batch-first and post-norm with ReLU. The memory mask is cached by
-    lengths and device. Raises ArgumentError for an input of another width.
+    max_length: positions in the table. Layers are batch-first and post-norm with ReLU. Raises ArgumentError for
+    an input of another width.
     """
 
     def __init__(
@@ -54,7 +55,6 @@ class TimeSeriesTransformer(nn.Module):
             num_decoder_layers,
         )
         self.generator = nn.Linear(d_model, tgt_output_size)
-        self._memory_mask: Tensor | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -73,12 +73,7 @@ class TimeSeriesTransformer(nn.Module):
 
     def memory_mask(self, target_length: int, source_length: int, device: torch.device) -> Tensor | None:
         """Mask (L, S) bool of keys above the diagonal, True is masked; None without triangular_memory_mask."""
-        if not self.triangular_memory_mask:
-            return None
-        mask, shape = self._memory_mask, (target_length, source_length)
-        if mask is None or tuple(mask.shape) != shape or mask.device != device:
-            self._memory_mask = mask = torch.ones(shape, dtype=torch.bool, device=device).triu_(1)
-        return mask
+        return causal_mask(target_length, source_length, device) if self.triangular_memory_mask else None
 
     def _embedded(self, name: str, x: Tensor, embedding: nn.Linear | None) -> Tensor:
         """Embed x (B, L, width) to (B, L, d_model), with positions and dropout."""

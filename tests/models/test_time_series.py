@@ -74,17 +74,6 @@ def test_a_mask_hides_what_is_later(targets: int, sources: int, side: str, hides
             assert not torch.allclose(after[:, position:], before[:, position:], atol=1e-3)
 
 
-def test_masks_are_cached_by_length() -> None:
-    model = small()
-    first = model.memory_mask(4, 6, torch.device("cpu"))
-    assert model.memory_mask(4, 6, torch.device("cpu")) is first
-    for shape in ((5, 6), (5, 7)):
-        rebuilt = model.memory_mask(*shape, torch.device("cpu"))
-        assert rebuilt is not None
-        assert torch.equal(rebuilt, torch.ones(shape, dtype=torch.bool).triu(1))
-    assert "_memory_mask" not in model.state_dict()
-
-
 def test_every_matrix_is_initialized_and_layers_differ() -> None:
     model = small(num_encoder_layers=2)
     first, second = model.encoder.layers
