@@ -15,7 +15,7 @@ from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.onlookers import alike, any_autocast, looked_at, modes, see_through, transformed
 from fasttfm.functional.plan import Plan
-from fasttfm.functional.record import Layout, items, layout_of
+from fasttfm.functional.record import Layout, flat, items, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 Gradients = Sequence[Tensor | None]
@@ -73,11 +73,14 @@ def _needs_of(layout: Layout) -> Callable[[Any], Any]:
     return functools.partial(_new, NamedTuple("NeedsGrad", [(name, bool) for name in layout.names]))
 
 
-def direct(operator: Any) -> Any:
-    """Return the Function.apply of eager calls: of a plan, a call, and the call's tensors, which autograd tracks."""
+def direct(operator: Any, *, eager: bool = True) -> Any:
+    """Return the Function.apply of a plan, a call, and the call's tensors, which autograd tracks.
+
+    eager: returns the visible outputs, and its backward pass has plans; else all outputs, as the dispatcher needs.
+    """
     save, differentiable, differentiate = operator.save, operator.differentiable, operator.backward
     none = (None,) * (2 + operator.layout.count)
-    kind, visible = operator.saved, operator.visible
+    kind, visible = operator.saved, operator.visible if eager else None
     hidden = visible is None or visible > differentiable
     layout = layout_of(kind)
     build, in_order = layout.build, layout.in_order  # merge(), a call less
@@ -87,7 +90,7 @@ def direct(operator: Any) -> Any:
     def forward(ctx: Any, plan: Plan, call: Any, *tensors: Any) -> Any:
         outputs = plan.compute(call)
         ctx.materialize_grads, ctx.plan = False, plan
-        saved = save(call, outputs)
+        saved = save(call if eager else operator.settled(call), outputs)
         if layout.nested:
             saved = _new(kind, saved)
         ctx.to_save, ctx.others = saved_tensors, _ = layout.tensors(saved), layout.others(saved)
@@ -99,7 +102,7 @@ def direct(operator: Any) -> Any:
             ctx.non_differentiable = shown[differentiable:]
         return shown
 
-    def backward(ctx: Any, *gradients: Any, traced: bool = False) -> tuple:
+    def backward(ctx: Any, *gradients: Any, traced: bool = not eager) -> tuple:
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return none
         plan, saved, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad
@@ -132,7 +135,11 @@ def direct(operator: Any) -> Any:
         record = build(in_order((*saved, *ctx.others)))
         return chosen((*differentiate(derive, record, needs_grad, *gradients), None))
 
-    return apply_of(operator.name, forward, backward, lambda *args: backward(*args, traced=True))
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        name = f"{NAMESPACE}::{operator.name}"
+        raise RuntimeError(f"{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode")
+
+    return apply_of(operator.name, forward, backward, lambda *args: backward(*args, traced=True), jvp)
 
 
 def _general(derivative: Any) -> Callable[[tuple], Any] | None:
@@ -169,42 +176,18 @@ def dispatched(operator: Any) -> Callable[..., Any]:
     torch.func runs it once a level: the Function is of one level, and the levels below record in its forward pass.
     torch.library.register_autograd() makes none that torch.func takes.
     """
-    layout, saved_layout, needs_of = operator.layout, layout_of(operator.saved), _needs_of(operator.layout)
-    derive = _general(operator.derivative)
+    layout, apply = operator.layout, direct(operator, eager=False)
 
-    def forward(ctx: Any, *args: Any) -> Any:
+    def below(call: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(transformed()):
-            output = operator.dispatched(*args)
-        if isinstance(output, tuple):
-            ctx.mark_non_differentiable(*output[operator.differentiable :])
-        ctx.set_materialize_grads(False)
-        saved = _new(operator.saved, operator.save(operator.settled(layout.build(args)), output))
-        tensors, ctx.others = saved_layout.tensors(saved), saved_layout.others(saved)
-        ctx.dense = dense(tensors)
-        ctx.save_for_backward(*tensors)
-        return output
+            return operator.dispatched(*flat(call))
 
-    def backward(ctx: Any, *gradients: Any) -> tuple:
-        needed = ctx.needs_input_grad
-        result: list[Tensor | None] = [None] * len(needed)
-        if any(gradient is not None for gradient in gradients):
-            saved = saved_layout.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
-            computed = operator.backward(derive, saved, needs_of([needed[i] for i in layout.positions]), *gradients)
-            for i, gradient in zip(layout.positions, computed, strict=True):
-                result[i] = gradient if needed[i] else None
-        return tuple(result)
-
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        name = f"{NAMESPACE}::{operator.name}"
-        raise RuntimeError(f"{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode")
-
-    function = _function(operator.name, {"forward": forward, "backward": backward, "jvp": jvp})
-
-    def call(*args: Any) -> Any:
+    def kernel(*args: Any) -> Any:
+        call = layout.build(args)
         with enable_single_level_autograd_function():
-            return super(torch.autograd.Function, function).apply(*args)
+            return apply(Plan(below), call, *layout.tensors(call))
 
-    return lambda *args: call(*args) if transformed() else function.apply(*args)
+    return kernel
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
@@ -226,15 +209,12 @@ def _reader(present: Sequence[int], types: tuple[type, ...]) -> Callable[[tuple]
     return items([*given, *(len(types) + place for place in present)])
 
 
-def _function(name: str, methods: dict[str, Callable[..., Any]]) -> Any:
-    return type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
-
-
-def apply_of(name: str, forward: Any, backward: Any, traced: Any = None) -> Any:
+def apply_of(name: str, forward: Any, backward: Any, traced: Any = None, jvp: Any = torch.autograd.Function.jvp) -> Any:
     """Return the C++ apply of a torch.autograd.Function, which skips Python's check for torch.func transforms.
 
     traced: in place of backward where Dynamo traces it, under compiled autograd.
     """
-    function = _function(name, {"forward": forward, "backward": traced or backward})
+    methods = {"forward": forward, "backward": traced or backward, "jvp": jvp}
+    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
     function._backward_cls.apply = backward  # called by autograd directly; torch's own looks it up each time
     return super(torch.autograd.Function, function).apply
