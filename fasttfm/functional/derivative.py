@@ -68,11 +68,6 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
     return backward
 
 
-def _needs_of(layout: Layout) -> Callable[[Any], Any]:
-    """Return the constructor of the NamedTuple of bools that an operator's backward() takes as needs_grad."""
-    return functools.partial(_new, NamedTuple("NeedsGrad", [(name, bool) for name in layout.names]))
-
-
 def direct(operator: Any, *, eager: bool = True) -> Any:
     """Return the Function.apply of a plan, a call, and the call's tensors, which autograd tracks.
 
@@ -142,19 +137,15 @@ def direct(operator: Any, *, eager: bool = True) -> Any:
     return apply_of(operator.name, forward, backward, lambda *args: backward(*args, traced=True), jvp)
 
 
-def _general(derivative: Any) -> Callable[[tuple], Any] | None:
-    """Return derive, as backward() takes it, for calls of any signature."""
-    return None if derivative is None else lambda call: derivative.call(*call)
-
-
 def _first_step(operator: Any) -> Callable[..., tuple[Sequence, tuple]]:
     """Return a function that plans a backward pass whose step is not cached: its step, and its saved tensors.
 
     A step is derive and needs_grad, as backward() takes them, and an itemgetter that puts the needed gradients into the
     order of the inputs: two None first, for the plan and the call.
     """
-    needs_of, derivative = _needs_of(operator.layout), operator.derivative
-    general = _general(derivative)
+    needs_of = functools.partial(_new, NamedTuple("NeedsGrad", [(name, bool) for name in operator.layout.names]))
+    derivative = operator.derivative
+    general = None if derivative is None else lambda call: derivative.call(*call)  # of any signature
 
     def first(plan: Plan, saved: tuple, needed: tuple, tensors: tuple, key: tuple | None) -> tuple[Sequence, tuple]:
         needs, was = needed[2:], plan.dense or []
