@@ -18,7 +18,7 @@ import numpy as np
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.epochs import LazyBatches
 from fasttfm.data.prepared import ParallelTokens
-from fasttfm.data.sampling import SubwordSampler, sentence_keys
+from fasttfm.data.sampling import SubwordSampler
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.system.processes import WorkerPool
@@ -31,18 +31,16 @@ _WINDOW = 128
 """Batches that are sampled and packed together, over all parts."""
 _LEAST_WINDOW = 16
 """Minimum window of one part."""
-_CACHED = 3
-"""Cached windows per part: the current one, the next, and the previous."""
+AHEAD = 2
+"""Windows of a part that workers prepare while another one trains."""
 _FALLBACK_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of pairs (those that grew most) that keep SentencePiece's own segmentation if a window does not fit its
 batches; tried in this order."""
 
 Samplers = tuple[SubwordSampler, SubwordSampler]
 """For source and target; the same object for a joint vocabulary."""
-Sides = tuple[list[np.ndarray], list[np.ndarray]]
-"""Ids of sources and targets, pair by pair."""
-Pairs = tuple[Sides, tuple[np.ndarray, np.ndarray]]
-"""SentencePiece's segmentations, and the sampling.sentence_keys of each side."""
+Sides = list[list[np.ndarray]]
+"""Ids of sources, and of targets, pair by pair."""
 Group = tuple[np.ndarray, Sequence[int]]
 """A batch: indices of its pairs in their window (B,), and the padded source and target lengths (2,)."""
 
@@ -104,10 +102,11 @@ class SampledBatches(TokenBatches):
             if int(indices[0]) in window.rows:
                 rows = [window.rows[i] for i in indices.tolist()]
                 return collate([row[0] for row in rows], [row[1] for row in rows], rows[0][2])
-        return collate(*sample(self._samplers, self._read(indices, epoch)))
+        source, target = sample(self._samplers, *self._read(indices, epoch))
+        return collate(source, target)
 
     def _packed(self, planned: Sequence[np.ndarray], epoch: int, position: int) -> np.ndarray:
-        """The batch at this position of the epoch; starts sampling its window and, with workers, the next one.
+        """The batch at this position of the epoch; starts sampling its window and, with workers, the next ones.
 
         planned: the epoch's batches before packing.
         """
@@ -117,7 +116,8 @@ class SampledBatches(TokenBatches):
         with self._lock:
             window = self._start(planned, first, epoch, part, number)
             if self._pool is not None:
-                self._start(planned, first, epoch, part, number + 1)
+                for later in range(number + 1, number + 1 + AHEAD):
+                    self._start(planned, first, epoch, part, later)
         return window.result().order[within]
 
     def _start(self, planned: Sequence[np.ndarray], first: int, *key: int) -> Future[_Window]:
@@ -132,7 +132,7 @@ class SampledBatches(TokenBatches):
         batches = [planned[position] for position in positions]
         indices = np.sort(np.concatenate(batches))
         groups = [(np.searchsorted(indices, batch), self.padded_to(batch[0]).tolist()) for batch in batches]
-        args = self._read(indices, epoch), groups, self.max_tokens
+        args = *self._read(indices, epoch), groups, self.max_tokens
 
         def compute() -> _Window:
             sides, packed = pack(self._samplers, *args) if self._pool is None else self._pool.call(pack, *args)
@@ -140,32 +140,34 @@ class SampledBatches(TokenBatches):
             order = np.random.default_rng([self.seed, *key]).permutation(len(packed))
             return _Window([indices[packed[i][0]] for i in order], rows)
 
-        for old in [each for each in self._windows if each[1] == part][: 1 - _CACHED]:
+        for old in [each for each in self._windows if each[1] == part][: -1 - AHEAD]:
             del self._windows[old]
         self._windows[(epoch, part, number)] = self._threads.submit(compute)
         return self._windows[(epoch, part, number)]
 
-    def _read(self, indices: np.ndarray, epoch: int) -> Pairs:
-        sides = [self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices]
-        return sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1))
+    def _read(self, indices: np.ndarray, epoch: int) -> tuple[Sides, list[tuple[int, ...]]]:
+        """SentencePiece's segmentations of pairs, and the key of each pair's samples."""
+        sides = [[self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices]]
+        return sides, [(self.seed, epoch, i) for i in indices.tolist()]
 
     def _mean_lengthening(self) -> float:
         """Sampled length over SentencePiece's own length, eos included, as a mean over the probes; at least 1."""
         probes = np.linspace(0, len(self.pairs) - 1, min(len(self.pairs), _PROBES)).astype(np.int64)
-        sampled = sum(len(ids) + 1 for side in sample(self._samplers, self._read(probes, 0)) for ids in side)
+        sampled = sum(len(ids) + 1 for side in sample(self._samplers, *self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2
         return max(1.0, sampled / float(own.sum()))
 
 
-def sample(samplers: Samplers, pairs: Pairs) -> Sides:
+def sample(samplers: Samplers, own: Sides, keys: list[tuple[int, ...]]) -> Sides:
     """A segmentation of each source and each target."""
-    source, target = (sampler.sample(ids, keys) for sampler, ids, keys in zip(samplers, *pairs))
-    return source, target
+    return [[samplers[n].sample(ids, *key, n) for ids, key in zip(side, keys)] for n, side in enumerate(own)]
 
 
-def pack(samplers: Samplers, pairs: Pairs, planned: list[Group], max_tokens: int) -> tuple[Sides, list[Group]]:
+def pack(
+    samplers: Samplers, own: Sides, keys: list[tuple[int, ...]], planned: list[Group], max_tokens: int
+) -> tuple[Sides, list[Group]]:
     """Sample a window and pack it by length into as many batches as were planned; runs in any process."""
-    sampled, own = sample(samplers, pairs), pairs[0]
+    sampled = sample(samplers, own, keys)
     lengths = np.array([[len(ids) + 1 for ids in side] for sides in (sampled, own) for side in sides])  # (4, pairs)
     growth = np.where(lengths[:2].max(axis=0) <= max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
     most_grown = np.argsort(-growth, kind="stable")
@@ -175,10 +177,8 @@ def pack(samplers: Samplers, pairs: Pairs, planned: list[Group], max_tokens: int
         widths = np.where(stays, lengths[2:], lengths[:2])  # (2, pairs)
         batches = length_batches(widths.max(axis=0), max_tokens)
         if len(batches) <= len(planned):
-            source, target = (
-                [old if keep else new for new, old, keep in zip(*side, stays)] for side in zip(sampled, own)
-            )
-            return (source, target), _padded(batches, widths, max_tokens, len(planned))
+            sides = [[old if keep else new for new, old, keep in zip(*side, stays)] for side in zip(sampled, own)]
+            return sides, _padded(batches, widths, max_tokens, len(planned))
     return own, planned  # not even SentencePiece's own segmentations fit by length
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
-from fasttfm.data.sampled_batches import SampledBatches
+from fasttfm.data.sampled_batches import AHEAD, SampledBatches
 from fasttfm.data.scoring import AUTO, bleu, tokenizer_of
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
@@ -150,7 +150,7 @@ class Translation(Task):
                 amount=batching.subword_sampling,
                 tokenizers=(data.source_tokenizer, data.target_tokenizer),
                 together=together,
-                processes=min(together, max(1, cores_of_rank() - 1)),
+                processes=min(AHEAD * together, max(1, cores_of_rank() - 1)),
             )
         except ValueError as error:
             raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error

@@ -4,6 +4,7 @@ import gzip
 import io
 import itertools
 import math
+import multiprocessing
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import sentencepiece as spm
 
 from fasttfm.data import sampling
 from fasttfm.data.demo import demo_pairs
-from fasttfm.data.sampling import SubwordSampler, sentence_keys
+from fasttfm.data.sampling import SubwordSampler
 from fasttfm.data.tokenizer import UNK, Tokenizer, train_tokenizer
 
 STRANGE = [
@@ -51,12 +52,7 @@ def encoded(tokenizer: Tokenizer, lines: list[str]) -> list[np.ndarray]:
 
 
 def draw(sampler: SubwordSampler, ids: list[np.ndarray], seed: int = 1, epoch: int = 0) -> list[list[int]]:
-    return [drawn.tolist() for drawn in sampler.sample(ids, sentence_keys(seed, epoch, np.arange(len(ids)), 0))]
-
-
-def test_without_drops_it_is_sentencepieces_own(tokenizer, model_type, lines):
-    ids = encoded(tokenizer, [*lines, *STRANGE])
-    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
+    return [sampler.sample(each, seed, epoch, i).tolist() for i, each in enumerate(ids)]
 
 
 @pytest.mark.whole
@@ -81,32 +77,18 @@ def test_without_drops_it_is_sentencepieces_own_on_real_text(corpora: Path, file
     assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
 
 
-@pytest.mark.parametrize("amount", [0.1, 0.5, 1.0])
-def test_segmentations_change_and_the_text_does_not(tokenizer, lines, amount):
-    text = [*lines[:300], *STRANGE]
-    ids = encoded(tokenizer, text)
-    first, second = (draw(SubwordSampler(tokenizer, amount), ids, epoch=epoch) for epoch in (0, 1))
-    assert list(map(tokenizer.decode, first)) == list(map(tokenizer.decode, ids))
-    assert first != [each.tolist() for each in ids]
-    drawn_evenly = amount == 1.0 and len(set(map(tuple, first))) == len(set(map(tuple, second)))
-    assert first != second or drawn_evenly  # BPE with every merge dropped is always the same
-
-
-def test_a_sample_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, monkeypatch):
+def test_a_sample_depends_on_its_key_and_text_alone(tokenizer, lines, monkeypatch):
+    """In any order, with any cache, in any process."""
     ids = encoded(tokenizer, [*lines[:200], *STRANGE])
-    keys = sentence_keys(3, 7, np.arange(len(ids)), 1)
-    whole = [each.tolist() for each in SubwordSampler(tokenizer, 0.2).sample(ids, keys)]
+    whole = draw(SubwordSampler(tokenizer, 0.2), ids, 3, 7)
+    monkeypatch.setattr(sampling, "_MOST_CACHED", 100)
     sampler = SubwordSampler(tokenizer, 0.2)
     for position in reversed(range(len(ids))):
-        assert sampler.sample([ids[position]], keys[[position]])[0].tolist() == whole[position]
-    for most, together in ((0, 1), (1200, 7), (2500, 500)):  # no cache, a small one, half of all
-        monkeypatch.setattr(sampling, "_MOST_OUTCOMES", most)
-        monkeypatch.setattr(sampling, "_TOGETHER", together)
-        sampler = SubwordSampler(tokenizer, 0.2)
-        assert [each.tolist() for each in sampler.sample(ids, keys)] == whole
-    others = [sentence_keys(*other) for other in ((4, 7, np.arange(9), 1), (3, 8, np.arange(9), 1))]
-    others += [sentence_keys(3, 7, np.arange(9), 0), keys[1:10]]
-    assert all((other != keys[:9]).all() for other in others)
+        assert sampler.sample(ids[position], 3, 7, position).tolist() == whole[position]
+    assert len(sampler._cache) <= 100
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(draw, (sampler, ids, 3, 7)) == whole
+    assert whole not in (draw(sampler, ids, 3, 8), draw(sampler, ids, 4, 7))
 
 
 def assert_follows(actual: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
@@ -170,6 +152,7 @@ def trained(lines: list[str], model_type: str, **options) -> Tokenizer:
 
 SYMBOLS = ["<2de>", "garden", "\u2581<2fr>"]
 ODD = {
+    "bytes": ({"byte_fallback": True}, STRANGE),
     "symbols": (
         {"user_defined_symbols": SYMBOLS},
         ["<2de> the garden<2de>house", "gardening gar den", "<2fr> the garden"],
@@ -178,7 +161,7 @@ ODD = {
     "across words": ({"split_by_whitespace": False}, []),
     "suffixes": ({"treat_whitespace_as_suffix": True}, []),
 }
-"""Options of SentencePiece, and text beside the lines of training."""
+"""Options of SentencePiece, and text before the lines of training."""
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -186,14 +169,16 @@ def test_the_text_stays_and_symbols_and_unknown_characters_are_never_split_or_pr
     options, text = ODD[kind]
     tokenizer = trained(lines[:600], model_type, vocab_size=700, **options)
     ids = encoded(tokenizer, [*text, *lines[:200]])
+    own = [each.tolist() for each in ids]
     kept = {UNK, *map(tokenizer._processor.PieceToId, options.get("user_defined_symbols", []))}
-    assert kept.intersection(*(each.tolist() for each in ids[len(text) - 1 :][:1])) or not text
-    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
-    for epoch in range(5):
-        drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
+    assert kept.intersection(*own[: len(text)]) or kind not in ("symbols", "unknown")
+    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == own
+    for amount in (0.1, 0.5, 1.0):
+        drawn = draw(SubwordSampler(tokenizer, amount), ids)
+        assert drawn != own
         assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
-        for new, old in zip(drawn, ids, strict=True):
-            assert [i for i in new if i in kept] == [i for i in old.tolist() if i in kept]
+        for new, old in zip(drawn, own, strict=True):
+            assert [i for i in new if i in kept] == [i for i in old if i in kept]
 
 
 def test_other_models_and_amounts_are_refused(lines, tokenizer, model_type):
