@@ -16,8 +16,8 @@ SIZES = 64
 """Maximum number of padded sizes for a corpus."""
 _MOST_CELLS = 600
 """Maximum number of initial sizes; the grid of lengths is made as coarse as this requires."""
-_BLOCK = 1 << 20
-"""Pairs per block, to bound temporary memory."""
+_BLOCK = 1 << 16
+"""Pairs per block: what is computed from them fits in a core's cache."""
 
 
 def round_length(length: int, multiple: int = 1) -> int:
@@ -168,20 +168,11 @@ def _holds(sizes: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 def _smallest(source: np.ndarray, target: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Index of the smallest size that fits each pair; len(sizes) if none does, or if a side has length 0."""
     smallest = np.full(len(source), len(sizes), dtype=np.uint8 if len(sizes) < 256 else np.int64)
-    if not len(sizes) or not len(source):
-        return smallest
-    # the answer changes only at lengths that occur in sizes: a table over those is small
-    steps = [np.unique(np.append(0, sizes[:, side])) for side in (0, 1)]
-    corners = np.stack(np.meshgrid(*steps, indexing="ij"), axis=-1).reshape(-1, 2)
-    holds = _holds(sizes, corners)
-    of_corner = np.where(holds.any(axis=1) & corners.all(axis=1), holds.argmax(axis=1), len(sizes))
-    # last row and column: longer than any size
-    table = np.full((len(steps[0]) + 1, len(steps[1]) + 1), len(sizes), smallest.dtype)
-    table[:-1, :-1] = of_corner.reshape(len(steps[0]), len(steps[1]))
-    longest = max(int(source.max()), int(target.max()))
-    of_source, of_target = (np.searchsorted(step, np.arange(longest + 1)) for step in steps)
     for block in _blocks(len(source)):
-        smallest[block] = table[of_source[source[block]], of_target[target[block]]]
+        ours, theirs, found = source[block], target[block], smallest[block]
+        for k in reversed(range(len(sizes))):
+            found[(ours <= sizes[k, 0]) & (theirs <= sizes[k, 1])] = k
+        found[(ours == 0) | (theirs == 0)] = len(sizes)
     return smallest
 
 
