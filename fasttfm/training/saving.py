@@ -1,5 +1,8 @@
 """Saving and resuming: the model and training state of a checkpoint."""
 
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.store.background import Background
 from fasttfm.store.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
 from fasttfm.store.model_dir import CONFIG_FILE
 from fasttfm.store.ownership import recover
@@ -22,13 +24,20 @@ from fasttfm.training.updates import Updates
 
 @dataclass(kw_only=True, slots=True)
 class Saving:
-    """Saves and resumes the run of one model directory."""
+    """Saves and resumes the run of one model directory.
+
+    A thread writes one checkpoint at a time, from a copy made before it starts and with the same system calls as a
+    synchronous save, so a kill or a power cut leaves the earlier checkpoints intact.
+    """
 
     model_dir: Path
     updates: Updates
     saved: tuple[int, int] = (0, 0)
     """Step and last validation of the newest checkpoint, which may still be in writing."""
-    background: Background = field(default_factory=Background)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+    """Not a daemon: the interpreter waits for it before exiting."""
+    _writes: deque[Future[Path]] = field(default_factory=deque)
+    """Checkpoints being written, and those that written() has not returned."""
     _identity: tuple[int, int] | None = None
     """Device and inode of the model directory's lock file, which tell it from another directory at its path."""
 
@@ -86,7 +95,27 @@ class Saving:
                 raise
             return folder
 
-        self.background.start(write)
+        self.write(write)
+
+    def write(self, write: Callable[[], Path]) -> None:
+        """Call `write`, which returns the path it has written, in the thread after the previous write has ended.
+
+        Raises the errors of the previous one.
+        """
+        if self._writes and self._writes[-1].exception() is not None:
+            self._writes.pop().result()
+        self._writes.append(self._thread.submit(write))
+
+    def written(self, wait: bool = False) -> list[Path]:
+        """The paths written since the last call; wait: including the current one. Raises its errors."""
+        paths = []
+        while self._writes and (wait or self._writes[0].done()):
+            paths.append(self._writes.popleft().result())
+        return paths
+
+    def close(self) -> None:
+        """Wait for the current write, ignoring its errors, and end the thread."""
+        self._thread.shutdown()
 
     def _meta(self, step: int, epoch: int, best: list[int]) -> dict[str, Any]:
         earlier = [each for each in saved_steps(self.model_dir) if each < step]

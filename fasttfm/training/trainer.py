@@ -80,7 +80,7 @@ class Trainer:
                 return self._loop(interruption)
         finally:
             self.updates.close()
-            self.saving.background.leave()
+            self.saving.close()
             if self._recorder is not None:
                 self._recorder.close()
 
@@ -257,7 +257,7 @@ class Trainer:
 
     def _look_at_saved(self, wait: bool = False) -> None:
         """Report checkpoints that have been written; wait: for the current one. Raises UserError if writing failed."""
-        for checkpoint in self.saving.background.written(wait):
+        for checkpoint in self.saving.written(wait):
             if self._recorder is not None:
                 self._recorder.saved(checkpoint)
         if wait:
@@ -284,7 +284,7 @@ class Trainer:
 
     def _give_up(self, value: float, what: str = "the loss") -> NoReturn:
         """Raise UserError, after deleting checkpoints of skipped updates, whose weights diverged."""
-        self.saving.background.written(wait=True)
+        self.saving.written(wait=True)
         if self.updates.position.first_skipped is not None:
             delete_since(self.model_dir, self.updates.position.first_skipped)
         saved = saved_steps(self.model_dir)

@@ -9,9 +9,9 @@ from forked import run
 from killed import environment
 from waiting import PATIENCE
 
-from fasttfm.store.background import Background
 from fasttfm.store.checkpoint import save_checkpoint
 from fasttfm.store.steps import step_folder
+from fasttfm.training.saving import Saving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -26,10 +26,10 @@ from fasttfm.training.average import average_last
 from killed import calls_of
 
 def save_beside_training(folder, step, value):
-    from fasttfm.store.background import Background
-    background = Background()
-    background.start(lambda: save(folder, step, value))
-    background.written(wait=True)
+    from fasttfm.training.saving import Saving
+    saving = Saving(model_dir=folder, updates=None)
+    saving.write(lambda: save(folder, step, value))
+    saving.written(wait=True)
 
 def save(folder, step, value):
     state = TrainingState(tensors={"moment": torch.full((500,), value)}, values={})
@@ -104,10 +104,10 @@ def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch, beside)
 
     for name in ("open", "write", "fsync", "replace"):
         monkeypatch.setattr(os, name, recorded(name, getattr(os, name)))
-    background = Background()
-    save = background.start if beside else lambda write: write()
+    saving = Saving(model_dir=tmp_path, updates=None)
+    save = saving.write if beside else lambda write: write()
     save(lambda: save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(5)}, {"step": 3}) or tmp_path)
-    background.written(wait=True)
+    saving.written(wait=True)
     monkeypatch.undo()
     (renamed,) = [index for index, (name, _) in enumerate(calls) if name == "replace"]
     folder = calls[renamed][1]

@@ -9,12 +9,12 @@ import pytest
 from waiting import PATIENCE
 
 from fasttfm.errors import UserError
-from fasttfm.store.background import Background
 from fasttfm.store.checkpoint import is_resumable, save_checkpoint
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import step_folder
 from fasttfm.training.callback import Callback
 from fasttfm.training.run import train
+from fasttfm.training.saving import Saving
 
 from .runs import records
 
@@ -125,7 +125,7 @@ def test_what_a_callback_raises_ends_the_run_with_its_checkpoint_whole(tiny_data
 
 
 def test_one_at_a_time_and_errors_are_told_once(tmp_path):
-    background = Background()
+    saving = Saving(model_dir=tmp_path, updates=None)
     ended = []
 
     def write(name):
@@ -137,10 +137,13 @@ def test_one_at_a_time_and_errors_are_told_once(tmp_path):
         return run
 
     for number in range(5):
-        background.start(write(str(number)))
-    assert [path.name for path in background.written(wait=True)] == list("01234")
-    background.start(write("9"))
-    background.leave()
+        saving.write(write(str(number)))
+    assert [path.name for path in saving.written(wait=True)] == list("01234")
+    saving.write(write("9"))
     with pytest.raises(AssertionError):
-        background.written()
-    assert background.written(wait=True) == []
+        saving.write(write("5"))
+    saving.write(write("9"))
+    saving.close()
+    with pytest.raises(AssertionError):
+        saving.written()
+    assert saving.written(wait=True) == []
