@@ -2,15 +2,13 @@
 
 Batches are planned for the mean sampled length. The batches of one part of the lengths (fasttfm.data.epochs) are then
 repacked, window by window, into the same number of batches. A window depends on (seed, epoch, part, window) alone, so a
-rank samples only the parts that it computes. Worker processes prepare the next window while this one trains: sampling
-is Python code, and a thread would compete with kernel launches for the interpreter.
+rank samples only the parts that it computes. Worker processes prepare the next windows while this one trains:
+sampling is Python code, and a thread would compete with kernel launches for the interpreter.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -43,16 +41,10 @@ Sides = list[list[np.ndarray]]
 """Ids of sources, and of targets, pair by pair."""
 Group = tuple[np.ndarray, Sequence[int]]
 """A batch: indices of its pairs in their window (B,), and the padded source and target lengths (2,)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A sampled and packed window."""
-
-    order: list[np.ndarray]
-    """Its batches, as arrays of pair indices."""
-    rows: dict[int, tuple[np.ndarray, np.ndarray, Sequence[int]]]
-    """Pair index -> source ids, target ids, padded size of its batch."""
+Rows = dict[int, tuple[np.ndarray, np.ndarray, Sequence[int]]]
+"""Pair index -> source ids, target ids, padded size of its batch."""
+Window = tuple[list[np.ndarray], Rows]
+"""A sampled and packed window: its batches, as arrays of pair indices, and their rows."""
 
 
 class SampledBatches(TokenBatches):
@@ -87,7 +79,7 @@ class SampledBatches(TokenBatches):
         super().__init__(pairs, max_tokens, seed, max_length, together=together, longer=longer)
         self._window_batches = max(_LEAST_WINDOW, _WINDOW // self.together)
         self._lock = threading.Lock()
-        self._windows: dict[tuple[int, int, int], Future[_Window]] = {}
+        self._windows: dict[tuple[int, int, int], Future[Window]] = {}
         """(epoch, part, window) -> its result, oldest first."""
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
@@ -98,10 +90,10 @@ class SampledBatches(TokenBatches):
         """The tensors of (part of) a batch of epoch(). Other pairs are padded to their longest segmentation."""
         with self._lock:
             futures = [future for (each, *_), future in self._windows.items() if each == epoch and future.done()]
-        for window in (future.result() for future in reversed(futures)):
-            if int(indices[0]) in window.rows:
-                rows = [window.rows[i] for i in indices.tolist()]
-                return collate([row[0] for row in rows], [row[1] for row in rows], rows[0][2])
+        for _, rows in (future.result() for future in reversed(futures)):
+            if int(indices[0]) in rows:
+                sources, targets, sizes = zip(*(rows[i] for i in indices.tolist()))
+                return collate(sources, targets, sizes[0])
         source, target = sample(self._samplers, *self._read(indices, epoch))
         return collate(source, target)
 
@@ -118,9 +110,9 @@ class SampledBatches(TokenBatches):
             if self._pool is not None:
                 for later in range(number + 1, number + 1 + AHEAD):
                     self._start(planned, first, epoch, part, later)
-        return window.result().order[within]
+        return window.result()[0][within]
 
-    def _start(self, planned: Sequence[np.ndarray], first: int, *key: int) -> Future[_Window]:
+    def _start(self, planned: Sequence[np.ndarray], first: int, *key: int) -> Future[Window]:
         """The result of a window, cached or begun now; the caller holds the lock."""
         epoch, part, number = key
         if (epoch, part, number) in self._windows:
@@ -134,11 +126,11 @@ class SampledBatches(TokenBatches):
         groups = [(np.searchsorted(indices, batch), self.padded_to(batch[0]).tolist()) for batch in batches]
         args = *self._read(indices, epoch), groups, self.max_tokens
 
-        def compute() -> _Window:
+        def compute() -> Window:
             sides, packed = pack(self._samplers, *args) if self._pool is None else self._pool.call(pack, *args)
             rows = {int(indices[i]): (sides[0][i], sides[1][i], size) for group, size in packed for i in group}
             order = np.random.default_rng([self.seed, *key]).permutation(len(packed))
-            return _Window([indices[packed[i][0]] for i in order], rows)
+            return [indices[packed[i][0]] for i in order], rows
 
         for old in [each for each in self._windows if each[1] == part][: -1 - AHEAD]:
             del self._windows[old]
@@ -170,10 +162,9 @@ def pack(
     sampled = sample(samplers, own, keys)
     lengths = np.array([[len(ids) + 1 for ids in side] for sides in (sampled, own) for side in sides])  # (4, pairs)
     growth = np.where(lengths[:2].max(axis=0) <= max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
-    most_grown = np.argsort(-growth, kind="stable")
+    place = np.argsort(np.argsort(-growth, kind="stable"))  # 0: grew most
     for share in _FALLBACK_SHARES:
-        stays = np.zeros(len(growth), dtype=bool)
-        stays[most_grown[: max(math.ceil(share * len(growth)), int(np.isinf(growth).sum()))]] = True
+        stays = (place < share * len(growth)) | np.isinf(growth)
         widths = np.where(stays, lengths[2:], lengths[:2])  # (2, pairs)
         batches = length_batches(widths.max(axis=0), max_tokens)
         if len(batches) <= len(planned):
