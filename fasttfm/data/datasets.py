@@ -48,9 +48,19 @@ class Dataset:
     """A translation task."""
 
     languages: tuple[str, str]
-    train: tuple[CorpusPart, ...]
-    valid: CorpusPart
-    tests: dict[str, CorpusPart]
+    parts: dict[str, CorpusPart]
+    """By the stem of its text files: train.1, train.2, ..., valid, and test.NAME for each test set."""
+
+    def paths(self, folder: Path) -> dict[str, list[Path]]:
+        """The text files of each part: source and target."""
+        return {stem: [folder / f"{stem}.{language}" for language in self.languages] for stem in self.parts}
+
+    def texts(self, folder: Path) -> "Texts":
+        """The text files in a folder."""
+        paths = self.paths(folder)
+        sources, targets = zip(*(sides for stem, sides in paths.items() if stem.startswith("train.")))
+        tests = {stem[5:]: (source, target) for stem, (source, target) in paths.items() if stem.startswith("test.")}
+        return Texts(([*sources], [*targets]), ([paths["valid"][0]], [paths["valid"][1]]), tests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +90,9 @@ def _part(archive: str, member: str, other: str = "") -> CorpusPart:
 DATASETS = {
     name: Dataset(
         tuple(table["languages"]),
-        tuple(_part(*part) for part in table["train"]),
-        _part(*table["valid"]),
-        {test: _part(*part) for test, part in table["tests"].items()},
+        {f"train.{number}": _part(*part) for number, part in enumerate(table["train"], start=1)}
+        | {"valid": _part(*table["valid"])}
+        | {f"test.{test}": _part(*part) for test, part in table["tests"].items()},
     )
     for name, table in _TABLE["datasets"].items()
 }
@@ -113,24 +123,21 @@ def fetch_dataset(
     if (existing := existing_texts(name, data_dir)) is not None:
         say(f"{folder} already contains {name}")
         return existing
-    texts = _texts(dataset, folder)
-    parts = [*dataset.train, dataset.valid, *dataset.tests.values()]
-    for file in dict.fromkeys(file for part in parts for file in part.files):
+    for file in dict.fromkeys(file for part in dataset.parts.values() for file in part.files):
         exists = (downloads / file.name).exists()
         say(f"{file.name} exists" if exists else f"{file.name} from {file.urls[0]}")
         path = download(file, downloads, mirrors=mirrors, say=say, progress=progress(file.name))
         if file.digest is None:
             say(f"warning: {path}: no known digest; only its length was checked")
     with replacing(folder, "writing a dataset into it", "text of a dataset") as fresh:
-        sides = [*zip(*texts.train, strict=True), *zip(*texts.valid, strict=True), *texts.tests.values()]
-        for part, (source, target) in zip(parts, sides, strict=True):
+        for part, (source, target) in zip(dataset.parts.values(), dataset.paths(fresh.path).values()):
             try:
-                count = _write(part, dataset.languages, downloads, fresh.path / source.name, fresh.path / target.name)
+                count = _write(part, dataset.languages, downloads, source, target)
             except UserError as error:
                 moved = _move_away(part, downloads)
                 raise UserError(f"{error}{moved and f'; moved to {moved}: run the same command again'}") from None
             say(f"{source.name}, {target.name}: {counted(count, 'pair')}")
-    return texts
+    return dataset.texts(folder)
 
 
 def demo_texts(folder: Path, test: str = DEMO) -> Texts:
@@ -142,15 +149,13 @@ def demo_texts(folder: Path, test: str = DEMO) -> Texts:
 
 def existing_texts(name: str, data_dir: Path) -> Texts | None:
     """The text of a dataset if it is complete; None if it must be downloaded."""
-    folder = data_dir / name
-    texts = _texts(DATASETS[name], folder)
-    paths = [path for side in (*texts.train, *texts.valid) for path in side]
-    paths += [path for pair in texts.tests.values() for path in pair]
+    folder, dataset = data_dir / name, DATASETS[name]
     settled(folder)
-    if not (folder / MANIFEST).exists() or not {path.name for path in paths} <= set(read_manifest(folder)):
+    names = {path.name for sides in dataset.paths(folder).values() for path in sides}
+    if not (folder / MANIFEST).exists() or not names <= set(read_manifest(folder)):
         return None
     compare(folder)
-    return texts
+    return dataset.texts(folder)
 
 
 def _move_away(part: CorpusPart, downloads: Path) -> str:
@@ -159,17 +164,6 @@ def _move_away(part: CorpusPart, downloads: Path) -> str:
     for path in unchecked:
         os.replace(path, path.with_name(f"{path.name}.damaged"))
     return " and ".join(f"{path}.damaged" for path in unchecked)
-
-
-def _texts(dataset: Dataset, folder: Path) -> Texts:
-    def pair(stem: str) -> tuple[Path, Path]:
-        source, target = (folder / f"{stem}.{language}" for language in dataset.languages)
-        return source, target
-
-    train = [pair(f"train.{number}") for number in range(1, len(dataset.train) + 1)]
-    source, target = pair("valid")
-    tests = {name: pair(f"test.{name}") for name in dataset.tests}
-    return Texts(([s for s, _ in train], [t for _, t in train]), ([source], [target]), tests)
 
 
 def _write(part: CorpusPart, languages: tuple[str, str], downloads: Path, source: Path, target: Path) -> int:

@@ -26,8 +26,8 @@ SMALL = (
 def place(data_dir: Path, dataset: str, corpora: Path) -> None:
     """Write the first lines of real news as the downloaded text of a dataset."""
     with replacing(data_dir / dataset, "a test", "text of a dataset") as fresh:
-        stems = {f"train.{n}": ("train", 500) for n in range(1, len(DATASETS[dataset].train) + 1)}
-        stems |= {"valid": ("valid", 12)} | {f"test.{name}": ("test", 6) for name in DATASETS[dataset].tests}
+        sizes = {"train": 500, "valid": 12, "test": 6}
+        stems = {stem: (split := stem.partition(".")[0], sizes[split]) for stem in DATASETS[dataset].parts}
         for stem, (split, count) in stems.items():
             for language in DATASETS[dataset].languages:
                 file = corpora / "wmt_news_ende" / f"{split}.{language}.gz"
@@ -100,7 +100,7 @@ def test_json_is_the_score_alone_and_quiet_goes_to_every_command(tmp_path: Path,
 
 def test_every_recipe_is_listed_and_names_what_exists(capsys):
     for recipe in RECIPES.values():
-        assert recipe.test in DATASETS[recipe.dataset].tests
+        assert f"test.{recipe.test}" in DATASETS[recipe.dataset].parts
         assert recipe.preset in preset_names()
     assert main(["recipe", "list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*RECIPES]

@@ -64,8 +64,7 @@ def test_a_truncated_file_and_sides_of_unequal_length_are_refused(tmp_path: Path
 
 
 def test_the_text_of_multi30k_is_pinned(corpora: Path):
-    data = DATASETS["multi30k"]
-    files = [file for part in (*data.train, data.valid, *data.tests.values()) for file in part.files]
+    files = [file for part in DATASETS["multi30k"].parts.values() for file in part.files]
     assert len(files) == 6
     for file in files:
         name = file.name.removeprefix("multi30k-").replace("val.", "valid.")
@@ -75,7 +74,7 @@ def test_the_text_of_multi30k_is_pinned(corpora: Path):
 
 FILE = (RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),)
 TRAIN, VALID = CorpusPart(FILE, "t.{language}"), CorpusPart(FILE, "v.{language}")
-SMALL = Dataset(("en", "de"), (TRAIN,), VALID, {"held-out": VALID})
+SMALL = Dataset(("en", "de"), {"train.1": TRAIN, "valid": VALID, "test.held-out": VALID})
 """Its archive must already be in the folder of downloads."""
 
 
@@ -134,7 +133,7 @@ def test_existing_files_are_used_if_they_are_intact(tmp_path: Path):
         sides[0].write_bytes(whole)
     write_archive(tmp_path)
     with pytest.raises(UserError, match=r"contains no file t\.fr"):
-        fetch(tmp_path, Dataset(("en", "fr"), (TRAIN,), VALID, {}))
+        fetch(tmp_path, Dataset(("en", "fr"), {"train.1": TRAIN, "valid": VALID}))
     assert texts.train[1][0].exists()
 
 
