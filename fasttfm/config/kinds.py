@@ -7,8 +7,7 @@ group `fasttfm.kinds`; the core never imports it directly.
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Protocol, cast
+from typing import Any
 
 from fasttfm.errors import UserError
 
@@ -27,40 +26,19 @@ _MISSING = (
 )
 
 
-class Kind(Protocol):
-    """The interface of a kind of model, as the core uses it."""
-
-    @property
-    def command(self) -> str:
-        """The `fasttfm` subcommand for such a model."""
-
-    @property
-    def sections(self) -> dict[str, type]:
-        """Section of its configuration -> dataclass."""
-
-
-class Provider(Protocol):
-    """The interface of a module registered as an entry point."""
-
-    KINDS: Mapping[str, Kind]
-    COMMANDS: Mapping[str, str]
-    """Command -> its module."""
-    LESS_MEMORY: Mapping[str, str]
-    """Command -> advice for using less memory."""
-    PRESETS: Path
-    """Folder with a subfolder of presets per kind."""
-
-
 @cache
-def provider() -> Provider | None:
-    """The module of the installed distribution, imported on the first call; None if none is installed."""
-    for entry in entry_points(group=_GROUP):
-        return cast(Provider, entry.load())
-    return None
+def provider() -> Any:
+    """The module of the installed distribution, imported on the first call; None if none is installed.
+
+    It has KINDS (kind of model -> its `command` and its `sections`: configuration section -> dataclass), COMMANDS
+    (command -> module), LESS_MEMORY (command -> advice for using less memory) and PRESETS (Path of a folder with a
+    subfolder of presets per kind).
+    """
+    return next((entry.load() for entry in entry_points(group=_GROUP)), None)
 
 
-def pretrained_kinds() -> Mapping[str, Kind]:
-    """Kinds of model of the installed distribution, by name."""
+def pretrained_kinds() -> Mapping[str, Any]:
+    """KINDS of the installed distribution."""
     module = provider()
     return {} if module is None else module.KINDS
 

@@ -13,10 +13,10 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fasttfm.errors import UserError
 from fasttfm.system.locks import locked
@@ -137,7 +137,7 @@ def _fetch(
                 if answer.status_code == 200 or not resumes:
                     begin = 0
                 total = _total(answer)
-                done = _receive(_raw(answer), part, begin, total, progress)
+                done = _receive(answer.raw, part, begin, total, progress)
         except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL, requests.exceptions.MissingSchema):
             raise _UnavailableError("not a valid http(s) URL") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -152,14 +152,17 @@ def _fetch(
     raise _UnavailableError(reason)
 
 
-def _receive(
-    blocks: Iterable[bytes], part: Path, begin: int, total: int | None, progress: Callable[[int, int | None], None]
-) -> int:
-    """Append blocks after the first `begin` bytes of `part`; returns its size."""
+def _receive(raw: Any, part: Path, begin: int, total: int | None, progress: Callable[[int, int | None], None]) -> int:
+    """Append a body after the first `begin` bytes of `part`; returns its size.
+
+    raw: urllib3's response, whose bytes are read as soon as they arrive, whatever their Content-Encoding.
+    """
+    raw.enforce_content_length = False  # a body that ends early is returned, not an error
+    read = getattr(raw, "read1", raw.read)  # urllib3 before 2.3 waits for a whole block
     with part.open("r+b" if begin else "wb") as out:
         out.seek(begin)
         out.truncate()
-        for block in blocks:
+        while block := read(_BLOCK, decode_content=False):
             # one byte beyond the announced total shows that the body is too long; write no more
             out.write(block if total is None else block[: max(0, total + 1 - out.tell())])
             progress(out.tell(), total)
@@ -169,15 +172,6 @@ def _receive(
         out.flush()
         os.fsync(out.fileno())
     return done
-
-
-def _raw(answer: "requests.Response") -> Iterator[bytes]:
-    """The raw bytes of a body, whatever its Content-Encoding, as soon as they arrive."""
-    raw = answer.raw
-    raw.enforce_content_length = False  # a body that ends early is returned, not an error
-    read = getattr(raw, "read1", raw.read)  # urllib3 before 2.3 waits for a whole block
-    while block := read(_BLOCK, decode_content=False):
-        yield block
 
 
 def _total(answer: "requests.Response") -> int | None:

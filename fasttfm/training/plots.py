@@ -41,7 +41,7 @@ def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "upda
         raise UserError(f"--out {target}: give a name that ends in .png or .svg")
     if len(runs) > _MOST_RUNS:
         raise UserError(f"{len(runs)} runs are too many for one plot: give at most {_MOST_RUNS}")
-    logs = [(_name(Path(run)), _timed_records(Path(run))) for run in runs]
+    logs = [(plain_text(os.path.basename(os.path.realpath(run))), _timed_records(Path(run))) for run in runs]
     with drawing(dpi=150, layout="constrained") as figure:
         _draw_runs(figure, logs, over)
         save(figure, target, kind)
@@ -54,7 +54,8 @@ def _draw_runs(figure: Figure, logs: list[tuple[str, Records]], over: Axis) -> N
     lines = []
     for number, (_, records) in enumerate(logs):
         color = f"C{number}"
-        training, validation = (_with(_of_kind(records, kind), "nll") for kind in ("train", "valid"))
+        scored = _with(records, "nll")
+        training, validation = ([each for each in scored if each["kind"] == kind] for kind in ("train", "valid"))
         panels[0].plot(*_points(training, "nll", over), color=color, alpha=0.35, lw=1)
         lines += panels[0].plot(*_points(validation, "nll", over), "o-", color=color, ms=3)
         if has_bleu:
@@ -77,19 +78,11 @@ def _timed_records(model_dir: Path) -> Records:
     return records
 
 
-def _of_kind(records: Records, kind: str) -> Records:
-    return [record for record in records if record["kind"] == kind]
-
-
 def _with(records: Records, key: str) -> Records:
     """Records with a number under key."""
     return [record for record in records if isinstance(record.get(key), int | float)]
 
 
-def _points(records: Records, key: str, over: Axis = "updates") -> tuple[list[float], list[float]]:
+def _points(records: Records, key: str, over: Axis) -> tuple[list[float], list[float]]:
     positions = [record["step"] if over == "updates" else record["seconds"] / 60 for record in records]
     return positions, [record[key] for record in records]
-
-
-def _name(model_dir: Path) -> str:
-    return plain_text(os.path.basename(os.path.realpath(model_dir)))
