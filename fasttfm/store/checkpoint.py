@@ -137,12 +137,13 @@ def read_state(checkpoint: Path) -> TrainingState:
         return TrainingState(tensors=tensors, values=parse_json(values, dict, finite=False))
 
 
-def is_resumable(checkpoint: Path) -> bool:
-    """Whether weights and training state of a checkpoint directory are intact. Reads both."""
+def is_resumable(checkpoint: Path, *, state: bool = True) -> bool:
+    """Whether weights and training state of a checkpoint directory are intact. Reads both; state: False: weights."""
     try:
-        read_state(checkpoint)
         read_weights(checkpoint)
-        read_meta(checkpoint)
+        if state:
+            read_state(checkpoint)
+            read_meta(checkpoint)
     except UserError:
         return False
     return True

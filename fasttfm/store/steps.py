@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from fasttfm.errors import UserError
-from fasttfm.store.checkpoint import MODEL_FILE, STATE_FILE, is_resumable, read_meta, read_weights
+from fasttfm.store.checkpoint import MODEL_FILE, STATE_FILE, is_resumable, read_meta
 from fasttfm.store.ownership import delete, drop
 from fasttfm.system.files import entries, refuse_dangling_link, unreadable
 from fasttfm.system.folders import settled
@@ -136,7 +136,7 @@ def resume_advice(model_dir: str | Path) -> str:
                 f"copy the file back, or move {newer} out of {folder} to resume from update {step:,}, the newest that "
                 "can be resumed"
             )
-    weights = next((step for step in reversed(steps) if _has_weights(step_folder(model_dir, step))), None)
+    weights = next((step for step in reversed(steps) if is_resumable(step_folder(model_dir, step), state=False)), None)
     reason = f"no checkpoint in {folder} can be resumed (only the newest {_STATES_KEPT} keep the training state)"
     if weights is None:
         return f"{reason}, and none has intact weights: copy the file back, or start again with another --out"
@@ -144,11 +144,3 @@ def resume_advice(model_dir: str | Path) -> str:
         f"{reason}: copy the file back, or start a new run from the weights of update {weights:,} with another --out "
         f"and --init-from {step_folder(model_dir, weights)}"
     )
-
-
-def _has_weights(checkpoint: Path) -> bool:
-    try:
-        read_weights(checkpoint)
-    except UserError:
-        return False
-    return True

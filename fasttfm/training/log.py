@@ -32,10 +32,11 @@ class RunLog:
         """
         self.path = model_dir / LOG_FILE
         self.previous: Path | None = None
-        """File with the records of an earlier run."""
+        """File with the records of an earlier run: train.log.1.jsonl, or the next unused name."""
         records = read_log(model_dir)
         if records and resume_step == 0:
-            self.previous = _unused_name(self.path)
+            others = (self.path.with_suffix(f".{number}{self.path.suffix}") for number in itertools.count(1))
+            self.previous = next(path for path in others if not path.exists())
             os.replace(self.path, self.previous)
             records = []
         valid_step = resume_step if validated is None else validated
@@ -57,9 +58,3 @@ class RunLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _unused_name(path: Path) -> Path:
-    """The first unused name of train.log.1.jsonl, train.log.2.jsonl, ..."""
-    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())

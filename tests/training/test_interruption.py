@@ -18,7 +18,7 @@ from fasttfm.config import gather
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import Stopped, UserError
 from fasttfm.store import model_dir
-from fasttfm.store.model_dir import CONFIG_FILE, prepare_model_dir, read_config
+from fasttfm.store.model_dir import prepare_model_dir
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import saved_steps
 from fasttfm.system import files
@@ -339,18 +339,6 @@ def test_a_damaged_file_is_named_before_training(begun, tiny_data, tiny_values, 
     with pytest.raises(UserError, match=said):
         train(tiny_values(max_update=2), data, out, CPU)
     assert (saved_steps(out) == [1]) if file.startswith("MODEL") else not out.exists()
-
-
-def test_an_option_of_another_version_in_a_models_configuration_is_to_be_deleted(tmp_path):
-    """Also where the close name does not help, because nobody wrote the line by hand."""
-    path = tmp_path / CONFIG_FILE
-    path.write_text("kind: transformer\nmodel:\n  d_models: 64\nlosses:\n  smooth: 1\n")
-    for name in ("line 3: model.d_models", "line 4: section 'losses'"):
-        said = rf"{name} is unknown: .*if another version of fasttfm wrote the file, delete the line"
-        for read in (read_config, lambda folder: gather(files=[folder / CONFIG_FILE])):
-            with pytest.raises(UserError, match=said):
-                read(tmp_path)
-        path.write_text("kind: transformer\nmodel:\n\nlosses:\n  smooth: 1\n")
 
 
 @pytest.mark.parametrize("raised", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error")])
