@@ -60,10 +60,7 @@ def gather(
     values = Values(kind)
     sources = [preset_path(preset, kind)] if preset else []
     for path in [*sources, *map(Path, files)]:
-        loaded = read_yaml(path, kind)
-        for fields in loaded.values():
-            for name, value in fields.items():
-                values.put(name, value, loaded.origins[name])
+        read_yaml(path, kind, values)
     for name, value in (overrides or {}).items():
         value_type = field_types(sections_of(kind)[section_of(name, kind)])[name]
         values.put(name, convert(value, value_type, flag_name(name)), flag_name(name))

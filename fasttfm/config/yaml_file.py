@@ -26,14 +26,17 @@ def kind_of(path: str | Path) -> str:
     return _read(Path(path))[0] or TRANSFORMER
 
 
-def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
-    """Read a configuration file for a kind of model. UserError with file and line for invalid content."""
+def read_yaml(path: str | Path, kind: str = TRANSFORMER, into: Values | None = None) -> Values:
+    """Read a configuration file for a kind of model; into: values that it overrides.
+
+    Raises UserError with file and line for invalid content.
+    """
     path = Path(path)
     file_kind, content, lines = _read(path)
     if file_kind is not None and file_kind != kind:
         command = "translate" if file_kind == TRANSFORMER else pretrained_kinds()[file_kind].command
         raise UserError(f"{path}: is for a model of kind {file_kind}, but kind {kind} is needed: use fasttfm {command}")
-    values, sections = Values(kind), sections_of(kind)
+    values, sections = Values(kind) if into is None else into, sections_of(kind)
     for section, fields in content.items():
         line = lines[(section,)]
         if section not in sections:

@@ -27,7 +27,7 @@ from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, UNIGRAM, UNUSED,
 from fasttfm.data.tokenizer import UNK, Tokenizer
 from fasttfm.errors import UserError
 
-_MOST_CACHED = 1 << 18  # about 100 MB
+_MOST_CACHED = 1 << 18  # states of bpe, about 100 MB; a fourth as many lattices of unigram take 200
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
 
 
@@ -57,6 +57,7 @@ class SubwordSampler:
         self._inside = {left + right for piece in self._scores for left, right in itertools.pairwise(piece)}
         self._longest = max(map(len, self._scores), default=1)
         self._unknown_score = min(self._scores.values(), default=0.0) - _UNKNOWN_PENALTY
+        self._most_cached = _MOST_CACHED if self._is_bpe else _MOST_CACHED // 4
         self._cache: dict[Any, Any] = {}
         """bpe: text as merges have split it -> _merges(); unigram: text -> _lattice()."""
 
@@ -96,7 +97,7 @@ class SubwordSampler:
         """compute(key), cached."""
         value = self._cache.get(key)
         if value is None:
-            if len(self._cache) >= _MOST_CACHED:
+            if len(self._cache) >= self._most_cached:
                 self._cache.clear()
             value = self._cache[key] = compute(key)
         return value
