@@ -87,11 +87,6 @@ def test_batches_by_length_cover_every_sentence_longest_first(lengths, max_token
     assert len(set(full)) == len({width for _, width in full}), "the number of rows depends on the length alone"
 
 
-def test_a_sequence_beyond_the_budget_is_its_own_batch():
-    assert length_batches([3, 1000, 5], 100) == [[1], [2, 0]]
-    assert length_batches([], 100) == []
-
-
 @pytest.mark.parametrize("max_tokens", [64, 65, 100])
 def test_no_size_exceeds_the_budget(max_tokens: int):
     lengths = np.array([[max_tokens, 1], [max_tokens - 1, max_tokens], [3, 3]])

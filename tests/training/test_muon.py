@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.training.muon import BETA, BLOCK, LEAST, POLYNOMIALS, RMS, Muon, blocks_of, is_muons, polar
+from fasttfm.training.muon import BETA, BLOCK, LEAST, POLYNOMIALS, RMS, Muon, is_muons, polar
 from fasttfm.training.workers import ALONE, Workers
 
 from .test_updates import make
@@ -116,15 +116,6 @@ def test_ranks_compute_all_blocks_between_them_and_each_once():
         Muon({}, {}, {}, Rank(rank, 3))._orthogonal(blocks)
     assert [int(part.flatten(1).any(1).sum()) for part in parts] == [2, 2, 3]
     torch.testing.assert_close(sum(parts), polar(blocks))
-
-
-def test_the_blocks_are_all_of_a_matrix_and_views_of_it():
-    for rows, columns, by_columns in ((130, 40, False), (40, 130, True), (64, 64, True), (5, 9, False)):
-        matrix = torch.zeros(rows, columns)
-        for block in blocks_of(matrix, by_columns):
-            assert block.shape[1] <= block.shape[2]
-            block.add_(1)
-        assert (matrix == 1).all()
 
 
 def test_muon_takes_the_matrices_of_the_layers_and_adam_the_rest(tiny_data, tiny_config):
