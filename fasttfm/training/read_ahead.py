@@ -29,15 +29,6 @@ class Place(NamedTuple):
     """In the update."""
 
 
-class Made(NamedTuple):
-    """A batch that is ready."""
-
-    rows: TrainingBatch | None
-    """This rank's rows, or None."""
-    following: Place
-    """Of the next batch."""
-
-
 class ReadAhead:
     """Prefetches consecutive batches."""
 
@@ -48,30 +39,26 @@ class ReadAhead:
         self._batches, self._together, self._ahead = batches, together, ahead
         self._rank, self._size = rank, size
         self._thread = ThreadPoolExecutor(1, "read-ahead")
-        self._made: deque[Future[Made]] = deque()
-        self._coming: Place | None = None
-        """Position of the first prefetched batch."""
-        # used by the thread only
-        self._next = Place(0, 0, 0)
-        self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])
+        self._coming: deque[tuple[Place, Future[TrainingBatch | None]]] = deque()
+        self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])  # used by the thread only
 
-    def get(self, place: Place) -> Made:
-        """The batch at a position; prefetches those after it. Re-raises errors of the thread."""
-        if place != self._coming or not self._made:
+    def get(self, place: Place) -> tuple[TrainingBatch | None, Place]:
+        """This rank's rows of the batch at a position (None: it has none), and the position after it.
+
+        Prefetches the batches after it. Re-raises errors of the thread.
+        """
+        if self._coming and self._coming[0][0] != place:
             self.forget()
-            self._made.append(self._thread.submit(self._make, place))
-        self._coming = None  # restart after an error
-        made = self._made.popleft().result()
-        self._coming = made.following
-        while len(self._made) < self._ahead:
-            self._made.append(self._thread.submit(self._make))
-        return made
+        while len(self._coming) <= self._ahead:
+            coming = self._after(self._coming[-1][0]) if self._coming else place
+            self._coming.append((coming, self._thread.submit(self._rows, coming)))
+        return self._coming.popleft()[1].result(), self._after(place)
 
     def forget(self) -> None:
         """Discard the prefetched batches."""
-        for future in self._made:
+        for _, future in self._coming:
             future.cancel()
-        self._made.clear()
+        self._coming.clear()
 
     def close(self) -> None:
         """Discard the prefetched batches and join the thread; get() starts another."""
@@ -79,23 +66,21 @@ class ReadAhead:
         self._thread.shutdown(cancel_futures=True)
         self._thread = ThreadPoolExecutor(1, "read-ahead")
 
-    def _make(self, place: Place | None = None) -> Made:
-        """The batch at a position, or the next one; runs in the thread."""
-        place = place or self._next
+    def _after(self, place: Place) -> Place:
+        """The next position."""
+        epoch, batch = divmod(place.epoch * len(self._batches) + place.batch + 1, len(self._batches))
+        return Place(epoch, batch, (place.number + 1) % self._together)
+
+    def _rows(self, place: Place) -> TrainingBatch | None:
+        """This rank's rows of a batch; runs in the thread."""
         if place.epoch != self._order[0]:
             self._order = place.epoch, self._batches.epoch(place.epoch)
-        order = self._order[1]
-        number = (place.number + 1) % self._together
-        is_last = place.batch + 1 == len(order)
-        following = Place(place.epoch + 1, 0, number) if is_last else Place(place.epoch, place.batch + 1, number)
-        self._next = following
         begin, end = self._share(place.number, self._size)
         if begin == end:  # with sampling, indexing the order draws the batch
-            return Made(None, following)
-        indices = order[place.batch]
+            return None
+        indices = self._order[1][place.batch]
         begin, end = self._share(place.number, len(indices))
-        rows = self._batches.batch(indices[begin:end], place.epoch) if begin < end else None
-        return Made(rows, following)
+        return self._batches.batch(indices[begin:end], place.epoch) if begin < end else None
 
     def _share(self, index: int, rows: int) -> tuple[int, int]:
         """This rank's rows [begin, end) of batch `index` of an update."""

@@ -11,6 +11,9 @@ from fasttfm.training.read_ahead import Place, ReadAhead
 class Counted:
     """Three batches per epoch; a batch is (epoch, elements, name of the thread)."""
 
+    def __len__(self):
+        return 3
+
     def epoch(self, epoch):
         return [np.arange(4) + 10 * number + 100 * epoch for number in range(3)]
 
@@ -23,9 +26,8 @@ class Counted:
 def walk(reader: ReadAhead, place: Place, count: int) -> list:
     rows = []
     for _ in range(count):
-        made = reader.get(place)
-        rows.append(made.rows and made.rows[:2])
-        place = made.following
+        made, place = reader.get(place)
+        rows.append(made and made[:2])
     return rows
 
 
@@ -36,7 +38,7 @@ def test_every_place_gives_the_same_whatever_was_read_ahead(ahead):
     assert whole == [(n // 3, [100 * (n // 3) + 10 * (n % 3) + i for i in range(4)]) for n in range(9)]
     for begin in (5, 2, 7, 0):  # forwards and back
         assert walk(reader, Place(begin // 3, begin % 3, begin % 2), 9 - begin) == whole[begin:]
-    assert reader.get(Place(0, 0, 0)).rows[2] != threading.current_thread().name
+    assert reader.get(Place(0, 0, 0))[0][2] != threading.current_thread().name
 
 
 def test_ranks_have_every_row_once():
@@ -52,4 +54,4 @@ def test_what_the_thread_raises_comes_with_its_batch():
     assert walk(reader, Place(3, 1, 0), 2)[-1][1][0] == 320
     with pytest.raises(OSError, match="the disk is gone"):
         reader.get(Place(4, 0, 0))
-    assert reader.get(Place(0, 1, 0)).rows[1][0] == 10
+    assert reader.get(Place(0, 1, 0))[0][1][0] == 10
