@@ -1,10 +1,10 @@
 """Engine: one thread that translates the sentences of all clients with continuous batching.
 
-Sentences join running searches (translate/continuous_batching.py) whatever their options. A model has two searches
-that take turns, one for requests of much work and one for short requests, which gets four times as much time while both
-run. So a short request is searched beside long ones and waits at most for one of their steps; long ones always get a
-fifth of the time. Sentences are admitted from the fair queue (queue.py) up to a budget of source tokens, and up to
-twice the budget one sentence of each request that has none running.
+Sentences join running searches (continuous batching) whatever their options. A model has two searches that take turns,
+one for requests of much work and one for short requests, which gets four times as much time while both run. So a short
+request is searched beside long ones and waits at most for one of their steps; long ones always get a fifth of the time.
+Sentences are admitted from the fair queue (queue.py) up to a budget of source tokens, and up to twice the budget one
+sentence of each request that has none running.
 
 Options that need whole batches (see takes_options()) are translated batch by batch between these steps. On a CPU a
 sentence's translation has the same bits whatever is searched beside it, so concurrent requests affect only latency.
@@ -13,16 +13,19 @@ Abandoned sentences leave at the next step.
 
 import copy
 import gc
-import itertools
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
+from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 from fasttfm.search.batches import inference
-from fasttfm.translate.continuous_batching import ContinuousBatching, takes_lines, takes_options
+from fasttfm.search.hypotheses import Hypothesis, refuse_failed
+from fasttfm.search.search import running_search, takes_sentences
+from fasttfm.search.tasks import Waiting
 from fasttfm.translate.server.queue import Answer, FairQueue, Sentence
 from fasttfm.translate.translator import Translation, Translator
 
@@ -51,34 +54,73 @@ _Ended = list[tuple[Sentence, list[Translation] | UserError]]
 """Finished sentences, with their translations or the error."""
 
 
+def takes_lines(translator: Translator) -> bool:
+    """Return whether the model supports joining: on a GPU, and on a CPU with numba. Call inside inference()."""
+    return takes_sentences(translator.model, DecodingConfig())
+
+
+def takes_options(translator: Translator, config: DecodingConfig) -> bool:
+    """Return whether sentences with these options may join a running search; diverse beams, coverage, terminology and
+    MBR need whole batches."""
+    whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
+    return not whole and config.batch_invariant and translator.terminology is None
+
+
 class _Joined:
-    """A running search that sentences join and leave at any step."""
+    """A running search that sentences join and leave at any step, with the results of Translator.translate_nbest().
+
+    Use inside inference(), if takes_lines(), with options that takes_options().
+    """
 
     def __init__(self, model: str, translator: Translator, preference: float) -> None:
         """preference: time for each second of another search."""
         self.model, self.preference = model, preference
         self.seconds = 0.0
         """Time received divided by preference, plus the least of all searches when this one began."""
-        self._running = ContinuousBatching(translator)
-        self._searched: dict[Hashable, Sentence] = {}
-        self._numbers = itertools.count()
+        self._translator = translator
+        search = running_search(translator.model, DecodingConfig())
+        self.search = search(translator.model, translator.config, banned=translator.banned)
+        self._new: list[Waiting] = []
+        self._sources: dict[Any, list[int]] = {}
+        """Ids of every sentence, end-of-sentence included; none of one without text."""
 
     @property
     def sentences(self) -> Sequence[Sentence]:
-        return list(self._searched.values())
+        return [*self._sources]
 
     def add(self, sentence: Sentence) -> None:
-        number = next(self._numbers)
-        self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number, sentence.aligned)
-        self._searched[number] = sentence
+        translator = self._translator
+        source = translator.encode_lines([sentence.text], [sentence.number]).get(0, [])
+        if source:
+            shortlist, prefix = translator.shortlist, translator.beginning(sentence.prefix)
+            allowed = None if shortlist is None else shortlist.tokens(source)
+            self._new.append(Waiting(sentence, source, prefix, sentence.number, allowed, config=sentence.config))
+        self._sources[sentence] = source
 
     def step(self) -> _Ended:
-        gone = {number for number, each in self._searched.items() if each.answer.abandoned}
-        if gone:
-            self._running.drop(gone)
-        results = self._running.step()  # may raise: all sentences are still in the search, for their error
-        left: _Ended = [(self._searched.pop(number), UserError("the request was cancelled")) for number in gone]
-        return left + [(self._searched.pop(number), result) for number, result in results]
+        gone = {each for each in self._sources if each.answer.abandoned}
+        self.search.drop(gone)
+        new, self._new = [each for each in self._new if each.key not in gone], []
+        ended: dict[Any, list[Translation] | UserError]
+        ended = {each: [Translation("", 0.0, 0.0)] for each, source in self._sources.items() if not source}
+        ended |= self.search.join(new)
+        ended |= {each: self._translations(each, found) for each, found in self.search.step()}
+        ended |= dict.fromkeys(gone, UserError("the request was cancelled"))
+        for each in ended:  # if anything above fails, all sentences are still here, for its error
+            del self._sources[each]
+        return [*ended.items()]
+
+    def _translations(self, sentence: Any, found: list[Hypothesis]) -> list[Translation] | UserError:
+        translator = self._translator
+        try:
+            refuse_failed(found)
+            translations, tokens = translator.translations(found, distinct=not sentence.config.sampling)
+            if sentence.aligned or translator.aligned:
+                source = self._sources[sentence]
+                translator.align([sentence.text], {0: source}, {0: tokens}, [translations])
+        except UserError as error:
+            return error
+        return translations
 
 
 class _Batch:
