@@ -9,9 +9,10 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Host names of this machine, accepted by a server that listens on loopback only."""
@@ -23,52 +24,27 @@ class Gate:
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None, origins: Collection[str] = ()) -> None:
         """hosts: accepted host names without port; None: any. origins: of pages allowed besides the server's own, such
         as https://example.org."""
-        self.app = app
         self.hosts = None if hosts is None else {each.lower() for each in hosts}
         self.origins = {each.lower().rstrip("/") for each in origins}
+        self.app = CORSMiddleware(app, self.origins, ("GET", "POST"), ("Authorization", "Content-Type"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        app: ASGIApp = self.app
         if self.hosts is not None and _without_port(host) not in self.hosts:
-            await _refuse(f"the host name {host!r} is not allowed: see --allow-host")(scope, receive, send)
-            return
-        listed = origin in self.origins
-        if origin and not listed and origin.partition("://")[2] != host:
-            await _refuse(f"requests from pages of {origin} are not allowed: see --allow-origin")(scope, receive, send)
-            return
-        if "content-length" in headers and "transfer-encoding" in headers:  # request smuggling
+            app = _refusal(f"the host name {host!r} is not allowed: see --allow-host")
+        elif origin and origin not in self.origins and origin.partition("://")[2] != host:
+            app = _refusal(f"requests from pages of {origin} are not allowed: see --allow-origin")
+        elif "content-length" in headers and "transfer-encoding" in headers:  # request smuggling
             detail = "Content-Length and Transfer-Encoding do not go together"
-            await JSONResponse({"detail": detail}, 400, {"Connection": "close"})(scope, receive, send)
-            return
-        if listed and scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
-            return
-
-        async def send_with_origin(message: Message) -> None:
-            if listed and message["type"] == "http.response.start":
-                allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
-                message = {**message, "headers": [*message.get("headers", ()), *allowed]}
-            await send(message)
-
+            app = JSONResponse({"detail": detail}, 400, {"Connection": "close"})
         with suppress(ClientDisconnect):
-            await self.app(scope, receive, send_with_origin)
+            await app(scope, receive, send)
 
 
-def _refuse(detail: str) -> JSONResponse:
+def _refusal(detail: str) -> JSONResponse:
     return JSONResponse({"detail": detail}, 403)
-
-
-def _preflight(origin: str) -> dict[str, str]:
-    return {
-        "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": "GET, POST",
-        "Access-Control-Allow-Headers": "Authorization, Content-Type",
-        "Vary": "Origin",
-    }
 
 
 def _without_port(host: str) -> str:
