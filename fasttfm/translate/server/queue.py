@@ -113,26 +113,23 @@ class FairQueue:
         """limit: most sentences that may wait."""
         self._limit = limit
         self._requests: dict[Hashable, _Request] = {}
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(len(request.waiting) for request in self._requests.values())
 
     def __iter__(self) -> Iterator[Sentence]:
         return (sentence for request in self._requests.values() for sentence in request.waiting)
 
     def add(self, sentences: Sequence[Sentence]) -> None:
         """Append sentences to those of the same request. Raises QueueFull beyond the limit."""
-        if self._count + len(sentences) > self._limit:
+        if len(self) + len(sentences) > self._limit:
             raise QueueFull
         for sentence in sentences:
             self._request(sentence).waiting.append(sentence)
-            self._count += 1
 
     def put_back(self, sentence: Sentence) -> None:
         """Return a sentence that was taken to the front of its request."""
         self._request(sentence).waiting.appendleft(sentence)
-        self._count += 1
 
     def take(self, fits: Callable[[Sentence], bool]) -> Sentence | None:
         """Take the next sentence that fits, from the request that has received the least work; None if none fits.
@@ -141,9 +138,9 @@ class FairQueue:
         """
         for request in sorted(self._requests.values(), key=lambda each: each.given):
             while request.waiting and request.waiting[0].answer.abandoned:
-                self._pop(request)
+                request.waiting.popleft()
             if request.waiting and fits(request.waiting[0]):
-                sentence = self._pop(request)
+                sentence = request.waiting.popleft()
                 request.given += sentence.work
                 return sentence
         return None
@@ -152,7 +149,6 @@ class FairQueue:
         """Remove and return all sentences."""
         sentences = list(self)
         self._requests.clear()
-        self._count = 0
         return sentences
 
     def _request(self, sentence: Sentence) -> _Request:
@@ -161,7 +157,3 @@ class FairQueue:
             least = min((each.given for each in self._requests.values()), default=0)
             self._requests[sentence.request] = _Request(deque(), least)
         return self._requests[sentence.request]
-
-    def _pop(self, request: _Request) -> Sentence:
-        self._count -= 1
-        return request.waiting.popleft()
