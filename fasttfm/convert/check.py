@@ -1,4 +1,5 @@
-"""Verifies an import or export against the other tool: both translate the same lines greedily, up to _LONGEST tokens.
+"""Verifies an import or export: the other tool translates lines greedily, up to _LONGEST tokens, and each of these must
+be the likeliest by our model.
 
 Lines come from the validation text if the model's training recorded it, otherwise from random pieces of the source
 vocabulary with a fixed seed. Tokens whose logits are equal up to rounding count as equal.
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasttfm.config.decoding import DecodingConfig
 from fasttfm.convert.ctranslate2_read import vocabulary
 from fasttfm.convert.exchange import NEVER, Model, piece_names
 from fasttfm.convert.tokenizer_json import SPECIAL_PIECES
@@ -24,7 +24,6 @@ from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.search.search import search_ids
 from fasttfm.store.model_dir import DATA_FILE
 from fasttfm.store.weights import with_weights
 from fasttfm.system.files import read_json, read_plain_yaml
@@ -197,17 +196,14 @@ def _ids(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
 
 
 def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
-    """Return whether our greedy search produces their tokens, ties of logits aside."""
+    """Return whether each of their tokens is the likeliest by our network, ties of logits aside."""
     source, prefix = _source(model, line), model.target_tokenizer.prefix
-    greedy = DecodingConfig(beam=1, length_penalty="none", min_len=0, max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
-    ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens
-    both = [each[len(prefix) :] if each[: len(prefix)] == prefix else each for each in (ours, theirs)]
-    shortest = min(map(len, both))
-    same = next((at for at in range(shortest) if both[0][at] != both[1][at]), shortest)
-    if same == len(both[0]) == len(both[1]) or same >= _LONGEST - 2:  # the length limit may include the end token
-        return True
-    different = [each[same] if same < len(each) else EOS for each in both]
+    tokens = [*(theirs[len(prefix) :] if theirs[: len(prefix)] == prefix else theirs), EOS]
+    tokens = tokens[: _LONGEST - 2]  # the length limit may include the end token, and the prefix
+    if -1 in tokens:
+        return False
     with torch.inference_mode():
-        target = torch.tensor([[BOS, *prefix, *both[0][:same]]], device="cpu")
-        logits = network(torch.tensor([source], device="cpu"), target)[0, -1]
-    return -1 not in different and abs(float(logits[different[0]] - logits[different[1]])) < _TIE
+        target = torch.tensor([[BOS, *prefix, *tokens[:-1]]], device="cpu")
+        logits = network(torch.tensor([source], device="cpu"), target)[0, len(prefix) :]  # (L, V)
+        logits[:, [PAD, BOS]] = -torch.inf
+        return bool((logits.amax(dim=1) - logits[range(len(tokens)), tokens] < _TIE).all())
