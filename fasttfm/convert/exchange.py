@@ -74,13 +74,8 @@ def load(model_dir: Path, checkpoint: str = "best") -> Model:
     """
     config, weights, saved = read_pretrained(model_dir, checkpoint)
     refuse_others(lambda: Transformer(config), weights, saved)
-    tokenizers = load_tokenizers(model_dir)
-    for tokenizer, size in zip(tokenizers, (config.source_vocab_size or config.vocab_size, config.vocab_size)):
-        if len(tokenizer) != size:
-            raise UserError(
-                f"{model_dir}: its vocabulary has {len(tokenizer):,} pieces but its configuration says "
-                f"{size:,}: copy both from the same training run"
-            )
+    sizes = config.source_vocab_size or config.vocab_size, config.vocab_size
+    tokenizers = load_tokenizers(model_dir, sizes=sizes)
     return Model(config, weights, tokenizers, build(read_values(model_dir)).decoding, folder=model_dir)
 
 

@@ -430,14 +430,4 @@ def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
     sizes = values["model"]
     if "vocab_size" not in sizes:
         raise UserError(f"{path / 'config.yaml'}: is truncated: it has no model.vocab_size; copy it back")
-    source, target = load_tokenizers(path)
-    for tokenizer, size, side in (
-        (source, sizes.get("source_vocab_size") or sizes["vocab_size"], "source"),
-        (target, sizes["vocab_size"], "target"),
-    ):
-        if len(tokenizer) != size:
-            raise UserError(
-                f"{path}: its {side} vocabulary has {len(tokenizer):,} pieces but config.yaml says "
-                f"{size:,}: copy both from the same training run"
-            )
-    return source, target
+    return load_tokenizers(path, sizes=(sizes.get("source_vocab_size") or sizes["vocab_size"], sizes["vocab_size"]))
