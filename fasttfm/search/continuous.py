@@ -86,16 +86,6 @@ class RunningSearch:
         """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._steps)
 
-    @property
-    def searched(self) -> int:
-        """Number of running sentences."""
-        return sum(len(each.tasks) for each in self._steps)
-
-    @property
-    def free(self) -> int:
-        """Unused source tokens of the budget."""
-        return self.config.batch_tokens - sum(task.waiting.tokens for each in self._steps for task in each.tasks)
-
     def drop(self, keys: Collection[Hashable]) -> None:
         """Cancel sentences; running ones leave at the next step without a result."""
         self.waiting = deque(each for each in self.waiting if each.key not in keys)
@@ -151,8 +141,9 @@ class RunningSearch:
         """Admit the longest-waiting sentences that fit; one larger than the budget runs alone."""
         if not self.waiting or (self._steps and not self.continues):
             return
-        left = self.free
-        if self._steps and left < self.config.batch_tokens // JOINING_SHARE:
+        budget = self.config.batch_tokens
+        left = budget - sum(task.waiting.tokens for each in self._steps for task in each.tasks)
+        if self._steps and left < budget // JOINING_SHARE:
             return
         members: list[Waiting] = []
         while self.waiting and (self.waiting[0].tokens <= left or not (members or self._steps)):

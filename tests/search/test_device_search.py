@@ -268,7 +268,7 @@ def test_the_key_of_a_cancelled_sentence_can_be_reused(on_device):
         running.join([Waiting(0, [5, 6, EOS])])
         running.step()
         running.drop({0})
-        assert running.searched == 0
+        assert [each.searched for each in running._engines.values()] == [0]
         running.join([Waiting(0, [9, 10, EOS])])
         assert_same([hypotheses for _, hypotheses in running.run()], expected)
 

@@ -110,11 +110,6 @@ class DeviceSearch:
         """Return whether no sentence is running or waiting."""
         return not (self.waiting or self._engines)
 
-    @property
-    def searched(self) -> int:
-        """Number of running sentences."""
-        return sum(each.searched + len(each.waiting) for each in self._engines.values())
-
     def drop(self, keys: Collection[Hashable]) -> None:
         """Cancel sentences: they leave without a result."""
         self.waiting = deque(each for each in self.waiting if each.key not in keys)

@@ -57,9 +57,8 @@ def watch(monkeypatch, at=0, act=lambda: None):
     def watched(self):
         if len(together) == at:
             act()
-        result = step(self)
-        together.append(self.search.searched + len(result))
-        return result
+        together.append(len(self.sentences))
+        return step(self)
 
     monkeypatch.setattr(_Joined, "step", watched)
     return together
@@ -130,7 +129,7 @@ def test_a_short_request_gets_more_time_than_a_long_one_and_does_not_wait_for_it
     def watched(self):
         if len(kinds) == 3:
             short.extend(submit(engine, ["a dog"], beam=1, min_len=60, max_len_b=70))
-        kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.search.searched > 1)
+        kinds.append(len(self.sentences) > 1)
         return step(self)
 
     monkeypatch.setattr(_Joined, "step", watched)
