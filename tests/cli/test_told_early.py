@@ -20,6 +20,8 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
 SHORT = ["train", "--preset", "demo", "--max-update", "150"]
 PLOT = ["plot", "model", "--out", "picture.png", "--attention"]
 SCORE = ["score", "--ref", "valid.tgt"]
+DEVICES = ("gpu", "meta", "cuda:99", "cpu:x", "hpu", "privateuseone", "mkldnn", "opengl", "ideep", "vulkan", "xla")
+"""None of this machine's."""
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ SCORE = ["score", "--ref", "valid.tgt"]
         ([*TRANSLATE, "--checkpoint", "9" * 5000], "9999"),
         ([*SHORT, "--warmup-updates", "200", "--dump-config"], "such as 15"),
         (["recipe", "wmt99"], "wmt99: one of paper-base-en-de"),
-        *((["tune", "--device", device], "fasttfm tune: device ") for device in ("gpu", "meta", "cuda:99", "cpu:x")),
+        *((["tune", "--device", device], "fasttfm tune: device ") for device in DEVICES),
         ([*PLOT, "Hund \udcff"], "the sentence 'Hund \\udcff' is not valid UTF-8"),
         ([*PLOT, "\u00a0\u3000 \t"], "is empty"),
         ([*PLOT, "dog " * 100], "give a shorter one"),

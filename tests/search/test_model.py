@@ -8,12 +8,10 @@ import torch
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, score_ids, search_ids, translate_ids
-from fasttfm.search.batches import padded
 from fasttfm.search.coverage import cross_attention
 
 BOS, EOS = 2, 3
 VOCABULARY = 24
-CPU = torch.device("cpu")
 
 
 def sources(count: int, seed: int = 0) -> list[list[int]]:
@@ -33,18 +31,6 @@ def model(request) -> Transformer:
         for parameter in model.parameters():
             parameter.mul_(1.7)
     return model.eval()
-
-
-def test_padding_fills_up_to_a_length_on_the_grid():
-    ids, lengths = padded([[5, 3], [7, 8, 9, 3]], CPU)
-    assert ids.tolist() == [[5, 3, 0, 0], [7, 8, 9, 3]]
-    assert lengths.tolist() == [2, 4]
-    assert ids.dtype == torch.int64
-    ids, lengths = padded([[5] * 17, [3]], CPU)
-    assert (ids.shape, lengths.tolist()) == ((2, 18), [17, 1])
-    assert int((ids != 0).sum()) == 18
-    with pytest.raises(ValueError, match="no tokens"):
-        padded([[5], []], CPU)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
