@@ -58,11 +58,6 @@ class Facts:
     assembler_fault: str = ""
 
 
-def check_machine(device: dict[str, Any] | None) -> list[Finding]:
-    """Return the causes of slowness on this machine. device: output of `fasttfm env` if torch uses a GPU."""
-    return list(judge(gather(device)))
-
-
 def check_folder(folder: Path) -> list[Finding]:
     """Return the files of a model or data directory that are damaged; UserError if it has no checksums."""
     if not folder.is_dir():
@@ -131,7 +126,7 @@ def _device_rules(facts: Facts) -> Iterator[Rule]:
 
 
 def gather(device: dict[str, Any] | None) -> Facts:
-    """Collect the facts of this process and machine. device: as in check_machine()."""
+    """Collect the facts of this process and machine. device: output of `fasttfm env` if torch uses a GPU."""
     import torch
 
     from fasttfm.cpu import int8

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     findings = [each for folder in args.check for each in check.check_folder(folder)]
     if not args.check:
-        findings = check.check_machine(None if gpu() is None else environment())
+        findings = [*check.judge(check.gather(None if gpu() is None else environment()))]
     document = json.dumps({"findings": [each._asdict() for each in findings]})
     print(document if args.json else check.text(findings, args.check))
     return int(bool(findings))

@@ -122,13 +122,3 @@ def test_every_term_is_translated_with_all_other_options(tokenizer, seed):
             assert not occurs or any(
                 re.search(rf"(?<![a-zA-Zü]){re.escape(each)}(?![a-zA-Zü])", text) for each in texts
             )
-
-
-def test_other_searches_than_beam_search_are_refused(tokenizer):
-    translator = Translator(TableModel(len(tokenizer)), tokenizer, tokenizer)
-    for changes in ({"sampling": True}, {"mbr_samples": 4}, {"diverse_beam_groups": 2}):
-        with pytest.raises(UserError, match="terminology needs a beam search"):
-            Translator(
-                translator.model, tokenizer, tokenizer, replace(translator.config, **changes),
-                terminology=Terminology([], tokenizer),
-            )  # fmt: skip
