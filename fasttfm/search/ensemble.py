@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,9 @@ from fasttfm.search.decoder import decoder_of
 
 
 class Ensemble(nn.Module):
-    """Several Transformers as one model for search and scoring.
+    """Several Transformers as one model for search and scoring."""
 
-    mean: average probabilities or their logarithms; with logarithms one model can veto a token.
-    """
-
-    def __init__(self, models: Sequence[Any], mean: Literal["probability", "logarithm"] = "probability") -> None:
+    def __init__(self, models: Sequence[Any]) -> None:
         """models: with equal vocabularies and padding id; otherwise ValueError."""
         super().__init__()
         if not models:
@@ -30,12 +27,9 @@ class Ensemble(nn.Module):
         }
         if len(sizes) > 1:
             raise ValueError(f"models of an ensemble must share vocabularies and padding: {sorted(sizes)} were given")
-        if mean not in ("probability", "logarithm"):
-            raise ValueError(f"mean {mean!r} is unknown: choose probability or logarithm")
         self.models = nn.ModuleList(models)
         self.config = models[0].config
         multiply_in_int8(self, any(map(multiplies_in_int8, models)))
-        self.mean = mean
 
     def forward(self, *inputs: Any) -> Tensor:
         """Log-probabilities (B, L, V) float32; same arguments as a model's forward."""
@@ -66,8 +60,6 @@ class Ensemble(nn.Module):
     def together(self, logits: list[Tensor]) -> Tensor:
         """Combine the logits of all models, each (..., V), into log-probabilities float32."""
         log_probabilities = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
-        if self.mean == "logarithm":
-            return log_probabilities.mean(dim=0)
         return log_probabilities.logsumexp(dim=0) - math.log(len(logits))
 
 

@@ -67,7 +67,7 @@ class _Kept:
 
 def _own(model: Any) -> list[Any]:
     """Everything that a search reads from the model object itself, and its modules."""
-    return [type(model), model.config, getattr(model, "mean", None), *[*model.modules()][1:]]
+    return [type(model), model.config, *[*model.modules()][1:]]
 
 
 def held_bytes(model: Any) -> int:

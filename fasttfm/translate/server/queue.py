@@ -8,7 +8,7 @@ with the one that has received the least. Source: start-time fair queueing, Goya
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -117,9 +117,6 @@ class FairQueue:
     def __len__(self) -> int:
         return sum(len(request.waiting) for request in self._requests.values())
 
-    def __iter__(self) -> Iterator[Sentence]:
-        return (sentence for request in self._requests.values() for sentence in request.waiting)
-
     def add(self, sentences: Sequence[Sentence]) -> None:
         """Append sentences to those of the same request. Raises QueueFull beyond the limit."""
         if len(self) + len(sentences) > self._limit:
@@ -147,7 +144,7 @@ class FairQueue:
 
     def clear(self) -> list[Sentence]:
         """Remove and return all sentences."""
-        sentences = list(self)
+        sentences = [sentence for request in self._requests.values() for sentence in request.waiting]
         self._requests.clear()
         return sentences
 
