@@ -99,7 +99,8 @@ class _Joined:
 
     def step(self) -> _Ended:
         gone = {each for each in self._sources if each.answer.abandoned}
-        self.search.drop(gone)
+        if gone:
+            self.search.drop(gone)
         new, self._new = [each for each in self._new if each.key not in gone], []
         ended: dict[Any, list[Translation] | UserError]
         ended = {each: [Translation("", 0.0, 0.0)] for each, source in self._sources.items() if not source}
