@@ -25,19 +25,16 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     get_tmem_reg_layout,
     tcgen05_mma,
 )
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import forward as hopper
 from fasttfm.kernels.attention.hopper import steps
-from fasttfm.kernels.attention.hopper.forward import Sizes
 from fasttfm.kernels.attention.hopper.rule import Persistent
 from fasttfm.kernels.attention.hopper.steps import Origins
 from fasttfm.kernels.attention.launch import Call
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.gluon import jit
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
-from fasttfm.kernels.philox import with_seed
 from fasttfm.kernels.tiles.table import Tile
 
 
@@ -70,7 +67,15 @@ def _score(rings, memory, queries, tile, T: gl.constexpr):
 
 
 @device
-def _step(rings, memory, rows, sums, tile, t, last, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+def _begin(rings, memory, rows, tile, DROP: gl.constexpr, T: gl.constexpr):
+    """Return running max and sum of no keys; the product of the first tile is started."""
+    _score(rings, memory, rows.queries, tile, T)
+    LINE: gl.constexpr = gl.SliceLayout(1, _layout(T.COLUMNS))
+    return gl.full([128], hopper.LOWEST, gl.float32, LINE), gl.zeros([128], gl.float32, LINE)
+
+
+@device
+def _step(rings, memory, rows, sums, tile, t, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
     """Return running max and sum after key tile t; its product with the values is started."""
     peak, total = sums
     column = t * T.COLUMNS
@@ -85,7 +90,7 @@ def _step(rings, memory, rows, sums, tile, t, last, CHECKED: gl.constexpr, DROP:
     p = p.to(memory.weights.dtype)
     if DROP:
         p = steps.drop(p, words, rows.dropout.threshold, T.COLUMNS)
-    if t < last:
+    if t < rows.last:
         mbarrier.wait(memory.summed, (tile - 1) & 1)
         acc = memory.acc.load(_layout(T.D))
         memory.acc.store(acc * gl.convert_layout(fade, gl.SliceLayout(1, _layout(T.D)))[:, None])
@@ -93,59 +98,24 @@ def _step(rings, memory, rows, sums, tile, t, last, CHECKED: gl.constexpr, DROP:
     steps.await_tile(rings.v, tile, T.STAGES)
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
     read = rings.v.empty.index(tile % T.STAGES)
-    tcgen05_mma(memory.weights, values, memory.acc, use_acc=t < last, mbarriers=[memory.summed, read])
+    tcgen05_mma(memory.weights, values, memory.acc, use_acc=t < rows.last, mbarriers=[memory.summed, read])
     return peak, total
 
 
 @device
-def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
-    """Consumer: compute and store 128 queries of each work item."""
-    rings, cleared, of_both, outputs, problem, planes, section = given
-    scores, weights, acc, scored, summed = of_both
-    memory = Memory(
-        scores.index(WORKER), weights.index(WORKER), acc.index(WORKER), scored.index(WORKER), summed.index(WORKER)
-    )
-    LINE: gl.constexpr = gl.SliceLayout(1, _layout(T.COLUMNS))
-    DROP: gl.constexpr = problem.dropout.seed is not None
-    # With key lengths or packed sequences, a head's last tile may hold rows past its visible keys.
-    FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
-    dropout = problem.dropout
-    if DROP:
-        dropout = with_seed(dropout)
-    scale = gl.maximum(problem.scale * plain.LOG2E, 1e-37)  # 0 * -inf would be NaN
-    turn = 0
-    tile = 0
-    clearings = 0
-    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
-        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
-        head = work.head
-        if work.first_row < head.queries:
-            first_row = work.first_row + 128 * WORKER
-            seen = steps.seen_keys(first_row + gl.arange(0, 128, LINE), head.visible, problem.masking, CAUSAL)
-            queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(128 * WORKER, 128)
-            rows = hopper.Rows(queries, first_row, head.plane, seen, work.begin * T.COLUMNS, dropout, scale)
-            last = work.tiles - 1
-            steps.await_tile(rings.q, turn, 1)
-            _score(rings, memory, queries, tile, T)
-            if FOLLOWED:  # noqa: SIM102 Triton does not short-circuit `and`
-                if last * T.COLUMNS + T.COLUMNS > head.visible:
-                    hopper.clear(rings, cleared, tile, clearings, last * T.COLUMNS, head.visible, WORKER, DROP, T)
-                    clearings += 1
-            free, whole = hopper.borders(work, CAUSAL, problem.masking.window is not None, T.COLUMNS)
-            sums = gl.full([128], hopper.LOWEST, gl.float32, LINE), gl.zeros([128], gl.float32, LINE)
-            for t in range(last, free - 1, -1):
-                sums = _step(rings, memory, rows, sums, tile, t, last, True, DROP, T)
-                tile += 1
-            for t in range(free - 1, whole - 1, -1):
-                sums = _step(rings, memory, rows, sums, tile, t, last, False, DROP, T)
-                tile += 1
-            for t in range(whole - 1, work.begin - 1, -1):
-                sums = _step(rings, memory, rows, sums, tile, t, last, True, DROP, T)
-                tile += 1
-            steps.release(rings.q, turn, 1)
-            mbarrier.wait(memory.summed, (tile - 1) & 1)
-            hopper.store(outputs, memory.acc.load(_layout(T.D)), *sums, head, first_row, dropout.keep_scale)
-            turn += 1
+def _end(rings, memory, sums, tile, T: gl.constexpr):
+    """Return acc after the last product, running max and sum."""
+    mbarrier.wait(memory.summed, (tile - 1) & 1)
+    return memory.acc.load(_layout(T.D)), sums[0], sums[1]
+
+
+@device
+def _of(memory, WORKER: gl.constexpr):
+    """Return the Memory of a worker, from that of both."""
+    return Memory(
+        memory.scores.index(WORKER), memory.weights.index(WORKER), memory.acc.index(WORKER),
+        memory.scored.index(WORKER), memory.summed.index(WORKER),
+    )  # fmt: skip
 
 
 @jit
@@ -156,29 +126,19 @@ def _forward(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Write out and lse."""
-    rings = steps.Rings(steps.ring(q, 1), steps.ring(k, STAGES), steps.ring(v, STAGES))
-    cleared = steps.barriers(1, steps.WORKERS).index(0)
     OF_SCORES: gl.constexpr = TensorMemoryLayout([128, COLUMNS], 1)
-    memory = (
+    memory = Memory(
         allocate_tensor_memory(gl.float32, [2, 128, COLUMNS], OF_SCORES),
         allocate_tensor_memory(v.dtype, [2, 128, COLUMNS], OF_SCORES),
         allocate_tensor_memory(gl.float32, [2, 128, D], TensorMemoryLayout([128, D], 1)),
         steps.barriers(2, 1),
         steps.barriers(2, 1),
     )
-    fence_async_shared()
-    given = (rings, cleared, memory, (out, lse, strides[0], lse_strides), problem, planes, section)
-    copied = (q, k, v, rings, origins, problem, planes, section)
-    T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
-    gl.warp_specialize(
-        [
-            (_attend, (given, 0, CAUSAL, ROWS, T)),
-            (_attend, (given, 1, CAUSAL, ROWS, T)),
-            (hopper.copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
-        ],
-        [4, 1],
-        [240, 24],  # registers per thread: second worker, producer warp; the first worker has the rest
-    )
+    given = (q, k, v, origins, (out, lse, strides[0], lse_strides), problem, planes, section)
+    LINE: gl.constexpr = gl.SliceLayout(1, _layout(COLUMNS))
+    T: gl.constexpr = hopper.Sizes(D, COLUMNS, STAGES)
+    owned = _of(memory, 0), _of(memory, 1)
+    hopper.forward(given, owned, CAUSAL, GROUP, ROWS, LINE, T, _begin, _step, _end, 0)
 
 
 class Forward(Persistent):

@@ -41,7 +41,7 @@ LOWEST = gl.constexpr(-3e38)
 
 
 @device
-def copy(
+def _copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
     """Producer: copy the queries of each work item, and its key and value tiles from the last to the first."""
@@ -76,16 +76,18 @@ class Sums(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The 64 queries of a warp group: device values."""
+    """The queries of a worker, half of a tile: device values."""
 
     queries: Any
-    """(64, D) in shared memory."""
+    """(ROWS // 2, D) in shared memory."""
     first: Any
     plane: Any
     seen: Any
     """steps.Seen."""
     begin: Any
     """The first key of the first tile."""
+    last: Any
+    """The last tile."""
     dropout: Any
     scale: Any
 
@@ -142,8 +144,10 @@ def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
 
 
 @device
-def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
+def _begin(rings, own, rows, tile, DROP: gl.constexpr, T: gl.constexpr):
     """Return the Sums after scoring a work item's first tile, which holds its last keys."""
+    column = rows.last * T.COLUMNS
+    steps.await_tile(rings.k, tile, T.STAGES)
     words = words_of(rows, column, DROP, T)
     s = warpgroup_mma_wait(0, [_scores(rows.queries, rings.k, tile, T)])
     steps.release(rings.k, tile, T.STAGES)
@@ -154,9 +158,10 @@ def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
 
 
 @device
-def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
-    """Return the Sums after P V of this turn and the weights of the next turn, for the keys from `column` on."""
+def _step(rings, own, rows, sums, tile, t, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+    """Return the Sums after P V of this turn and the weights of the next turn, for key tile t."""
     acc, weights, peak, total = sums
+    column = t * T.COLUMNS
     s = _scores(rows.queries, rings.k, tile + 1, T)
     steps.await_tile(rings.v, tile, T.STAGES)
     acc = warpgroup_mma(weights, steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
@@ -178,18 +183,18 @@ def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.const
 
 
 @device
-def _end(rings, sums, tile, T: gl.constexpr):
-    """Return acc after P V of a work item's last tile."""
+def _end(rings, own, sums, tile, T: gl.constexpr):
+    """Return acc after P V of a work item's last tile, running max and sum."""
     steps.await_tile(rings.v, tile, T.STAGES)
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
     acc = warpgroup_mma(sums.weights, values, sums.acc, is_async=True)
     acc, _ = warpgroup_mma_wait(0, [acc, sums.weights])
     steps.release(rings.v, tile, T.STAGES)
-    return acc
+    return acc, sums.peak, sums.total
 
 
 @device
-def clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
     """Zero this turn's values past the visible keys, half per worker, and wait until both halves are done."""
     steps.await_tile(rings.v, tile, T.STAGES)
     values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
@@ -199,8 +204,9 @@ def clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr
 
 
 @device
-def borders(work, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, COLUMNS: gl.constexpr):
-    """Return (free, whole): all rows see all keys of the key tiles [whole, free), which leave out the last tile."""
+def _borders(work, BEGUN: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, COLUMNS: gl.constexpr):
+    """Return the borders of three runs of key tiles, from the last to the first, after BEGUN tiles; in the second run
+    all rows see all keys."""
     last = work.tiles - 1
     free = last
     whole = 0
@@ -210,11 +216,11 @@ def borders(work, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, COLUMNS: gl.conste
         free = gl.minimum(work.free // COLUMNS, last)
         if WINDOW:
             free = gl.maximum(free, whole)
-    return free, whole
+    return work.tiles - BEGUN, free, whole, work.begin
 
 
 @device
-def store(outputs, acc, peak, total, head, first_row, keep_scale):
+def _store(outputs, acc, peak, total, head, first_row, keep_scale):
     """Normalize and store the output, and store the log-sum-exp, of a worker's queries."""
     out, lse, out_strides, lse_strides = outputs
     ROWS: gl.constexpr = acc.shape[0]
@@ -231,9 +237,13 @@ def store(outputs, acc, peak, total, head, first_row, keep_scale):
 
 
 @device
-def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
-    """Consumer: compute and store 64 queries of each work item."""
+def _attend(
+    given, own, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, LINE: gl.constexpr, T: gl.constexpr,
+    begin: gl.constexpr, step: gl.constexpr, end: gl.constexpr, BEGUN: gl.constexpr,
+):  # fmt: skip
+    """Consumer: compute and store the Rows of each work item."""
     rings, cleared, outputs, problem, planes, section = given
+    OWN: gl.constexpr = ROWS // 2
     DROP: gl.constexpr = problem.dropout.seed is not None
     WINDOW: gl.constexpr = problem.masking.window is not None
     # With key lengths or packed sequences, a head's last tile may hold rows past its visible keys.
@@ -249,38 +259,56 @@ def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexp
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
         head = work.head
         if work.first_row < head.queries:
-            first_row = work.first_row + 64 * WORKER
-            numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
-            seen = steps.seen_keys(numbers, head.visible, problem.masking, CAUSAL)
-            queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(64 * WORKER, 64)
-            rows = Rows(queries, first_row, head.plane, seen, work.begin * T.COLUMNS, dropout, scale)
+            first_row = work.first_row + OWN * WORKER
+            seen = steps.seen_keys(first_row + gl.arange(0, OWN, LINE), head.visible, problem.masking, CAUSAL)
+            queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(OWN * WORKER, OWN)
             last = work.tiles - 1
-            column = last * T.COLUMNS
+            rows = Rows(queries, first_row, head.plane, seen, work.begin * T.COLUMNS, last, dropout, scale)
             steps.await_tile(rings.q, turn, 1)
-            steps.await_tile(rings.k, tile, T.STAGES)
-            sums = _begin(rings, rows, tile, column, DROP, T)
+            sums = begin(rings, own, rows, tile, DROP, T)
             if FOLLOWED:  # noqa: SIM102 Triton does not short-circuit `and`
-                if column + T.COLUMNS > head.visible:
-                    clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
+                if last * T.COLUMNS + T.COLUMNS > head.visible:
+                    _clear(rings, cleared, tile, clearings, last * T.COLUMNS, head.visible, WORKER, DROP, T)
                     clearings += 1
-            steps.await_tile(rings.k, tile + 1, T.STAGES, last > work.begin)
-            free, whole = borders(work, CAUSAL, WINDOW, T.COLUMNS)
-            if CAUSAL:
-                for t in range(last - 1, free - 1, -1):
-                    sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
-                    tile += 1
-            for t in range(free - 1, whole - 1, -1):
-                sums = _step(rings, rows, sums, tile, t * T.COLUMNS, False, DROP, T)
-                tile += 1
-            if WINDOW:
-                for t in range(whole - 1, work.begin - 1, -1):
-                    sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
+            if BEGUN:  # step() does not await its keys
+                steps.await_tile(rings.k, tile + 1, T.STAGES, last > work.begin)
+            borders = _borders(work, BEGUN, CAUSAL, WINDOW, T.COLUMNS)
+            for run in gl.static_range(3):
+                for t in range(borders[run] - 1, borders[run + 1] - 1, -1):
+                    sums = step(rings, own, rows, sums, tile, t, run != 1, DROP, T)
                     tile += 1
             steps.release(rings.q, turn, 1)
-            acc = _end(rings, sums, tile, T)
-            store(outputs, acc, sums.peak, sums.total, head, first_row, dropout.keep_scale)
-            tile += 1
+            acc, peak, total = end(rings, own, sums, tile, T)
+            _store(outputs, acc, peak, total, head, first_row, dropout.keep_scale)
+            tile += BEGUN
             turn += 1
+
+
+@device
+def forward(
+    given, owned, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, LINE: gl.constexpr, T: gl.constexpr,
+    begin: gl.constexpr, step: gl.constexpr, end: gl.constexpr, BEGUN: gl.constexpr,
+):  # fmt: skip
+    """Write out and lse by one producer and two workers.
+
+    owned: what each worker owns; LINE: layout of its rows. For each work item it calls begin(), which scores the first
+    BEGUN of the key tiles, step() for each other one, and end().
+    """
+    q, k, v, origins, outputs, problem, planes, section = given
+    rings = steps.Rings(steps.ring(q, 1), steps.ring(k, T.STAGES), steps.ring(v, T.STAGES))
+    cleared = steps.barriers(1, steps.WORKERS).index(0)
+    fence_async_shared()
+    consumed = (rings, cleared, outputs, problem, planes, section)
+    copied = (q, k, v, rings, origins, problem, planes, section)
+    gl.warp_specialize(
+        [
+            (_attend, (consumed, owned[0], 0, CAUSAL, ROWS, LINE, T, begin, step, end, BEGUN)),
+            (_attend, (consumed, owned[1], 1, CAUSAL, ROWS, LINE, T, begin, step, end, BEGUN)),
+            (_copy, (copied, CAUSAL, GROUP, ROWS, T.COLUMNS, T.STAGES)),
+        ],
+        [4, 1],
+        [240, 24],  # registers per thread: second worker, producer warp; the first worker has the rest
+    )
 
 
 @jit
@@ -291,21 +319,10 @@ def _forward(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Write out and lse."""
-    rings = steps.Rings(steps.ring(q, 1), steps.ring(k, STAGES), steps.ring(v, STAGES))
-    cleared = steps.barriers(1, steps.WORKERS).index(0)
-    fence_async_shared()
-    given = (rings, cleared, (out, lse, strides[0], lse_strides), problem, planes, section)
-    copied = (q, k, v, rings, origins, problem, planes, section)
+    given = (q, k, v, origins, (out, lse, strides[0], lse_strides), problem, planes, section)
+    LINE: gl.constexpr = gl.SliceLayout(1, scores_layout(COLUMNS))
     T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
-    gl.warp_specialize(
-        [
-            (_attend, (given, 0, CAUSAL, ROWS, T)),
-            (_attend, (given, 1, CAUSAL, ROWS, T)),
-            (copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
-        ],
-        [4, 1],
-        [240, 24],  # registers per thread: second consumer group, producer warp; the first group has the rest
-    )
+    forward(given, (None, None), CAUSAL, GROUP, ROWS, LINE, T, _begin, _step, _end, 1)
 
 
 def read_by(call: Call, tile: Tile) -> list[tuple[Tensor, int, Any]]:
