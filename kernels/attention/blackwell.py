@@ -61,9 +61,9 @@ def _layout(columns):
 def _score(rings, memory, queries, tile, T: gl.constexpr):
     """Start S = Q K^T for the key tile of this turn, and release the tile when it is computed."""
     steps.await_tile(rings.k, tile, T.STAGES)
-    keys = steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    keys = steps.tile_of(rings.k, tile, T.STAGES, T.COLUMNS)[0].permute([1, 0])
     read = rings.k.empty.index(tile % T.STAGES)
-    tcgen05_mma(queries, keys, memory.scores, use_acc=False, mbarriers=[memory.scored, read])
+    tcgen05_mma(queries[0], keys, memory.scores, use_acc=False, mbarriers=[memory.scored, read])
 
 
 @device
@@ -96,7 +96,7 @@ def _step(rings, memory, rows, sums, tile, t, CHECKED: gl.constexpr, DROP: gl.co
         memory.acc.store(acc * gl.convert_layout(fade, gl.SliceLayout(1, _layout(T.D)))[:, None])
     memory.weights.store(p)
     steps.await_tile(rings.v, tile, T.STAGES)
-    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
+    values = steps.tile_of(rings.v, tile, T.STAGES, T.COLUMNS)[0]
     read = rings.v.empty.index(tile % T.STAGES)
     tcgen05_mma(memory.weights, values, memory.acc, use_acc=t < rows.last, mbarriers=[memory.summed, read])
     return peak, total
@@ -106,7 +106,7 @@ def _step(rings, memory, rows, sums, tile, t, CHECKED: gl.constexpr, DROP: gl.co
 def _end(rings, memory, sums, tile, T: gl.constexpr):
     """Return acc after the last product, running max and sum."""
     mbarrier.wait(memory.summed, (tile - 1) & 1)
-    return memory.acc.load(_layout(T.D)), sums[0], sums[1]
+    return (memory.acc.load(_layout(T.D)),), sums[0], sums[1]
 
 
 @device

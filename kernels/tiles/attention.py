@@ -46,7 +46,7 @@ def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: i
         return _each("128x64w4", (2,) * (extras != 3))
     if width == 128 and extras == 3:  # a window: with dropout the others spill more than 40 bytes
         return _each("128x64w4", (3,))
-    return [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *_each("128x64w4", (2, 3))]
+    return [*_each("128x128w4", (2, 3) if width == 64 else (2,) * (extras != 3)), *_each("128x64w4", (2, 3))]
 
 
 def _blackwell_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
@@ -233,14 +233,14 @@ BACKWARD_KEYS = Choice(
 
 # attention/hopper/backward_queries.py and backward_keys.py, with 64 queries or 64 keys per warp group. The first needs
 # three stages: a step waits for key tile t + 2 before it releases t. The second spills in its loop for heads of 128
-# with dropout (rule.keys_fit()) and with a window.
+# with dropout (rule.keys_fit(), which takes heads of 96) and with a window.
 HOPPER_BACKWARD_QUERIES = _in_gluon(
     "backward_queries.hopper",
     lambda chip, kind, width, *size: _each("128x32w4" if width == 256 else "128x64w4", (3,)),
 )
 HOPPER_BACKWARD_KEYS = _in_gluon(
     "backward_keys.hopper",
-    lambda chip, kind, width, extras, keys: _each("64x128w4", (2, 3) if width == 64 else (2,) * (extras not in (1, 3))),
+    lambda chip, kind, width, extras, keys: _each("64x128w4", (2, 3) if width == 64 else (2,) * (extras != 3)),
 )
 
 # attention/backward.py: 1 launch with a program per key head, five products and dQ accumulated in memory, or 2 launches

@@ -77,6 +77,14 @@ CASES = {
     "wide heads, dropout, not dQ": (
         "128x64w4s2", "128x32w4s3", "triton", torch.float16, (1, 1, 1, 70, 80, 256), JOINT, {"dropout_p": 0.1},
     ),
+    "three parts, everything at once": (
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 2, 1, 70, 144, 96), JOINT,
+        {"causal": True, "causal_offset": 60, "dropout_p": 0.2, "lengths": [131]},
+    ),
+    "three parts, a window": (
+        "128x64w4s3", "128x64w4s3", "64x128w4s2", torch.float16, (2, 1, 1, 70, 150, 96), FIRST,
+        {"causal_offset": 60, "window": 40, "lengths": [150, 77]},
+    ),
     "all weights dropped": (
         "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.bfloat16, (1, 1, 1, 64, 64, 64), LAST, {"dropout_p": 1.0},
     ),

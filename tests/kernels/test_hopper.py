@@ -73,11 +73,13 @@ def test_a_packed_tensor_is_one_plane_and_unaligned_strides_have_no_map():
         (False, {"offsets": torch.tensor([1, 2]), "causal": True}),
         (False, {"dtype": torch.float32}),
         (True, {"width": 256}),
+        (True, {"width": 96}),
         (False, {"width": 32}),
         (False, {"chip": "sm_80"}),
         (False, {"chip": "sm_100"}),
         (True, {"chip": "sm_100", "of": "sm_100"}),
         (False, {"chip": "sm_100", "of": "sm_100", "width": 256}),
+        (False, {"chip": "sm_100", "of": "sm_100", "width": 96}),
         (False, {"triton": (3, 6)}),
     ],
 )

@@ -22,13 +22,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import schedule, steps, transposed_dropout
-from fasttfm.kernels.attention.hopper.forward import scores_layout
 from fasttfm.kernels.attention.hopper.rule import Heads, Persistent
 from fasttfm.kernels.attention.hopper.steps import Origin
 from fasttfm.kernels.attention.launch import Call
@@ -146,7 +144,7 @@ class Keys(NamedTuple):
     """The 64 keys of a warp group: device values."""
 
     k: Any
-    """(64, D) in shared memory."""
+    """(64, D) in shared memory, in parts."""
     v: Any
     first: Any
     border: Any
@@ -162,22 +160,21 @@ def _step(
     rings, own, dk, dv, tile, first, plane, more, CAUSAL: gl.constexpr, DROP: gl.constexpr, ROWS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return dk and dv (64, D) after adding this turn's queries, those from `first` on; more: another turn follows."""
-    D: gl.constexpr = dk.shape[1]
-    S_L: gl.constexpr = scores_layout(ROWS)
-    A_L: gl.constexpr = gl.DotOperandLayout(0, scores_layout(D), 2)
+    """Return dk and dv (64, D), in parts, after adding this turn's queries, those from `first` on; more: another turn
+    follows."""
+    PARTS: gl.constexpr = len(dk)
+    S_L: gl.constexpr = steps.layout(ROWS)
+    A_L: gl.constexpr = gl.DotOperandLayout(0, steps.layout(own.k[0].shape[1]), 2)
     LINE: gl.constexpr = gl.SliceLayout(0, S_L)
-    TILE: gl.constexpr = [ROWS, D]
-    element: gl.constexpr = own.k.dtype
-    zeros = gl.zeros([64, ROWS], gl.float32, S_L)
-    queries = steps.tile_of(rings.q, tile, STAGES, TILE)
-    douts = steps.tile_of(rings.dout, tile, STAGES, TILE)
-    s = warpgroup_mma(own.k, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
-    dp = warpgroup_mma(own.v, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
+    element: gl.constexpr = own.k[0].dtype
+    queries = steps.tile_of(rings.q, tile, STAGES, ROWS)
+    douts = steps.tile_of(rings.dout, tile, STAGES, ROWS)
+    s = steps.scores(own.k, queries)
+    dp = steps.scores(own.v, douts)
     lse = rings.lines.index(tile % STAGES * 2).load(LINE)
     if DROP:
         word = transposed_dropout.draw(own.dropout, plane, first, own.first)
-    s = warpgroup_mma_wait(1, [s])
+    s = warpgroup_mma_wait(PARTS, [s])
     p = gl.exp2(s * own.scale - lse[None, :])
     if CAUSAL:  # noqa: SIM102 Triton does not short-circuit `and`
         if first < own.border + 63:
@@ -197,40 +194,38 @@ def _step(
     weights = gl.convert_layout(kept, A_L)
     # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for dP.
     steps.await_tile(rings.q, tile + 1, STAGES, more)
-    dv = warpgroup_mma(weights, douts, dv, is_async=True)
+    dv = steps.add(dv, weights, douts)
     delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
-    dp = warpgroup_mma_wait(1, [dp])
+    dp = warpgroup_mma_wait(PARTS, [dp])
     ds = p * (dp - delta[None, :])
     if DROP:
         ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
     ds = gl.convert_layout(ds.to(element), A_L)
-    dk = warpgroup_mma(ds, queries, dk, is_async=True)
-    dk, dv, weights, ds = warpgroup_mma_wait(0, [dk, dv, weights, ds])
+    dk = steps.add(dk, ds, queries)
+    done = warpgroup_mma_wait(0, dk + dv + (weights, ds))
     steps.release(rings.q, tile, STAGES)
-    return dk, dv
+    return done[:PARTS], done[PARTS : 2 * PARTS]
 
 
 @gluon.jit
 def _clear(
-    rings, tile, clearings, first, end, WORKER: gl.constexpr, SHAPE: gl.constexpr, STAGES: gl.constexpr
+    rings, tile, clearings, first, end, WORKER: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
     """Zero this turn's queries past `end`, as those of the next sequence may be NaN, half per worker; wait until both
     are done."""
-    steps.clear(steps.tile_of(rings.q, tile, STAGES, SHAPE), first, end, SHAPE, WORKER, False)
-    steps.clear(steps.tile_of(rings.dout, tile, STAGES, SHAPE), first, end, SHAPE, WORKER, False)
+    steps.clear(steps.tile_of(rings.q, tile, STAGES, ROWS), first, end, WORKER, False)
+    steps.clear(steps.tile_of(rings.dout, tile, STAGES, ROWS), first, end, WORKER, False)
     mbarrier.arrive(rings.cleared)
     mbarrier.wait(rings.cleared, clearings & 1)
 
 
 @gluon.jit
 def _gather(
-    given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
+    given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Consumer: compute and store dK and dV for 64 keys of each work item."""
     rings, dk_out, dv_out, out_strides, problem, planes, section = given
-    O_L: gl.constexpr = scores_layout(D)
-    element: gl.constexpr = dk_out.dtype.element_ty
     DROP: gl.constexpr = problem.dropout.seed is not None
     dropout = problem.dropout
     if DROP:
@@ -243,20 +238,20 @@ def _gather(
         work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
         if work.first_key >= 0:
             first_key = work.first_key + 64 * WORKER
-            keys = steps.tile_of(rings.k, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
-            values = steps.tile_of(rings.v, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
+            keys = steps.half_of(steps.tile_of(rings.k, turn, 1, COLUMNS), WORKER)
+            values = steps.half_of(steps.tile_of(rings.v, turn, 1, COLUMNS), WORKER)
             masking = problem.masking
             own = Keys(keys, values, first_key, first_key - masking.causal_offset, masking.window, dropout, scale)
             steps.await_tile(rings.k, turn, 1)
-            dk = gl.zeros([64, D], gl.float32, O_L)
-            dv = gl.zeros([64, D], gl.float32, O_L)
+            dk = steps.zeros_of(keys)
+            dv = steps.zeros_of(keys)
             steps.await_tile(rings.q, tile, STAGES, work.first_row < work.end)
             for member in range(GROUP):
                 plane = work.head.plane * GROUP + member
                 for first in range(work.first_row, work.end, ROWS):
                     if rings.cleared is not None:  # noqa: SIM102 Triton does not short-circuit `and`
                         if first + ROWS > work.end:
-                            _clear(rings, tile, clearings, first, work.end, WORKER, [ROWS, D], STAGES)
+                            _clear(rings, tile, clearings, first, work.end, WORKER, ROWS, STAGES)
                             clearings += 1
                     more = (first + ROWS < work.end) | (member + 1 < GROUP)
                     dk, dv = _step(rings, own, dk, dv, tile, first, plane, more, CAUSAL, DROP, ROWS, STAGES)
@@ -264,13 +259,13 @@ def _gather(
             steps.release(rings.k, turn, 1)
             turn += 1
             work = _work_of(steps.anew(number), planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
-            at = work.first_key + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+            at = work.first_key + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, dk[0].type.layout))
             seen = (at < work.head.visible)[:, None]
-            dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
-            dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
+            dk = [gl.where(seen, x * (problem.scale * dropout.keep_scale), 0.0) for x in dk]
+            dv = [gl.where(seen, x * dropout.keep_scale, 0.0) for x in dv]
             first = work.head.first_key
-            steps.store(dk_out, out_strides[0], dk.to(element), work.head, first, at, work.head.keys)
-            steps.store(dv_out, out_strides[1], dv.to(element), work.head, first, at, work.head.keys)
+            steps.store(dk_out, out_strides[0], dk, work.head, first, at, work.head.keys)
+            steps.store(dv_out, out_strides[1], dv, work.head, first, at, work.head.keys)
 
 
 @jit
@@ -283,18 +278,19 @@ def _keys(
 ):  # fmt: skip
     """Write dk and dv."""
     lines = gl.allocate_shared_memory(gl.float32, [2 * STAGES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_ring, k_ring = steps.ring(q, STAGES, 2), steps.ring(k, 1)
+    q_ring, k_ring = steps.ring(q, D, STAGES, 2), steps.ring(k, D, 1)
     cleared = None
     if problem.spans[1] is not None:
         cleared = steps.barriers(1, steps.WORKERS).index(0)
-    rings = Rings(q_ring, steps.beside(q_ring, dout, STAGES), lines, k_ring, steps.beside(k_ring, v, 1), cleared)
+    douts, values = steps.beside(q_ring, dout, D, STAGES), steps.beside(k_ring, v, D, 1)
+    rings = Rings(q_ring, douts, lines, k_ring, values, cleared)
     fence_async_shared()
     given = (rings, dk, dv, strides, problem, planes, section)
     copied = ((q, k, v, dout), rings, (lse, delta), origins, lse_strides, problem, planes, section)
     gl.warp_specialize(
         [
-            (_gather, (given, 0, D, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
-            (_gather, (given, 1, D, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+            (_gather, (given, 0, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+            (_gather, (given, 1, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],

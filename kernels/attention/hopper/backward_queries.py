@@ -19,13 +19,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import steps
-from fasttfm.kernels.attention.hopper.forward import Sizes, scores_layout
+from fasttfm.kernels.attention.hopper.forward import Sizes
 from fasttfm.kernels.attention.hopper.rule import Heads, Persistent
 from fasttfm.kernels.attention.hopper.steps import Origin
 from fasttfm.kernels.attention.launch import Call
@@ -106,9 +105,12 @@ def _row_layout(D):
 
 @gluon.jit
 def _delta(out, dout, S_L: gl.constexpr):
-    """Return the row sums of out * dout, tiles (64, D) in shared memory."""
-    L: gl.constexpr = _row_layout(out.shape[1])
-    products = out.load(L).to(gl.float32) * dout.load(L).to(gl.float32)
+    """Return the row sums of out * dout, parts of tiles (64, D) in shared memory."""
+    L: gl.constexpr = _row_layout(out[0].shape[1])
+    PARTS: gl.constexpr = len(out)
+    products = out[0].load(L).to(gl.float32) * dout[0].load(L).to(gl.float32)
+    for i in gl.static_range(1, PARTS):
+        products += out[i].load(L).to(gl.float32) * dout[i].load(L).to(gl.float32)
     return gl.convert_layout(gl.sum(products, 1), gl.SliceLayout(1, S_L))
 
 
@@ -116,7 +118,7 @@ class Rows(NamedTuple):
     """The 64 queries of a warp group: device values."""
 
     queries: Any
-    """(64, D) in shared memory."""
+    """(64, D) in shared memory, in parts."""
     douts: Any
     plane: Any
     first: Any
@@ -136,17 +138,15 @@ class Rows(NamedTuple):
 @gluon.jit
 def _products(rings, rows, tile, T: gl.constexpr):
     """Start S = Q K^T and dP = dO V^T for the key tile of this turn."""
-    zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
-    keys = steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
-    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
-    s = warpgroup_mma(rows.queries, keys, zeros, use_acc=False, is_async=True)
-    return s, warpgroup_mma(rows.douts, values, zeros, use_acc=False, is_async=True)
+    s = steps.scores(rows.queries, steps.tile_of(rings.k, tile, T.STAGES, T.COLUMNS))
+    return s, steps.scores(rows.douts, steps.tile_of(rings.v, tile, T.STAGES, T.COLUMNS))
 
 
 @gluon.jit
 def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
     """Return dS from S and dP (64, COLUMNS) for the keys from `column` on, as the left operand of dS K."""
-    S_L: gl.constexpr = scores_layout(T.COLUMNS)
+    S_L: gl.constexpr = steps.layout(T.COLUMNS)
+    O_L: gl.constexpr = steps.layout(rows.queries[0].shape[1])
     p = gl.exp2(s * rows.scale - rows.lse[:, None])
     if DROP:
         kept = steps.drop(dp, words, rows.dropout.threshold, T.COLUMNS) * rows.dropout.keep_scale
@@ -157,7 +157,7 @@ def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
         bordering |= column < rows.whole
     if bordering:
         ds = steps.hide(ds, column, rows.seen, 0.0, T.COLUMNS, DROP)
-    return gl.convert_layout(ds.to(rows.queries.dtype), gl.DotOperandLayout(0, scores_layout(T.D), 2))
+    return gl.convert_layout(ds.to(rows.queries[0].dtype), gl.DotOperandLayout(0, O_L, 2))
 
 
 @gluon.jit
@@ -173,29 +173,27 @@ def _first(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
 
 @gluon.jit
 def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexpr):
-    """Return dQ (64, D) after dS K of this turn, and dS of the next turn, for the keys from `column` on."""
+    """Return dQ (64, D), in parts, after dS K of this turn, and dS of the next turn, for the keys from `column` on."""
+    PARTS: gl.constexpr = len(acc)
     s, dp = _products(rings, rows, tile + 1, T)
-    acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
+    acc = steps.add(acc, ds, steps.tile_of(rings.k, tile, T.STAGES, T.COLUMNS))
     words = None
     if DROP:
         words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
-    s, dp = warpgroup_mma_wait(1, [s, dp])
+    s, dp = warpgroup_mma_wait(PARTS, [s, dp])
     following = _slopes(s, dp, words, rows, column, DROP, T)
     # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for dQ.
     steps.await_tile(rings.k, tile + 2, T.STAGES, column > rows.begin)
-    acc, ds, following = warpgroup_mma_wait(0, [acc, ds, following])
+    done = warpgroup_mma_wait(0, acc + (ds, following))  # noqa: RUF005 Triton has no star
     steps.release(rings.k, tile, T.STAGES)
-    return acc, following
+    return done[:PARTS], done[PARTS + 1]
 
 
 @gluon.jit
 def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
     """Consumer: compute and store dQ and delta for 64 queries of each work item."""
     rings, cleared, dq, lse, delta, out_strides, lse_strides, problem, planes, section = given
-    S_L: gl.constexpr = scores_layout(T.COLUMNS)
-    O_L: gl.constexpr = scores_layout(T.D)
-    OWN: gl.constexpr = [ROWS, T.D]
-    KEYS: gl.constexpr = [T.COLUMNS, T.D]
+    S_L: gl.constexpr = steps.layout(T.COLUMNS)
     DROP: gl.constexpr = problem.dropout.seed is not None
     # With key lengths or packed sequences, a head's last tile may hold rows past its visible keys.
     FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
@@ -215,10 +213,10 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
             line = plain.line_of(lse_strides, head, head.first_query) + numbers
             inside = numbers < head.queries
             lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
-            queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
-            douts = steps.tile_of(rings.dout, turn, 1, OWN).slice(64 * WORKER, 64)
+            queries = steps.half_of(steps.tile_of(rings.q, turn, 1, ROWS), WORKER)
+            douts = steps.half_of(steps.tile_of(rings.dout, turn, 1, ROWS), WORKER)
             steps.await_tile(rings.q, turn, 1)
-            sums = _delta(steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64), douts, S_L)
+            sums = _delta(steps.half_of(steps.tile_of(rings.out, turn, 1, ROWS), WORKER), douts, S_L)
             gl.store(delta + line, sums, mask=inside)
             if _is_wide(T.D):
                 gl.barrier()  # all threads have read out
@@ -234,25 +232,25 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
             steps.await_tile(rings.k, tile, T.STAGES)
             if FOLLOWED:  # noqa: SIM102 Triton does not short-circuit `and`
                 if column + T.COLUMNS > head.visible:
-                    keys = steps.tile_of(rings.k, tile, T.STAGES, KEYS)
-                    steps.clear(keys, column, head.visible, KEYS, WORKER, DROP)
+                    keys = steps.tile_of(rings.k, tile, T.STAGES, T.COLUMNS)
+                    steps.clear(keys, column, head.visible, WORKER, DROP)
                     mbarrier.arrive(cleared)
                     mbarrier.wait(cleared, clearings & 1)
                     clearings += 1
             ds = _first(rings, rows, tile, column, DROP, T)
-            acc = gl.zeros([64, T.D], gl.float32, O_L)
+            acc = steps.zeros_of(queries)
             steps.await_tile(rings.k, tile + 1, T.STAGES, work.tiles > work.begin + 1)
             for t in range(work.tiles - 2, work.begin - 1, -1):
                 acc, ds = _step(rings, rows, acc, ds, tile, t * T.COLUMNS, DROP, T)
                 tile += 1
             steps.release(rings.q, turn, 1)
-            acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, KEYS), acc, is_async=True)
-            acc, ds = warpgroup_mma_wait(0, [acc, ds])
+            acc = steps.add(acc, ds, steps.tile_of(rings.k, tile, T.STAGES, T.COLUMNS))
+            acc = warpgroup_mma_wait(0, acc + (ds,))[: len(acc)]  # noqa: RUF005 Triton has no star
             steps.release(rings.k, tile, T.STAGES)
             tile += 1
             turn += 1
-            at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-            acc = (acc * problem.scale).to(dq.dtype.element_ty)
+            at = first_row + gl.arange(0, 64, gl.SliceLayout(1, acc[0].type.layout))
+            acc = [x * problem.scale for x in acc]
             steps.store(dq, out_strides, acc, head, head.first_query, at, head.queries)
 
 
@@ -265,11 +263,11 @@ def _queries(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Write dq and delta."""
-    q_ring, k_ring = steps.ring(q, 1), steps.ring(k, STAGES)
+    q_ring, k_ring = steps.ring(q, D, 1), steps.ring(k, D, STAGES)
     out_ring = q_ring
     if not _is_wide(D):
-        out_ring = steps.beside(q_ring, out, 1)
-    rings = Rings(q_ring, out_ring, steps.beside(q_ring, dout, 1), k_ring, steps.beside(k_ring, v, STAGES))
+        out_ring = steps.beside(q_ring, out, D, 1)
+    rings = Rings(q_ring, out_ring, steps.beside(q_ring, dout, D, 1), k_ring, steps.beside(k_ring, v, D, STAGES))
     cleared = steps.barriers(1, steps.WORKERS).index(0)
     fence_async_shared()
     given = (rings, cleared, dq, lse, delta, strides[0], lse_strides, problem, planes, section)

@@ -15,13 +15,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from triton.experimental import gluon
 from triton.experimental.gluon import jit as device
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -66,7 +64,7 @@ class Sums(NamedTuple):
     """Online softmax state of a warp group's 64 queries: device values."""
 
     acc: Any
-    """(64, D), sum of P V over earlier tiles, without `weights`."""
+    """(64, D) in parts, sum of P V over earlier tiles, without `weights`."""
     weights: Any
     """(64, COLUMNS), P of the current tile, not yet multiplied by its values."""
     peak: Any
@@ -79,7 +77,7 @@ class Rows(NamedTuple):
     """The queries of a worker, half of a tile: device values."""
 
     queries: Any
-    """(ROWS // 2, D) in shared memory."""
+    """(ROWS // 2, D) in shared memory, in parts."""
     first: Any
     plane: Any
     seen: Any
@@ -100,26 +98,12 @@ class Sizes(NamedTuple):
     STAGES: Any
 
 
-@gluon.constexpr_function
-def scores_layout(COLUMNS):
-    """Layout of a warp group's accumulator (64, COLUMNS)."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-
-
-@device
-def _scores(queries, ring, tile, T: gl.constexpr):
-    """Start S = Q K^T for the key tile of this turn."""
-    keys = steps.tile_of(ring, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
-    zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
-    return warpgroup_mma(queries, keys, zeros, use_acc=False, is_async=True)
-
-
 @device
 def words_of(rows, column, DROP: gl.constexpr, T: gl.constexpr):
     """Return the Philox words for the keys from `column` on; None without dropout."""
     words = None
     if DROP:
-        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS, rows.queries.shape[0])
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS, rows.queries[0].shape[0])
     return words
 
 
@@ -137,10 +121,10 @@ def weights_of(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr,
 @device
 def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
     """Return p after dropout as the left operand of P V, in registers."""
-    kept = p.to(rows.queries.dtype)
+    kept = p.to(rows.queries[0].dtype)
     if DROP:
         kept = steps.drop(kept, words, rows.dropout.threshold, T.COLUMNS)
-    return gl.convert_layout(kept, gl.DotOperandLayout(0, scores_layout(T.D), 2))
+    return gl.convert_layout(kept, gl.DotOperandLayout(0, steps.layout(rows.queries[0].shape[1]), 2))
 
 
 @device
@@ -149,12 +133,12 @@ def _begin(rings, own, rows, tile, DROP: gl.constexpr, T: gl.constexpr):
     column = rows.last * T.COLUMNS
     steps.await_tile(rings.k, tile, T.STAGES)
     words = words_of(rows, column, DROP, T)
-    s = warpgroup_mma_wait(0, [_scores(rows.queries, rings.k, tile, T)])
+    s = steps.scores(rows.queries, steps.tile_of(rings.k, tile, T.STAGES, T.COLUMNS))
+    s = warpgroup_mma_wait(0, [s])
     steps.release(rings.k, tile, T.STAGES)
-    peak = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
+    peak = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, steps.layout(T.COLUMNS)))
     p, _, total, peak = weights_of(s, rows, column, peak, True, DROP, T)
-    acc = gl.zeros([64, T.D], gl.float32, scores_layout(T.D))
-    return Sums(acc, _operand(p, rows, words, DROP, T), peak, total)
+    return Sums(steps.zeros_of(rows.queries), _operand(p, rows, words, DROP, T), peak, total)
 
 
 @device
@@ -162,21 +146,23 @@ def _step(rings, own, rows, sums, tile, t, CHECKED: gl.constexpr, DROP: gl.const
     """Return the Sums after P V of this turn and the weights of the next turn, for key tile t."""
     acc, weights, peak, total = sums
     column = t * T.COLUMNS
-    s = _scores(rows.queries, rings.k, tile + 1, T)
+    PARTS: gl.constexpr = len(acc)
+    s = steps.scores(rows.queries, steps.tile_of(rings.k, tile + 1, T.STAGES, T.COLUMNS))
     steps.await_tile(rings.v, tile, T.STAGES)
-    acc = warpgroup_mma(weights, steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
+    acc = steps.add(acc, weights, steps.tile_of(rings.v, tile, T.STAGES, T.COLUMNS))
     words = words_of(rows, column, DROP, T)
-    s = warpgroup_mma_wait(1, [s])
+    s = warpgroup_mma_wait(PARTS, [s])
     p, fade, added, peak = weights_of(s, rows, column, peak, CHECKED, DROP, T)
     total = total * fade + added
     if not DROP:
         p = _operand(p, rows, words, DROP, T)
     # This wait is a branch, across which ptxas moves nothing; without it the exponentials sink below the wait for P V.
     steps.await_tile(rings.k, tile + 2, T.STAGES, column > rows.begin)
-    acc, weights, p, fade = warpgroup_mma_wait(0, [acc, weights, p, fade])
+    done = warpgroup_mma_wait(0, acc + (weights, p, fade))  # noqa: RUF005 Triton has no star
+    p, fade = done[PARTS + 1], done[PARTS + 2]
     steps.release(rings.k, tile + 1, T.STAGES)
     steps.release(rings.v, tile, T.STAGES)
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, scores_layout(T.D)))[:, None]
+    acc = steps.times(done[:PARTS], fade)
     if DROP:  # here, to reuse the registers of the operand that the product has just read: 5% fewer instructions
         p = _operand(p, rows, words, DROP, T)
     return Sums(acc, p, peak, total)
@@ -186,9 +172,9 @@ def _step(rings, own, rows, sums, tile, t, CHECKED: gl.constexpr, DROP: gl.const
 def _end(rings, own, sums, tile, T: gl.constexpr):
     """Return acc after P V of a work item's last tile, running max and sum."""
     steps.await_tile(rings.v, tile, T.STAGES)
-    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
-    acc = warpgroup_mma(sums.weights, values, sums.acc, is_async=True)
-    acc, _ = warpgroup_mma_wait(0, [acc, sums.weights])
+    PARTS: gl.constexpr = len(sums.acc)
+    acc = steps.add(sums.acc, sums.weights, steps.tile_of(rings.v, tile, T.STAGES, T.COLUMNS))
+    acc = warpgroup_mma_wait(0, acc + (sums.weights,))[:PARTS]  # noqa: RUF005 Triton has no star
     steps.release(rings.v, tile, T.STAGES)
     return acc, sums.peak, sums.total
 
@@ -197,8 +183,7 @@ def _end(rings, own, sums, tile, T: gl.constexpr):
 def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
     """Zero this turn's values past the visible keys, half per worker, and wait until both halves are done."""
     steps.await_tile(rings.v, tile, T.STAGES)
-    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
-    steps.clear(values, column, visible, [T.COLUMNS, T.D], WORKER, DROP)
+    steps.clear(steps.tile_of(rings.v, tile, T.STAGES, T.COLUMNS), column, visible, WORKER, DROP)
     mbarrier.arrive(cleared)
     mbarrier.wait(cleared, clearings & 1)
 
@@ -223,13 +208,12 @@ def _borders(work, BEGUN: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constex
 def _store(outputs, acc, peak, total, head, first_row, keep_scale):
     """Normalize and store the output, and store the log-sum-exp, of a worker's queries."""
     out, lse, out_strides, lse_strides = outputs
-    ROWS: gl.constexpr = acc.shape[0]
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    ROWS: gl.constexpr = acc[0].shape[0]
     empty = total == 0.0
     total = gl.where(empty, 1.0, total)
-    acc = acc * gl.convert_layout(keep_scale / total, O_ROWS)[:, None]
-    rows = first_row + gl.arange(0, ROWS, O_ROWS)
-    steps.store(out, out_strides, acc.to(out.dtype.element_ty), head, head.first_query, rows, head.queries)
+    acc = steps.times(acc, keep_scale / total)
+    rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, acc[0].type.layout))
+    steps.store(out, out_strides, acc, head, head.first_query, rows, head.queries)
     rows = first_row + gl.arange(0, ROWS, total.type.layout)
     line = gl.where(empty, 0.0, peak + gl.log2(total))
     lines = lse + plain.line_of(lse_strides, head, head.first_query)
@@ -261,7 +245,7 @@ def _attend(
         if work.first_row < head.queries:
             first_row = work.first_row + OWN * WORKER
             seen = steps.seen_keys(first_row + gl.arange(0, OWN, LINE), head.visible, problem.masking, CAUSAL)
-            queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(OWN * WORKER, OWN)
+            queries = steps.half_of(steps.tile_of(rings.q, turn, 1, ROWS), WORKER)
             last = work.tiles - 1
             rows = Rows(queries, first_row, head.plane, seen, work.begin * T.COLUMNS, last, dropout, scale)
             steps.await_tile(rings.q, turn, 1)
@@ -295,7 +279,7 @@ def forward(
     BEGUN of the key tiles, step() for each other one, and end().
     """
     q, k, v, origins, outputs, problem, planes, section = given
-    rings = steps.Rings(steps.ring(q, 1), steps.ring(k, T.STAGES), steps.ring(v, T.STAGES))
+    rings = steps.Rings(steps.ring(q, T.D, 1), steps.ring(k, T.D, T.STAGES), steps.ring(v, T.D, T.STAGES))
     cleared = steps.barriers(1, steps.WORKERS).index(0)
     fence_async_shared()
     consumed = (rings, cleared, outputs, problem, planes, section)
@@ -320,7 +304,7 @@ def _forward(
 ):  # fmt: skip
     """Write out and lse."""
     given = (q, k, v, origins, (out, lse, strides[0], lse_strides), problem, planes, section)
-    LINE: gl.constexpr = gl.SliceLayout(1, scores_layout(COLUMNS))
+    LINE: gl.constexpr = gl.SliceLayout(1, steps.layout(COLUMNS))
     T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
     forward(given, (None, None), CAUSAL, GROUP, ROWS, LINE, T, _begin, _step, _end, 1)
 

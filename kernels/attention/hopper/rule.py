@@ -16,7 +16,7 @@ from fasttfm.kernels.jit import LARGEST, Launch
 from fasttfm.kernels.launch import ceil_div, interpreted
 from fasttfm.kernels.tiles.table import Tile
 
-WIDTHS = (64, 128, 256)
+WIDTHS = (64, 96, 128, 256)
 """Supported head sizes."""
 
 TENSOR_WIDTHS = (64, 128)
@@ -92,6 +92,11 @@ def takes(call: Call, *walked: Tensor, chip: str = "sm_90") -> bool:
     )
 
 
+def part_of(width: int) -> int:
+    """Return the columns of a copy and of a product's result, a power of two: heads of 96 have three parts of 32."""
+    return width & -width
+
+
 def queries_fit(width: int, *, dropout: bool) -> bool:
     """Return whether dQ fits shared memory; heads of 256 have tiles of 32 keys, and dropout needs 64."""
     return width <= 128 or not dropout
@@ -100,7 +105,7 @@ def queries_fit(width: int, *, dropout: bool) -> bool:
 def keys_fit(width: int, *, dropout: bool) -> bool:
     """Return whether dK and dV fit the registers; heads of 128 with dropout spill in the loop, and the sums of
     256 take more than all."""
-    return width == 64 or (width == 128 and not dropout)
+    return width <= 96 or (width == 128 and not dropout)
 
 
 def section_of(call: Call) -> int:
@@ -139,7 +144,7 @@ class Persistent:
         heads: list[Any] = [heads_of(x) for x, *_ in read]
         self._origins = tuple(x.origin for x in heads)
         self._strides = strides(*written), LineStrides(*lse.stride()[:2])
-        self._maps = [make_map(x, count, width) for x, (_, count, make_map) in zip(heads, read)]
+        self._maps = [make_map(x, count, part_of(width)) for x, (_, count, make_map) in zip(heads, read)]
 
     def __call__(self, *arguments: Any) -> None:
         """Launch the kernel. arguments: tensors read, tensors written, lse, in backward delta, and the Problem."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.hopper import schedule
@@ -44,6 +44,7 @@ class Ring(NamedTuple):
     """Circular buffer of tiles in shared memory, filled by the producer and read by the workers."""
 
     tiles: Any
+    """The buffers of each part of the columns (rule.part_of())."""
     full: Any
     """One mbarrier per slot: the tile has arrived."""
     empty: Any
@@ -80,20 +81,23 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def ring(desc, STAGES: gl.constexpr, FILLS: gl.constexpr = 1):
-    """Allocate an empty Ring for the tiles of a tensor map; FILLS: arrivals that fill a slot."""
-    return Ring(_tiles(desc, STAGES), barriers(STAGES, FILLS), barriers(STAGES, WORKERS))
+def ring(desc, D: gl.constexpr, STAGES: gl.constexpr, FILLS: gl.constexpr = 1):
+    """Allocate an empty Ring for tiles of D columns, copied by a tensor map; FILLS: arrivals that fill a slot."""
+    return Ring(_tiles(desc, D, STAGES), barriers(STAGES, FILLS), barriers(STAGES, WORKERS))
 
 
 @gluon.jit
-def beside(other, desc, STAGES: gl.constexpr):
+def beside(other, desc, D: gl.constexpr, STAGES: gl.constexpr):
     """Allocate a Ring that is filled and read together with another one, and shares its barriers."""
-    return Ring(_tiles(desc, STAGES), other.full, other.empty)
+    return Ring(_tiles(desc, D, STAGES), other.full, other.empty)
 
 
 @gluon.jit
-def _tiles(desc, STAGES: gl.constexpr):
-    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 Triton has no star
+def _tiles(desc, D: gl.constexpr, STAGES: gl.constexpr):
+    tiles = ()
+    for _ in gl.static_range(D // desc.block_type.shape[-1]):
+        tiles += (gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout),)  # noqa: RUF005 Triton has no star
+    return tiles
 
 
 @gluon.jit
@@ -102,19 +106,22 @@ def copy(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
     slot = turn % STAGES
     plane = (head.b * origin.batch + head.h * origin.head).to(gl.int32)
     column = (head.h * origin.column).to(gl.int32)
-    if len(desc.block_type.shape) == 5:
-        where = [plane, 0, row // 16, 0, column]
-    else:
-        where = [plane, row, column]
-    _load(desc, where, ring.full.index(slot), ring.tiles.index(slot))
+    WIDTH: gl.constexpr = desc.block_type.shape[-1]
+    PARTS: gl.constexpr = len(ring.tiles)
+    for i in gl.static_range(PARTS):
+        if len(desc.block_type.shape) == 5:
+            where = [plane, 0, row // 16, 0, column + i * WIDTH]
+        else:
+            where = [plane, row, column + i * WIDTH]
+        _load(desc, where, ring.full.index(slot), ring.tiles[i].index(slot))
 
 
 @gluon.jit
 def await_place(ring, turn, BYTES: gl.constexpr, STAGES: gl.constexpr):
-    """Wait until every worker has read the slot of this turn, then let it expect BYTES bytes."""
+    """Wait until every worker has read the slot of this turn, then let it expect BYTES bytes of each part."""
     slot = turn % STAGES
     mbarrier.wait(ring.empty.index(slot), (turn // STAGES & 1) ^ 1)
-    mbarrier.expect(ring.full.index(slot), BYTES)
+    mbarrier.expect(ring.full.index(slot), BYTES * len(ring.tiles))
 
 
 @gluon.jit
@@ -131,9 +138,56 @@ def await_tile(ring, turn, STAGES: gl.constexpr, needed=True):
 
 
 @gluon.jit
-def tile_of(ring, turn, STAGES: gl.constexpr, SHAPE: gl.constexpr):
-    """Return the tile of this turn as a matrix of SHAPE."""
-    return ring.tiles.index(turn % STAGES).reshape(SHAPE)
+def tile_of(ring, turn, STAGES: gl.constexpr, ROWS: gl.constexpr):
+    """Return the parts of this turn's tile, each a matrix of ROWS rows."""
+    slot = turn % STAGES
+    return [part.index(slot).reshape([ROWS, part.shape[-1]]) for part in ring.tiles]
+
+
+@gluon.jit
+def half_of(parts, WORKER: gl.constexpr):
+    """Return the rows of a worker from the parts of a tile."""
+    return [part.slice(part.shape[0] // 2 * WORKER, part.shape[0] // 2) for part in parts]
+
+
+@gluon.constexpr_function
+def layout(COLUMNS):
+    """Layout of a warp group's accumulator (64, COLUMNS)."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+
+
+@gluon.jit
+def zeros_of(parts):
+    """Return accumulators (64, D) of zeros, with the parts of a tile."""
+    WIDTH: gl.constexpr = parts[0].shape[1]
+    return [gl.zeros([64, WIDTH], gl.float32, layout(WIDTH)) for _ in parts]
+
+
+@gluon.jit
+def scores(rows, keys):
+    """Start rows keys^T, (64, COLUMNS), from the parts of both."""
+    COLUMNS: gl.constexpr = keys[0].shape[0]
+    PARTS: gl.constexpr = len(keys)
+    s = gl.zeros([64, COLUMNS], gl.float32, layout(COLUMNS))
+    for i in gl.static_range(PARTS):
+        s = warpgroup_mma(rows[i], keys[i].permute([1, 0]), s, use_acc=i > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def add(acc, weights, values):
+    """Start acc += weights values; acc and values in parts."""
+    PARTS: gl.constexpr = len(values)
+    sums = ()
+    for i in gl.static_range(PARTS):
+        sums += (warpgroup_mma(weights, values[i], acc[i], is_async=True),)
+    return sums
+
+
+@gluon.jit
+def times(acc, factor):
+    """Return acc, in parts, with its rows multiplied by factor (64,)."""
+    return [x * gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout))[:, None] for x in acc]
 
 
 @gluon.jit
@@ -206,15 +260,17 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
 
 
 @gluon.jit
-def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
+def clear(parts, first_key, visible, WORKER: gl.constexpr, SPREAD: gl.constexpr):
     """Zero the rows past the visible keys in this worker's half of a key or value tile, as 0 * NaN is NaN."""
-    KEYS: gl.constexpr = SHAPE[0]
-    D: gl.constexpr = SHAPE[1]
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    half = tile.slice(WORKER * (KEYS // 2), KEYS // 2)
+    KEYS: gl.constexpr = parts[0].shape[0]
+    WIDTH: gl.constexpr = parts[0].shape[1]
+    PARTS: gl.constexpr = len(parts)
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     at = WORKER * (KEYS // 2) + gl.arange(0, KEYS // 2, gl.SliceLayout(1, L))
     seen = first_key + key_order(at, KEYS, SPREAD) < visible
-    half.store(gl.where(seen[:, None], half.load(L), 0.0))
+    halves = half_of(parts, WORKER)
+    for i in gl.static_range(PARTS):
+        halves[i].store(gl.where(seen[:, None], halves[i].load(L), 0.0))
     fence_async_shared()
     gl.barrier()
 
@@ -231,11 +287,15 @@ def anew(x):
 
 
 @gluon.jit
-def store(out, strides, values, head, first, at, end):
-    """Store values to the rows `at` < `end` of a head, counted from the tensor's row `first`."""
-    columns = gl.arange(0, values.shape[1], gl.SliceLayout(0, values.type.layout))
+def store(out, strides, parts, head, first, at, end):
+    """Store a tile to the rows `at` < `end` of a head, counted from the tensor's row `first`."""
+    WIDTH: gl.constexpr = parts[0].shape[1]
+    PARTS: gl.constexpr = len(parts)
+    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, parts[0].type.layout))
     start = out + steps.row_at(strides, head.b, head.h, first)
-    gl.store(start + at.to(gl.int64)[:, None] * strides[2] + columns[None, :], values, mask=(at < end)[:, None])
+    places = start + at.to(gl.int64)[:, None] * strides[2] + columns[None, :]
+    for i in gl.static_range(PARTS):
+        gl.store(places + i * WIDTH, parts[i].to(out.dtype.element_ty), mask=(at < end)[:, None])
 
 
 @gluon.constexpr_function

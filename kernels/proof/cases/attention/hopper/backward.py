@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fasttfm.kernels import tensor_map
 from fasttfm.kernels.attention.hopper.rule import WIDTHS, keys_fit, queries_fit
+from fasttfm.kernels.attention.launch import width_class
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.proof.attention_case import Variant, distinct, head_case
@@ -45,7 +46,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
             fit = keys_fit if choice is HOPPER_BACKWARD_KEYS else queries_fit
             if not fit(width, dropout=variant.dropout):
                 continue
-            for tile in choice.answers(chip, "bf16", width, variant.extras("bf16"), 4096).values():
+            for tile in choice.answers(chip, "bf16", width_class(width), variant.extras("bf16"), 4096).values():
                 if isinstance(tile, Tile):
                     yield case(choice, "bf16", width, tile, variant)
                     if (width, variant) == (64, Variant()):

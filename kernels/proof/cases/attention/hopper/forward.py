@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from fasttfm.kernels import tensor_map
-from fasttfm.kernels.attention.hopper.rule import BLOCK, WIDTHS
+from fasttfm.kernels.attention.hopper.rule import BLOCK, WIDTHS, part_of
+from fasttfm.kernels.attention.launch import width_class
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.proof.attention_case import Variant, distinct, head_case
@@ -36,7 +37,7 @@ def forward_cases(
 
     for width, window, dropout in itertools.product(widths, (False, True), (False, True)):
         variant = Variant(dropout=dropout, window=window)
-        answers = choice.answers(chip, "bf16", width, variant.extras("bf16"), 4096).values()
+        answers = choice.answers(chip, "bf16", width_class(width), variant.extras("bf16"), 4096).values()
         tiles = [tile for tile in answers if isinstance(tile, Tile)]
         for tile in tiles:
             yield case("bf16", width, tile, variant)
@@ -50,5 +51,6 @@ def forward_cases(
 
 def rows(kind: str, count: int, width: int, *, spread: bool = False) -> str:
     """A tensor map that copies `count` rows of a head at a time, as made by rule.Heads."""
+    width = part_of(width)
     block = (1, BLOCK // 2, count // BLOCK, 2, width) if spread else (1, count, width)
     return f"map {kind} {'x'.join(map(str, block))}"
