@@ -94,7 +94,7 @@ def attention_case(kernel: Any, name: str, kind: str, tile: Tile, variant: Varia
 def head_case(
     kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Variant, **constants: Any
 ) -> CompileCase:
-    """attention_case() of a causal kernel with head dim `width`, a power of two; name: family and kernel."""
+    """attention_case() of a causal kernel with head dim `width`; name: family and kernel."""
     constants |= {"D": width, "DV": width, "CAUSAL": True}
     return attention_case(kernel, f"{name}/{variant}/D{width}", kind, tile, variant, **constants)
 
