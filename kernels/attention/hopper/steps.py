@@ -96,7 +96,8 @@ def beside(other, desc, D: gl.constexpr, STAGES: gl.constexpr):
 def _tiles(desc, D: gl.constexpr, STAGES: gl.constexpr):
     tiles = ()
     for _ in gl.static_range(D // desc.block_type.shape[-1]):
-        tiles += (gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout),)  # noqa: RUF005 Triton has no star
+        part = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 Triton has no star
+        tiles += (part,)  # type: ignore[assignment]
     return tiles
 
 
