@@ -81,7 +81,11 @@ def on(chip, dtypes, *problems):
 
 ONCE = [(p, CHIPS[i % 4], list(DTYPES)[(i + i // 4) % 3]) for i, p in enumerate(PROBLEMS) if p.keys <= LONGEST]
 SMALL = [*taking_turns(EVERYWHERE, (*CHIPS, "sm_120")), *taking_turns(EVERYWHERE, ("sm_100",))]
-UNEVEN = [_attention(1, 1, 37, 139, *widths) for widths in ((40, 64), (72, 128), (128, 72), (200, 256))]
+UNEVEN = [
+    *(_attention(1, 1, 37, 139, *widths) for widths in ((40, 64), (72, 128), (128, 72), (200, 256))),
+    *(_attention(1, 1, 37, 139, *widths, p=0.1) for widths in ((72, 128), (200, 256))),
+    *(_attention(1, 1, 37, 139, *widths, mask="add") for widths in ((40, 64), (72, 128))),
+]
 SPECIAL = [
     # Triton up to 3.7 computes wrong products of 16-deep tiles that depend on an 8-bit load (triton#11691)
     *on("sm_80", ["bf16", "fp16"], *(_attention(1, 1, keys, keys, 64, 64, mask="bool", p=0.1) for keys in (16, 30))),
