@@ -182,6 +182,10 @@ class Tokenizer:
         self._refuse_imported()
         return _spans(self._processor, "Encode", characters(text).translate(_HIDE), text)
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a line, and their spans()."""
+        return self.encode(text), self.spans(text)
+
     def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
         """Begin and end of each id in characters of decode(ids), as in spans()."""
         self._refuse_imported()

@@ -88,6 +88,17 @@ def test_causal_needs_no_mask(layout: str) -> None:
     torch.testing.assert_close(got, expected)
 
 
+def test_an_additive_mask_may_be_learned() -> None:
+    theirs, ours = twins("MultiheadAttention", E, H, batch_first=True)
+    x, bias = tensor("batch first", L), rand(N * H, L, L)
+    gradients = []
+    for module in (theirs, ours):
+        mask = bias.clone().requires_grad_()
+        module(x, x, x, attn_mask=mask, need_weights=False)[0].square().sum().backward()
+        gradients.append(mask.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_non_contiguous_and_expanded_inputs() -> None:
     theirs, ours = twins("MultiheadAttention", E, H)
     y = rand(S, 1, E).expand(S, N, E)
