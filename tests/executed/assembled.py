@@ -145,8 +145,8 @@ def in_tf32() -> Iterator[None]:
 
 
 def by_tile(line: Mapping[str, Any]) -> tuple:
-    """Key of a record: kernel, tile, dtype and assembler."""
-    return tuple(line[name] for name in ("kernel", "tile", "dtype", "assembler"))
+    """Key of a record: kernel, tile, dtype, head size and assembler."""
+    return tuple(line[name] for name in ("kernel", "tile", "dtype", "width", "assembler"))
 
 
 def width_of(constants: Mapping[str, Any]) -> int:
@@ -162,7 +162,8 @@ def described(source: Any, metadata: Any) -> dict[str, Any]:
     constants = {names[path[0]]: value for path, value in source.constants.items()
                  if len(path) == 1 and isinstance(value, int | str)}  # fmt: skip
     about = named(function, constants, source.signature.values(), metadata.num_warps, metadata.num_stages)
-    return {**about, "constants": {name: value for name, value in constants.items() if name.isupper()}}
+    kept = {name: value for name, value in constants.items() if name.isupper()}
+    return {**about, "width": width_of(constants), "constants": kept}
 
 
 def named(function: Any, constants: Mapping[str, Any], kinds: Iterable[Any], warps: int, stages: int) -> dict[str, str]:

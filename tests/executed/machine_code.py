@@ -4,8 +4,8 @@
     python -m tests.executed.machine_code --tuned                also each tile that `fasttfm tune` may choose
     python -m tests.executed.machine_code --ptxas FILE -k bf16   an additional assembler; only some cases
 
-Writes a line per kernel, tile, dtype and assembler to benchmarks/results/machine-code.jsonl, and the table of
-docs/assemblers.md. An interrupted run can be resumed. Exit status 1 if machine code is wrong.
+Writes a line per kernel, tile, dtype, head size and assembler to benchmarks/results/machine-code.jsonl, and the table
+of docs/assemblers.md. An interrupted run can be resumed. Exit status 1 if machine code is wrong.
 """
 
 import json
@@ -52,21 +52,20 @@ def found_file() -> Path:
 
 
 def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line per kernel, tile, dtype and assembler from the results of the plugin."""
+    """One line per kernel, tile, dtype, head size and assembler from the results of the plugin."""
     groups: dict[tuple, list[dict]] = {}
     for each in found:
         if "ptx" in each:
             groups.setdefault(by_tile(each), []).append(each)
     lines = []
-    for (kernel, tile, dtype, assembler), group in sorted(groups.items()):
+    for (kernel, tile, dtype, width, assembler), group in sorted(groups.items()):
         variants = {each["ptx"]: each for each in group}
         outcomes = [each["outcome"] for each in variants.values()]
         compared = [each for each in variants.values() if each["outcome"] != "refused"]
         worst = max(compared, key=lambda each: each["difference"], default={"difference": 0.0, "largest": 0.0})
         lines.append({
-            "kernel": kernel, "tile": tile, "dtype": dtype, "assembler": assembler,
+            "kernel": kernel, "tile": tile, "dtype": dtype, "width": width, "assembler": assembler,
             "choice": "" if any(not each["choice_made"] for each in group) else group[0]["choice_made"],
-            "widths": sorted({width_of(each["constants"]) for each in group}),
             "variants": len(variants), "right": outcomes.count("right"), "not_known": outcomes.count("refused"),
             "wrong": [each["told"][0] for each in variants.values() if each["outcome"] == "wrong"],
             **{name: records.rounded(worst[name]) for name in ("difference", "largest")},
@@ -109,7 +108,7 @@ def not_run(lines: Sequence[records.Record]) -> dict[str, list[str]]:
 
     The cases include tiles that only `fasttfm tune` can choose.
     """
-    run = {(*by_tile(line)[:3], width) for line in lines for width in line["widths"]}
+    run = {by_tile(line)[:-1] for line in lines}
     left: dict[str, dict[str, None]] = {}
     for _, case in matrix.enumerate_cases([CHIPS[CHIP]]):
         kinds = [case.arguments[name] for name in case.kernel.arg_names]

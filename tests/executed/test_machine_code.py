@@ -68,9 +68,9 @@ def test_shipped_tiles_agree_with_their_ptx(problem):
 
 def result(ptx: str, outcome: str, **others) -> dict:
     """A line of the plugin."""
-    line = {"ptx": ptx, "kernel": "rotary.rotate", "tile": "64x16w2s1", "dtype": "bf16", "assembler": "12.8.93",
-            "choice_made": "", "outcome": outcome, "told": [], "constants": {}, "difference": 0.5,
-            "largest": 2.0}  # fmt: skip
+    line = {"ptx": ptx, "kernel": "rotary.rotate", "tile": "64x16w2s1", "dtype": "bf16", "width": 0,
+            "assembler": "12.8.93", "choice_made": "", "outcome": outcome, "told": [], "constants": {},
+            "difference": 0.5, "largest": 2.0}  # fmt: skip
     return line | others
 
 
@@ -79,7 +79,7 @@ def test_a_line_for_each_kernel_tile_and_assembler():
     results += [result("c", "refused", told=["not known"])]
     results += [result("a", "right", assembler="13.1.80", choice_made="tune")]
     older, newer = machine_code.lines_of([*results, {"choice": "a tile of tune", "answer": "64x16w2s1"}])
-    counts = {"widths": [0], "variants": 3, "right": 1, "not_known": 1, "wrong": ["bounds"], "difference": 1.0}
+    counts = {"width": 0, "variants": 3, "right": 1, "not_known": 1, "wrong": ["bounds"], "difference": 1.0}
     assert (counts | {"choice": ""}).items() <= older.items()
     assert (newer["assembler"], newer["right"], newer["choice"]) == ("13.1.80", 1, "tune")
     assert "| `rotary.rotate` | 1 | 1 | 1 of 3 | 1 of 1 | 5.0e-01 |" in machine_code.table([older, newer])
