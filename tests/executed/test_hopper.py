@@ -45,6 +45,9 @@ PACKED = {
     "none without the others, heads share keys": (
         ("128x64w4s3", "128x64w4s3", "64x128w4s2"), [129, 70, 0, 3], [64, 200, 9, 0], (4, 2, 64), {},
     ),
+    "heads of three parts": (
+        ("128x128w4s2", "128x64w4s3", "64x128w4s2"), [129, 0, 70], [64, 9, 200], (2, 1, 96), {"causal": True},
+    ),
     "wide heads": (("128x64w4s2", "128x32w4s3", "triton"), [129, 3], [70, 40], (2, 1, 256), {"causal": True}),
     "a window on both sides": (
         ("128x64w4s2", "128x64w4s3", "64x128w4s2"), [1, 200, 130], [150, 210, 128], (1, 1, 128), {"window": (50, 20)},
