@@ -4,17 +4,14 @@ import dataclasses
 import importlib
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks import __main__ as command_line
-from benchmarks.cases import GROUPS, decoding, padding, synthetic, training_step
+from benchmarks.cases import GROUPS, decoding, synthetic, training_step
 from benchmarks.measure.case import LEVELS, Setting
 from benchmarks.peers import ctranslate2, huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step
 from fasttfm.config.training import TrainingConfig
-from fasttfm.cpu.step_cache import StepCache
 from fasttfm.models import Transformer, TransformerConfig
 
 CPU = torch.device("cpu")
@@ -76,20 +73,6 @@ def test_three_steps_of_every_provider_give_the_losses_of_torch_nn(kind, norm_fi
     assert [float(step(each)) for each in batches] == pytest.approx(expected, rel=2e-4)
 
 
-def test_the_plain_trainer_has_the_same_dropouts():
-    config = dataclasses.replace(CONFIG, dropout=0.25, embedding_dropout=0.5)
-    model = torch_nn.TorchTransformer(config)
-    layer = model.decoder.layers[0]
-    assert model.dropout.p == 0.5
-    assert [layer.dropout1.p, layer.dropout2.p, layer.dropout3.p] == [0.25] * 3
-    assert layer.dropout.p == layer.self_attn.dropout == layer.multihead_attn.dropout == 0.0  # after ReLU and softmax
-
-
-def test_the_plain_trainer_builds_no_mask_without_padding():
-    assert torch_nn.padding_of(batch(0.0)) is None
-    assert torch.equal(torch_nn.padding_of(batch(0.5)), batch(0.5).source == 0)
-
-
 @pytest.mark.parametrize("padding", [0.0, 0.05, 0.2, 0.6])
 def test_a_synthetic_batch_has_the_requested_padding(padding):
     made = synthetic.batch(400, 40, padding, 100, seed=3)
@@ -100,100 +83,12 @@ def test_a_synthetic_batch_has_the_requested_padding(padding):
     assert not torch.equal(synthetic.batch(400, 40, padding, 100, seed=2).source, made.source)
 
 
-def test_head_returns_a_batch_of_the_first_rows(monkeypatch):
-    whole = batch(0.4)
-    monkeypatch.setattr(training_step, "_CHECKED", 25)
-    results = training_step.head(whole)
-    assert torch.equal(results.source, whole.source[:2])
-    assert results.source_tokens == int((whole.source[:2] != 0).sum())
-    assert results.target_tokens == int((whole.target_out[:2] != 0).sum())
-    monkeypatch.setattr(training_step, "_CHECKED", 10_000)
-    assert training_step.head(whole).target_tokens == whole.target_tokens
-
-
 def test_the_cost_is_of_the_tokens_without_padding():
     half, none = (case.cost for case in training_step.cases(setting_of()) if case.shape["padding"] in (0.6, 0.0))
     assert half.flops / none.flops == pytest.approx(0.4, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("words", "units", "dtype"),
-    [
-        ([], ["avx2"], "float32"),
-        ([], ["avx2", "avx512f", "avx512_bf16"], "bfloat16"),
-        (["--dtype", "float32"], ["avx512_bf16"], "float32"),
-        (["--dtype", "float16"], ["avx2"], "float16"),
-    ],
-)
-def test_a_step_runs_in_the_given_dtype_or_the_presets(words, units, dtype, monkeypatch):
-    monkeypatch.setattr("fasttfm.system.machine.processor_units", lambda: units)
-    setting = command_line.setting_of(command_line._parser().parse_args([*words, "--device", "cpu"]))
-    assert {case.dtype for case in training_step.cases(setting)} == {dtype}
-    assert setting.dtype_name == ("float32" if not words else dtype)  # kernels'
-
-
-@pytest.mark.parametrize("kind", ["fasttfm", "torch.nn"])
-def test_a_graphed_step_is_the_ordinary_one_and_its_memory_is_the_graphs_pool(kind, monkeypatch):
-    """With a fake pool: on a CPU the steps run without a graph."""
-    weights = torch_nn.TorchTransformer(CONFIG).state_dict()
-    ordinary = step_of(kind, CONFIG, weights)
-    graphed = training_step.Graphed(step_of(kind, CONFIG, weights, captured=True), CPU)
-    for seed in range(3):
-        assert float(graphed(batch(seed=seed))) == pytest.approx(float(ordinary(batch(seed=seed))), rel=1e-6)
-    assert graphed.held_bytes() == 0
-    pools = [(2, (0, 0)), (20, (0, 7)), (4, (0, 7)), (8, (0, 8))]
-    segments = [{"total_size": mib << 20, "segment_pool_id": pool} for mib, pool in pools]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    graphed._graphs.pool = (0, 7)
-    assert graphed.held_bytes() == 24 << 20
-
-
 # Padding
-
-
-def half(batch) -> torch.Tensor:
-    return torch.tensor(0.5)
-
-
-@pytest.mark.parametrize("make", [padding.bucketed, padding.shuffled])
-def test_both_batchings_have_all_pairs_within_the_budget(make):
-    corpus = synthetic.corpus(200, synthetic.MULTI30K, 50, seed=1)
-    widths = np.maximum(corpus.source_lengths, corpus.target_lengths) + 1
-    batches = list(make(corpus, 300))
-    assert sorted(np.concatenate(batches)) == list(range(200))
-    assert all(len(rows) * widths[rows].max() <= 300 for rows in batches)
-
-
-def test_random_order_has_the_documents_padding_and_ours_little():
-    corpus = synthetic.corpus(10_000, synthetic.WMT, 100, seed=0)
-
-    def share(make) -> float:
-        return padding.epoch_of(half, make, CPU, 1_024, 30_000, corpus).padding
-
-    assert 0.5 < share(padding.shuffled) < 0.8
-    assert share(padding.bucketed) < 0.08
-
-
-@pytest.mark.parametrize(
-    ("lengths", "mean", "longest"), [(synthetic.WMT, 27, 150), (synthetic.MULTI30K, 14, 40)], ids=["WMT14", "Multi30k"]
-)
-def test_lengths_have_the_published_distribution(lengths, mean, longest):
-    corpus = synthetic.corpus(20_000, lengths, 100, seed=0)
-    assert corpus.source_lengths.mean() == pytest.approx(mean, abs=1.0)
-    assert np.quantile(corpus.source_lengths, 0.999) < longest
-    assert np.corrcoef(corpus.source_lengths, corpus.target_lengths)[0, 1] > 0.8
-    repeated = synthetic.corpus(20_000, lengths, 100, seed=0)
-    assert np.array_equal(corpus.source(7), repeated.source(7))
-
-
-def test_an_epoch_stops_after_the_requested_tokens():
-    corpus = synthetic.corpus(300, synthetic.MULTI30K, 50, seed=1)
-    for tokens in (1, 90, 1_000):
-        results = float(padding.epoch_of(half, padding.bucketed, CPU, 100, tokens, corpus).loss) / 0.5
-        assert tokens <= results < tokens + corpus.target_lengths.max() + 1
-    whole = padding.epoch_of(half, padding.shuffled, CPU, 100, 1 << 60, corpus)
-    assert float(whole.loss) == 0.5 * (corpus.target_lengths.sum() + 300)
-    assert whole.batches > 1
 
 
 # Decoding
@@ -251,19 +146,6 @@ def test_a_peer_with_our_weights_finds_the_same_hypotheses(peer, config, beam, m
     assert len({tuple(hypotheses[0]) for hypotheses in ours}) > len(SOURCES) / 2, "outputs must vary"
 
 
-def test_ours_and_hugging_face_take_the_same_number_of_decoder_steps(model, monkeypatch):
-    pytest.importorskip("transformers")
-    steps = []
-    one_step = StepCache.advance
-    monkeypatch.setattr(StepCache, "advance", lambda self: (steps.append("ours"), one_step(self))[1])
-    (ours,) = {len(tokens) for each in decoding.Ours(model, beam=2, length=LENGTH)(SOURCES) for tokens in each}
-    marian = huggingface.marian(SEARCHED, model.state_dict())
-    marian.model.decoder.register_forward_hook(lambda *_: steps.append("Hugging Face"))
-    (theirs,) = {len(tokens) for each in huggingface.Generate(marian, 2, LENGTH)(SOURCES) for tokens in each}
-    assert (ours, theirs) == (LENGTH - 1, LENGTH), "ours ends with end-of-sentence, theirs with a word"
-    assert steps == ["ours"] * LENGTH + ["Hugging Face"] * LENGTH
-
-
 def test_the_error_is_zero_for_hypotheses_of_the_same_number_of_words_and_grows_with_differences(exact):
     by_length = decoding.expected(exact, 2, LENGTH, tuple(map(tuple, SOURCES)))
     right, longer = by_length[LENGTH - 1], by_length[LENGTH]
@@ -293,12 +175,3 @@ def test_the_cost_of_a_search_by_hand():
     attention = 4 * 10 * 5 * 4 + 4 * rows * 4 * (5 + 2)
     assert cost.flops == 2 * (10 * (encoder + cross) + rows * decoder) + attention
     assert cost.bytes == 4 * (encoder + cross + 4 * decoder + 2 * 4 * (4 * 10 + rows * 2))
-
-
-@pytest.mark.parametrize(
-    ("device", "multiplies", "dtypes"),
-    [("cpu", True, {"float32", "bfloat16"}), ("cpu", False, {"float32", "int8"}), ("cuda", False, {"float32"})],
-)
-def test_a_cpu_also_searches_in_the_lower_precision_that_it_multiplies(device, multiplies, dtypes, monkeypatch):
-    monkeypatch.setattr(decoding, "multiplies_bfloat16", lambda device: multiplies)
-    assert {case.dtype for case in decoding.cases(setting_of(device, "standard"))} == dtypes

@@ -56,29 +56,14 @@ def test_an_invalid_line_is_named(checked, line, text):
     assert ("not UTF-8 text" if text == b"\xff" else "a.jsonl, line 2, is not a record of this suite") in output
 
 
-def test_files_without_records_are_rejected_and_other_suffixes_skipped(tmp_path, checked, capsys, line):
-    assert "no records" in checked("")[1]
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n")
-    (tmp_path / "b.jsonl").write_text(line())
-    assert check.main([str(tmp_path / "a.png"), str(tmp_path / "b.jsonl")]) == 0
-    assert "a.png" not in capsys.readouterr().out
-    for name, why in (("a.png", "no file of records was given"), ("none.png", r"none\.png cannot be read")):
-        with pytest.raises(check.UserError, match=why):
-            check.main([str(tmp_path / name)])
-
-
 @pytest.mark.parametrize(
     ("replace", "by", "why"),
     [
         ('"p50": 100.0', '"p50": NaN', "has NaN, which is not a JSON number"),
         ('"p80": 102.0', '"p80": 1e999', "time_us.p80 has a number that is too large"),
         ('"p50": 100.0', '"p50": -100.0', "equal to the minimum of 0"),
-        ('"p50": 100.0', '"p50": true', "time_us.p50"),
         ('"p50": 100.0, ', "", "record.time_us: 'p50' is a required property"),
         ('"p20": 98.0', '"p20": 103.0', "time_us is not in order: p20 103.0, p50 100.0, p80 102.0"),
-        ('"schema": 1', '"schema": true', "schema"),
-        ('"seed": 0', '"seed": 0, "trust_me": 1', "'trust_me' was unexpected"),
-        ('"causal": true', '"causal": [1]', "shape.causal: [1] is not"),
         ('"commit": "', '"commit": "-n ', "commit: '-n "),
         ('"status": "timed"', '"status": "absent"', "status is absent but record.time_us is"),
         ('"reason": null', '"reason": "too slow"', "status is timed but record.reason is 'too slow'"),
@@ -102,7 +87,6 @@ def test_an_invalid_field_is_named(checked, line, replace, by, why):
         ({"status": "wrong"}, "has a wrong result"),
         ({"roofline": ROOF | {"floor_us": 106.0, "share": 1.06}}, "is at 1.06 of the roofline"),
         ({"roofline": ROOF | {"share": 0.9}}, "says 0.9 of the roofline, but its floor and time give 0.5"),
-        ({"p50": 200.0}, "says 0.5 of the roofline, but its floor and time give 0.25"),
         ({"provider": "fasttfm"}, "was already measured in the same file"),
     ],
 )
@@ -124,13 +108,6 @@ def test_a_file_with_too_many_noisy_rows_is_not_fit(checked, line, noisy, status
     assert f"8 records ({noisy} noisy, 8 timed) of AMD EPYC, 2 cores" in output
 
 
-def test_the_summary_has_the_number_of_commits_since_the_oldest_record(monkeypatch, write, record):
-    monkeypatch.setattr(check, "_commits_since", lambda commit: {"a": "7", "b": "12", "c": "0"}[commit[0]])
-    rows = [record(provider=commit, machine={"commit": commit * 40}) for commit in "abc"]
-    assert check.check(write("a.jsonl", *rows))[0].endswith("; the measured code has changed in 12 commits since")
-    assert check.check(write("b.jsonl", rows[2]))[0].endswith("2 cores")
-
-
 def test_write_replaces_equal_keys_and_keeps_other_records(tmp_path, record):
     file = tmp_path / "new" / "kernels.jsonl"
     records.write(file, [record(), record(provider="torch eager")])
@@ -142,12 +119,6 @@ def test_write_replaces_equal_keys_and_keeps_other_records(tmp_path, record):
         records.write(file, [record(case="another"), {"schema": 1}])
     assert len(records.read(file)) == 3
     assert [path.name for path in file.parent.iterdir()] == ["kernels.jsonl"]
-
-
-def test_numbers_are_rounded_to_four_digits_and_are_valid_json():
-    assert records.rounded(123456.0) == 123500.0
-    assert records.rounded(None) is None
-    assert json.loads(json.dumps(records.rounded(float("inf")))) == 1e308
 
 
 def test_a_file_name_has_group_and_machine():

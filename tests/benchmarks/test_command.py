@@ -1,11 +1,8 @@
 """`python -m benchmarks`: runs, one-line errors, and finished cases kept when it is stopped."""
 
 import dataclasses
-import importlib.abc
-import itertools
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -40,26 +37,6 @@ def test_a_run_from_the_shell_keeps_valid_records(tmp_path):
         assert each in done.stdout
 
 
-class Hidden(importlib.abc.MetaPathFinder):
-    """Hides an installed package."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "ptx_check":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="ptx_check")
-
-
-@pytest.mark.parametrize("words", [["queue", "--dry-run"], ["host", "--device", "cpu"]], ids=" ".join)
-def test_a_missing_package_is_named_in_one_line(words, monkeypatch, capfd):
-    monkeypatch.setenv("FASTTFM_EXCHANGED", "1")  # host: in this process
-    for name in [name for name in sys.modules if name.startswith(("ptx_check", "benchmarks.queue"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "benchmarks.measure.exchanged", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
-    assert command.main(words) == 2
-    message = "benchmarks: ptx_check is not installed: pip install ./fasttfm/ptx-check\n"
-    assert capfd.readouterr().err.endswith(message)
-
-
 @pytest.fixture
 def group(monkeypatch):
     """A group of two cases with torch eager and ours, whose provider is group.function."""
@@ -89,25 +66,6 @@ def test_smoke_runs_are_only_kept_with_out_and_list_runs_nothing(group, tmp_path
     assert not list(tmp_path.iterdir())
     assert command.main(["--quick", "--only", "first"]) == 0
     assert {row["case"] for row in rows_in(tmp_path)} == {"first"}
-
-
-def test_progress_names_wrong_providers_and_the_files_of_records(group, tmp_path, capsys):
-    group.function = torch.sinh
-    assert command.main(["--smoke", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    assert "[1/2]" in printed.out
-    assert "wrong: fasttfm" in printed.out
-    assert printed.out.splitlines()[-1:] == [f"kept in {path}" for path in tmp_path.iterdir()]
-    assert printed.err == ""
-
-
-def test_noisy_rows_are_reported(group, tmp_path, monkeypatch, capsys):
-    scattered = itertools.cycle([10.0, 30.0, 30.0, 10.0])
-    monkeypatch.setattr(
-        "benchmarks.measure.clocks.HostClock.microseconds", lambda self, run: [run(), next(scattered)][1]
-    )
-    assert command.main(["--quick", "--out", str(tmp_path)]) == 0
-    assert "4 of 4 rows are noisy after two measurements" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,13 +101,10 @@ def test_an_error_in_a_case_does_not_stop_the_others(group, tmp_path, capsys):
         ("kernals", "kernals is not a group: kernels"),
         ("kernels end_to_end", "end_to_end is a command of its own: python -m benchmarks end_to_end --help"),
         ("--only nothing", "no case contains 'nothing'"),
-        ("--device gpu", "device 'gpu' is unknown"),
         ("--device meta", "device meta cannot be used"),
         ("--device cuda:77", "device cuda:77 is not available"),
         ("--dtype float8", "--dtype float8 is unknown: float32, float16, bfloat16"),
         ("--threads 0", "--threads: '0' was given, it must be from 1"),
-        ("--ful", "--ful is unknown: did you mean --full?"),
-        ("--quick --full", "not allowed with"),
         ("--smoke --out /proc/nowhere", "--out /proc/nowhere cannot be written to"),
     ],
 )
@@ -158,19 +113,3 @@ def test_invalid_arguments_are_refused_in_one_line(group, words, message, capsys
     printed = capsys.readouterr()
     assert (printed.out, len(printed.err.strip().splitlines())) == ("", 1)
     assert message in printed.err
-
-
-def test_full_without_groups_includes_the_end_to_end_run(group, tmp_path, monkeypatch, capsys):
-    ran = []
-    monkeypatch.setattr("benchmarks.end_to_end.run_built_in", lambda *arguments: ran.append(arguments))
-    monkeypatch.setattr(command, "SECONDS", dict.fromkeys(command.SECONDS, 0.0))
-    for words in ("--full --device cpu --threads 1", "--full kernels", "--full --only first", "--quick", ""):
-        assert command.main([*words.split(), "--out", str(tmp_path)]) == 0
-    assert ran == [(tmp_path, "cpu", 1)]
-
-
-@pytest.mark.whole
-def test_a_closed_pipe_ends_it_quietly():
-    line = f"{sys.executable} -m benchmarks --list | true"
-    done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert done.stderr == ""

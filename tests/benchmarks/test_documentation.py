@@ -24,9 +24,3 @@ def test_the_examples_of_a_case_and_of_a_provider_are_short_and_run(capsys):
     assert {row["provider"]: row["status"] for row in rows} == {"torch eager": "timed", "exponentials": "timed"}
     assert {row["provider"]: row["status"] for row in names["rows"]}["mine"] == "timed"
     assert "pip install liger-kernel" in capsys.readouterr().out
-
-
-def test_the_page_has_every_group_field_and_status():
-    others = "schema group case shape dtype provider status reason seed level threads details"
-    fields = set(records.BENCHMARK["properties"]) - set(others.split())
-    assert [name for name in (*records.GROUPS, *records.STATUSES, *fields) if f"`{name}`" not in PAGE] == []

@@ -38,17 +38,6 @@ def test_a_run_of_the_plain_trainer_keeps_a_record(tmp_path, capfd):
     assert "kept in" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("peer", [[], ["--peer", "torch.nn", "--minutes", "1"]])
-@pytest.mark.parametrize("missing", ["train.en", "test_2016_flickr.en", "test_2016_flickr.de"])
-def test_a_missing_file_is_named_before_anything_is_prepared(peer, missing, tmp_path, capsys):
-    for name in {"train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de"} - {missing}:
-        (tmp_path / name).touch()
-    work = tmp_path / "work"
-    assert main(["end_to_end", "multi30k", "--text", str(tmp_path), "--work", str(work), *peer]) == 2
-    assert f"has neither {missing} nor {missing}.gz" in capsys.readouterr().err
-    assert not work.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -56,7 +45,6 @@ def test_a_missing_file_is_named_before_anything_is_prepared(peer, missing, tmp_
         ("wmt", "invalid choice: 'wmt'"),
         ("multi30k --text nowhere --work WORK", "--text nowhere has neither test_2016_flickr.en nor"),
         ("multi30k --text WORK --work WORK --peer torch.nn", "--peer and --minutes go together"),
-        ("multi30k --text WORK --work WORK --minutes 3", "--peer and --minutes go together"),
     ],
 )
 def test_missing_arguments_are_named_in_one_line(arguments, message, tmp_path, capsys):

@@ -57,37 +57,6 @@ def test_no_provider_gets_an_input_twice_in_a_row(count):
         assert all(a != b for a, b in itertools.pairwise(addresses))
 
 
-def test_each_round_times_all_providers_on_the_same_inputs():
-    seen = []
-    rows({name: watched(seen, name) for name in "abc"}, "step", rounds=7, warm_up=0)
-    timed = seen[6:]  # after the first calls and the check
-    assert len(timed) == 3 * 7
-    for begin in range(0, 3 * 7, 3):
-        names, addresses = zip(*timed[begin : begin + 3])
-        assert sorted(names) == ["a", "b", "c"]
-        assert len(set(addresses)) == 1
-
-
-def test_throughputs_compare_as_times_do_for_inputs_of_different_sizes():
-    class Turns(FakeClock):
-        def microseconds(self, run):
-            return 15.0 if super().microseconds(run) and "slow" in seen[-1][0] else 10.0
-
-    seen = []
-    results = rows(
-        {name: watched(seen, name) for name in ("torch eager", "slow")},
-        "step",
-        clock=Turns(),
-        inputs=lambda i: (torch.randn((3, 5, 7, 11, 13)[i], 16),),
-        unit="rows/s",
-        units=len,
-        rounds=5,
-    )
-    fast, slow = (results[name]["throughput"]["value"] for name in ("torch eager", "slow"))
-    assert fast / slow == pytest.approx(1.5, rel=1e-3)
-    assert results["slow"]["throughput"]["unit"] == "rows/s"
-
-
 QUICK = Setting(device=torch.device("cpu"), dtype=torch.float32, level="quick")
 
 
@@ -251,15 +220,3 @@ def test_kinked_error_tolerates_one_percent_of_the_elements_by_a_tenth(changed, 
     results[:changed] += by
     assert numerics.kinked_error(results, expected) == pytest.approx(error, abs=1e-6)
     assert numerics.relative_error(results, expected) == pytest.approx(by / 2, rel=1e-5)
-
-
-def test_the_ceiling_of_int8_is_of_the_searchs_operator(monkeypatch):
-    dtypes = []
-
-    def multiplier(quantized, scales):
-        return lambda rows: dtypes.append((rows.dtype, quantized.dtype))
-
-    monkeypatch.setattr(clocks.int8, "multiplier", multiplier)
-    ceilings = clocks.ceilings(Setting(device=torch.device("cpu"), dtype=torch.int8, level="smoke"))
-    assert ceilings.flops > 0
-    assert set(dtypes) == {(torch.uint8, torch.int8)}

@@ -195,27 +195,3 @@ def test_a_provider_that_raises_in_any_run_is_refused(last, error):
 
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     assert beside_plain(after(last - 1, raises)) == ("refused", reason)
-
-
-def test_memory_that_runs_out_in_the_comparison_is_no_fault_of_the_provider():
-    def error(result, expected):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    (record,) = rows({"torch eager": plain}, error=error).values()
-    assert (record["status"], record["reason"]) == ("refused", "OutOfMemoryError: CUDA out of memory")
-
-
-def test_a_number_of_threads_set_by_a_provider_is_reset():
-    before, seen = torch.get_num_threads(), set()
-
-    def greedy(x):
-        torch.set_num_threads(before + 1)
-        return plain(x)
-
-    def next_to_it(x):
-        seen.add(torch.get_num_threads())
-        return plain(x)
-
-    results = rows({"greedy": greedy, "torch eager": plain, "fasttfm": next_to_it})
-    assert {row["status"] for row in results.values()} == {"timed"}
-    assert (seen, torch.get_num_threads()) == ({before}, before)

@@ -1,8 +1,6 @@
 """The load of a server: its requests, latencies, and the records of both kinds of load."""
 
 import json
-import random
-from collections import Counter
 from unittest.mock import MagicMock
 
 import pytest
@@ -23,16 +21,6 @@ class AtOnce(load.Load):
 AT_ONCE = AtOnce(0, ["a", "b b"], ["e e e e e", "f f f f f f"])
 
 
-def test_four_in_five_requests_are_a_short_sentence_and_the_rest_eight_long_ones():
-    draws = random.Random(1)
-    kinds = Counter(AT_ONCE.draw(draws) for _ in range(500))
-    assert kinds["short"] / 500 == pytest.approx(0.8, abs=0.05)
-    assert AT_ONCE.texts("short", draws)[0] in AT_ONCE.short
-    texts = AT_ONCE.texts("long", draws)
-    assert (len(texts), {*texts} <= {*AT_ONCE.long}) == (8, True)
-    assert load.sentences({"short": [0.1] * 3, "long": [0.1]}) == 3 + 8
-
-
 def test_latency_counts_from_the_scheduled_time(monkeypatch):
     now = [0.0]
 
@@ -48,21 +36,6 @@ def test_latency_counts_from_the_scheduled_time(monkeypatch):
     latencies = [*waits["short"], *waits["long"]]
     assert len(latencies) > 20
     assert max(latencies) > 10  # twice as many are due as can be sent
-
-
-def test_clients_stop_when_the_benchmark_is_interrupted(monkeypatch):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(load, "wait", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        load.closed(AT_ONCE, 1, 600.0, 1, lambda: 0)
-
-
-def test_quantiles_are_in_milliseconds():
-    row = load.quantiles([0.1 * n for n in range(1, 12)])
-    assert row == {"requests": 11, "p50_ms": 600.0, "p95_ms": 1050.0, "p99_ms": 1090.0}
-    assert [load.quantiles(few)["p99_ms"] for few in ([2.0], [])] == [2000.0, 0.0]
 
 
 @pytest.fixture
