@@ -5,9 +5,7 @@ import gzip
 import hashlib
 import io
 import lzma
-import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -42,15 +40,12 @@ UTF16 = r"UTF-16.*: convert it first, with iconv -f utf-16"
     ("content", "message"),
     [
         ("größe\nab".encode() + b"\xff\n", INVALID.format(2, 3, "correct that line$")),  # no iconv for UTF-8
-        ("größab".encode() + b"\xff\n", INVALID.format(1, 7, "correct that line$")),
         (b"plain\nab\xff\n", INVALID.format(2, 3, "or convert the file with iconv")),
-        *[("schön\ngut\n".encode(encoding), UTF16) for encoding in ("utf-16", "utf-16-le", "utf-16-be")],
+        *[("schön\ngut\n".encode(encoding), UTF16) for encoding in ("utf-16", "utf-16-be")],
         ("\nplain text\n".encode("utf-16-le"), UTF16),  # the first line is a newline alone
         (gzip.compress(b"one\n", mtime=0) + b"garbage", "truncated or damaged after line 1"),
-        (gzip.compress(b"one\n", mtime=0) + b"\x1f\x8b", "truncated or damaged after line 1"),
         (b"\x28\xb5\x2f\xfd" + bytes(20), "is zstandard data, .* decompress it first, with zstd -d"),
         (b"PK\x03\x04" + bytes(20), "is a zip file: decompress it first, with unzip"),
-        (b"PAR1" + bytes(20), "is a Parquet file: decompress it first, with pandas"),
         (b'<?xml version="1.0"?>\n<tmx version="1.4">\n', "is XML, such as TMX or XLIFF: extract its sentences first"),
         (b"one\rtwo\rthree\r", "has 3 carriage returns and no line ends"),
     ],
@@ -99,19 +94,6 @@ def test_compressed_files_are_read_and_compressed_streams_are_refused(tmp_path: 
         path.write_bytes(broken)
         with pytest.raises(UserError, match=r"named\.txt: the \w+ data is truncated or damaged after line [\d,]+"):
             list(read_lines(path))
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_pipe_is_read_once(tmp_path: Path, pack):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    writer = threading.Thread(target=lambda: path.write_bytes(pack(b"one\ntwo\n")))
-    writer.start()
-    text = TextFile(path)
-    assert list(text) == ["one", "two"]
-    assert len(text.sha256) == 64
-    writer.join()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from fasttfm.data.corpus import Pair
 from fasttfm.data.filters import RULES, Filter, repeated_pairs
-from fasttfm.data.prepare import PrepareOptions
-from fasttfm.errors import UserError
 
 LINES = [
     ("A dog runs.", "Ein Hund rennt."),
@@ -61,15 +58,3 @@ def test_all_but_the_first_occurrence_of_a_pair_are_repeated():
     numbers = np.random.default_rng(0).integers(0, 300, 2000).tolist()
     pairs = [Pair(f"s{n}", f"t{n % 7}", Path("t"), 1) for n in numbers]
     assert repeated_pairs(pairs, len(pairs)).tolist() == [n in numbers[:i] for i, n in enumerate(numbers)]
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"max_ratio": 0.5}, "--max-ratio 0.5 must be a finite number of at least 1"),
-        ({"source_script": "klingon"}, "--src-script klingon: must be one of latin, greek"),
-    ],
-)
-def test_invalid_options_are_refused(options, complaint):
-    with pytest.raises((ValueError, UserError), match=complaint.removeprefix("--max-ratio ")):
-        PrepareOptions(**options)

@@ -9,12 +9,9 @@ from plain_bpe import apply, fastbpe_file, learn, subword_nmt_file
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.moses_tokenizer import MosesTokenizer, MosesVocabulary
-from fasttfm.data.sampling import SubwordSampler
-from fasttfm.data.tokenizer import UNK
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.search.streaming import stream_text
-from fasttfm.translate.terminology import Terminology
 
 sacremoses = pytest.importorskip("sacremoses")
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -74,42 +71,6 @@ def test_streamed_text_never_changes(text, codes):
         assert len(parts) > 3
 
 
-def test_codes_without_a_version_have_a_separate_end_of_word():
-    codes = [("b", "a"), ("n", "a"), ("ba", "na"), ("na", "</w>"), ("a", "</w>")]
-    tokenizer = MosesTokenizer(
-        "".join(f"{left} {right}\n" for left, right in codes).encode(),
-        MosesVocabulary.inferred("en", [*SPECIAL, "bana@@", "na", "a"], prefix=[]),
-    )
-    for word in ("banana", "a", "nab"):
-        assert tokenizer._pieces_of(word) == apply(codes, word, end_alone=True)
-    assert tokenizer._pieces_of("banana") == ["bana@@", "na"]
-    assert tokenizer.cuts_into("na")
-    assert not tokenizer.cuts_into("an")
-
-
-@pytest.mark.parametrize(
-    ("pieces", "expected"),
-    [
-        (["Hund", "@@@", "-@@", "@", "&apos;@@", "s"], (True, True, True, False)),
-        (["hund", "’", "'", "&", "@"], (False, False, False, True)),
-        (["<Lua>", "hund"], (True, False, False, True)),
-    ],
-)
-def test_preprocessing_is_inferred_from_the_pieces(pieces, expected):
-    made = MosesVocabulary.inferred("de", [*SPECIAL, *pieces], prefix=[])
-    assert (made.normalized, made.split_dashes, made.escaped, made.lowercase) == expected
-
-
-def test_text_is_preprocessed_as_in_the_vocabulary(codes):
-    plain = {"normalized": False, "split_dashes": False, "escaped": False, "lowercase": True}
-    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, HARD, **plain))
-    tokens = sacremoses.MosesTokenizer("en").tokenize(HARD[1], escape=False)
-    expected = [piece for word in tokens for piece in apply(codes, word.lower())]
-    assert tokenizer._cut(HARD[1]) == expected
-    assert "’" in "".join(expected)
-    assert "well-known" in "".join(expected).replace("@@", "")
-
-
 def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
     sides = [
         MosesTokenizer(written(codes).encode(), vocabulary(codes, text, language=language))
@@ -125,20 +86,6 @@ def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
     (tmp_path / "bpe.src.vocabulary.json").unlink()
     with pytest.raises(UserError, match="its vocabulary file is missing"):
         load_tokenizers(tmp_path)
-
-
-def test_unknown_characters_are_the_unknown_piece_and_what_needs_sentencepiece_is_refused(text, codes):
-    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
-    assert UNK in tokenizer.encode("日")
-    assert tokenizer.piece_id("日") is None
-    assert tokenizer.pieces([tokenizer.piece_id("the")]) == ["the"]
-    for call, words in (
-        (lambda: SubwordSampler(tokenizer, 0.1), "an imported vocabulary has a single segmentation"),
-        (lambda: Terminology([("dog", ["the"])], tokenizer), "terms need a vocabulary of SentencePiece"),
-        (lambda: tokenizer.spans("the dog"), "is not supported for imported models"),
-    ):
-        with pytest.raises(UserError, match=words):
-            call()
 
 
 def test_damaged_codes_and_a_missing_package_are_named(monkeypatch, codes):

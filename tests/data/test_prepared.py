@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import os
 import pickle
 import shutil
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 from model_dirs import contents
 
-from fasttfm.data import prepare as prepare_module
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepare import PrepareOptions, prepare
-from fasttfm.data.prepared import ParallelTokens, PreparedData
+from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 from fasttfm.system import folders
 
@@ -108,13 +106,6 @@ def test_unusable_pairs_are_skipped_on_both_sides_with_a_warning(text, tmp_path:
     assert data.target_tokenizer.decode(data.valid.target(3)) == data.valid_target_text[3] == valid[4]
 
 
-def test_validation_pairs_in_the_training_data_are_reported(text, tmp_path: Path):
-    for language in ("en", "de"):
-        text[f"valid.{language}"].write_text("".join(text[f"train.{language}"].read_text().splitlines(True)[:4]))
-    said = run(text, tmp_path / "DATA")
-    assert "warning: valid: 4 of 4 distinct pairs also in train; validation scores will be too high" in said
-
-
 def test_the_same_data_are_not_prepared_twice_and_are_the_same_bytes_elsewhere(text, tmp_path: Path):
     run(text, tmp_path / "A")
     before = contents(tmp_path / "A")
@@ -145,51 +136,22 @@ def rewritten(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], i
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "sha256sums").unlink(), "sha256sums: is missing"),
-        (rewritten("sha256sums", lambda content: b""), "sha256sums: is empty"),
-        (rewritten("sha256sums", lambda content: content[:200]), "sha256sums: is damaged"),
         (shutil.rmtree, "DATA: not a prepared data directory .*: run fasttfm prepare"),
         (lambda d: (d / "data.yaml").unlink(), "data.yaml: is missing: prepare the data again"),
         (rewritten("data.yaml", lambda content: b"a: [1"), "not a prepared data directory"),
         (rewritten("valid.tgt.txt", lambda content: b"one line\n"), "valid.tgt.txt: has 1 line for 20 pairs"),
-        (rewritten("valid.tgt.txt", lambda content: b"\xff\n" * 20), "valid.tgt.txt: damaged"),
         (resaved(lambda a: np.concatenate([a[:1], a[-1:], a[2:]])), "does not match its offsets"),
         (resaved(lambda a: a.astype(np.float64)), "truncated or damaged .1 dimensions of float64"),
-        (resaved(lambda a: a.reshape(1, -1)), "truncated or damaged .2 dimensions of int64"),
         (rewritten("spm.model", lambda content: b"x"), "spm.model: not a SentencePiece model"),
         (rewritten("train.src.npy", lambda content: content[:500]), "truncated or damaged"),
-        (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "offsets.npy: is missing: prepare the data"),
         (lambda d: shutil.copy(d / "train.src.npy", d / "train.tgt.npy"), "does not match its offsets"),
         (with_token(500), r"train\.tgt\.npy: contains token 500, but the vocabulary has 500"),
-        (with_token(65535), r"train\.tgt\.npy: contains token 65535, but the vocabulary has 500"),
     ],
 )
 def test_a_damaged_file_is_named(data: Path, damage, message: str):
     damage(data)
     with pytest.raises(UserError, match=message):
         _ = PreparedData.open(data).valid_target_text
-
-
-def test_pairs_in_memory_must_align():
-    with pytest.raises(ValueError, match="1 source but 2 target"):
-        ParallelTokens.from_lists([[1]], [[1], [2]])
-
-
-@pytest.mark.parametrize("file", ["train.src.npy", "valid.tgt.txt", "spm.model"])
-def test_preparing_again_repairs_an_incomplete_directory(made: Path, data: Path, file: str):
-    before = contents(data)
-    (data / file).unlink()
-    run({path.name: path for path in made.parent.glob("*.*")}, data)
-    assert contents(data) == before
-
-
-def test_a_broken_pipe_of_the_output_is_not_a_disk_error(text, tmp_path: Path):
-    def say(line: str) -> None:
-        if "vocabulary" in line:
-            raise BrokenPipeError(32, "Broken pipe")
-
-    with pytest.raises(BrokenPipeError):
-        run(text, tmp_path / "DATA", say=say)
 
 
 def test_a_file_truncated_during_training_is_an_error_and_not_a_crash_and_copies_outlive_the_pairs(data: Path):
@@ -203,23 +165,3 @@ def test_a_file_truncated_during_training_is_an_error_and_not_a_crash_and_copies
     del opened
     gc.collect()
     assert [each.source(0).tolist() for each in copied] == [first, first]
-
-
-def test_the_vocabulary_is_trained_on_an_even_sample_of_all_pairs(tmp_path, monkeypatch):
-    for side in ("a", "b"):
-        (tmp_path / side).write_text("".join(f"{side}{n}\n" for n in range(100)))
-    given: list[str] = []
-
-    def train(lines, **_):
-        given.extend(lines)
-        raise UserError("enough")
-
-    monkeypatch.setattr(prepare_module, "train_tokenizer", train)
-    files = [tmp_path / "a"], [tmp_path / "b"]
-    with pytest.raises(UserError, match="enough"):
-        prepare(*files, *files, tmp_path / "DATA", PrepareOptions(vocab_pairs=60))
-    assert len(given) == 120
-    assert [name[0] for name in given] == ["a"] * 60 + ["b"] * 60
-    numbers = [int(name[1:]) for name in given[:60]]
-    assert {b - a for a, b in itertools.pairwise(numbers)} == {1, 2}
-    assert numbers[-1] == 99

@@ -1,18 +1,14 @@
 """Batches for subword sampling: token budget, reproducibility, the share of each rank, worker processes."""
 
 import gc
-import os
-import signal
 
 import pytest
 from waiting import is_alive, wait_for_end
 
-from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.data.sampling import SubwordSampler
-from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
-from fasttfm.errors import UserError
+from fasttfm.data.tokenizer import Tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +33,6 @@ def all_rows(batches: SampledBatches, epoch: int, places) -> list[tuple]:
 def small_windows(monkeypatch):
     monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", 6)
     monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 3)
-
-
-def test_each_epoch_samples_anew_and_keeps_the_text_and_the_budget(spoken):
-    tokenizer, lines, pairs = spoken
-
-    def visit(epoch: int, backwards: bool = False) -> list[list[int]]:
-        batches = sampled(spoken, 200, 0.1)
-        rows = []
-        order = batches.epoch(epoch)
-        for indices in reversed(order) if backwards else order:
-            batch = batches.batch(indices, epoch)
-            assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= 200
-            for i, row, length in zip(indices, batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
-                assert tokenizer.decode(row[: length - 1]) == lines[i]
-                rows.append(row[:length])
-        return rows
-
-    assert visit(0) == visit(0)
-    assert sorted(visit(0)) == sorted(visit(0, backwards=True)), "a sample depends on earlier ones"
-    plain = sorted((*pairs.source(i), EOS) for i in range(len(pairs)))
-    assert sorted(map(tuple, visit(0))) != plain
-    assert sorted(map(tuple, visit(0))) != sorted(map(tuple, visit(1)))
 
 
 @pytest.mark.parametrize(("amount", "window", "budget"), [(0.1, 128, 60), (0.1, 3, 60), (0.9, 128, 60), (0.9, 4, 30)])
@@ -91,24 +65,6 @@ def test_a_batch_does_not_depend_on_the_batches_before_it(spoken, small_windows)
     assert alone == all_rows(batches, 2, [*range(12), len(batches) - 1])
 
 
-def test_sampled_batches_are_full_and_of_similar_length():
-    pairs = demo_pairs()
-    lines = [next(pairs) for _ in range(3000)]
-    tokenizer = train_tokenizer([line for pair in lines for line in pair], vocab_size=1000)
-    ids = [tokenizer.encode_lines([pair[side] for pair in lines]) for side in (0, 1)]
-    batches = SampledBatches(ParallelTokens.from_lists(*ids), 1000, 1, amount=0.1, tokenizers=(tokenizer, tokenizer))
-    total = real = 0
-    shapes = set()
-    for indices in batches.epoch(0):
-        batch = batches.batch(indices, 0)
-        shapes.add(batch.shape)
-        total += batch.source.numel() + batch.target_in.numel()
-        real += batch.source_tokens + batch.target_tokens
-    assert 1 - real / total < 0.12
-    assert real / len(batches) > 0.7 * 2000
-    assert len(shapes) < 0.6 * len(batches)
-
-
 def test_a_rank_samples_only_its_own_batches_and_gets_what_one_process_gets(spoken, small_windows, monkeypatch):
     counts: list[int] = []
     sample = SubwordSampler.sample
@@ -137,12 +93,3 @@ def test_workers_sample_what_this_process_samples_and_end_with_it(spoken, small_
     del pooled
     gc.collect()
     wait_for_end(pids)
-
-
-def test_a_killed_worker_is_reported_in_one_line(spoken):
-    batches = sampled(spoken, processes=1)
-    order = batches.epoch(0)
-    order[0]
-    os.kill(batches._pool.pids[0], signal.SIGKILL)
-    with pytest.raises(UserError, match="worker 0 was ended by SIGKILL: run the same command again to resume"):
-        batches.epoch(3)[0]

@@ -43,7 +43,6 @@ def test_lowercase_ignores_case_only():
         ("Das 10-Jahres-Ziel (2-1)", "Das 10 ##AT##-##AT## Jahres ##AT##-##AT## Ziel ( 2 ##AT##-##AT## 1 )"),
         ("um 14:30 Uhr, 1.000,50 Euro - 5 %!", "um 14 : 30 Uhr , 1.000,50 Euro - 5 % !"),
         ("Nord- und Süd-Korea", "Nord- und Süd ##AT##-##AT## Korea"),
-        ("ein -minus und Ende-", "ein -minus und Ende-"),
         # matches do not overlap: the letter between two hyphens belongs to the first
         ("E-U-Recht A-b-c", "E ##AT##-##AT## U-Recht A ##AT##-##AT## b-c"),
         ("US-$-Kurs, 4-fach", "US- $ -Kurs , 4 ##AT##-##AT## fach"),
@@ -68,7 +67,6 @@ def test_compound_split_bleu_is_multi_bleu():
         (["Ein Hund läuft.", "犬"], "13a"),
         (["犬が走る。", "はい"], "char"),
         (["一只狗在跑。", "OK"], "zh"),
-        (["개가 달린다."], "char"),
         (["สุนัขวิ่ง"], "char"),
         (["123", ""], "13a"),
     ],
