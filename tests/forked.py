@@ -20,7 +20,6 @@ import json
 import os
 import runpy
 import select
-import shlex
 import shutil
 import signal
 import socket
@@ -70,7 +69,7 @@ class Popen(subprocess.Popen):
         changed = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
         assert not {name for name in changed if name.startswith("PYTHON")} - {"PYTHONPATH"}, "this takes subprocess"
         files = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
-        more = {"wait": False, "numbers": [0, 1, 2, *pass_fds], "session": session}
+        more = {"numbers": [0, 1, 2, *pass_fds], "session": session}
         adopt = ctypes.CDLL(None).prctl
         adopt(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the server lets go of it, and the next ancestor that asks has it
         try:
@@ -126,18 +125,6 @@ def run(command, *, input=None, capture_output=False, timeout=None, check=False,
     if check:
         done.check_returncode()
     return done
-
-
-def write_programs(folder: Path) -> None:
-    """Write `python` and `fasttfm` into a folder for a shell's PATH: programs that the server runs as they are called.
-
-    A signal ends the program and not what the server runs.
-    """
-    for name, words in (("python", []), ("fasttfm", ["-m", "fasttfm"])):
-        program = folder / name
-        asks = [sys.executable, "-S", "-E", __file__, "ask", _server(LOADED), str(folder / "python"), *words]
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(asks)} "$@"\n')
-        program.chmod(0o755)
 
 
 @functools.cache
@@ -213,39 +200,27 @@ def _serve(address: str, ready_on: int = 1) -> tuple[dict, list[int]]:
             with listener.accept()[0] as connection:
                 head, files, _, _ = socket.recv_fds(connection, 12, 64)
                 request = json.loads(connection.makefile("rb").read(int(head)))
-                if _fork_twice(connection, request["wait"]):
+                if _fork_twice(connection):
                     return request, files
             for file in files:
                 os.close(file)
-            while _ended_one():
-                pass
 
 
-def _fork_twice(connection: socket.socket, wait: bool) -> bool:
-    """True in the new process. The one between them ends, so that the caller is its parent, or waits for it."""
+def _fork_twice(connection: socket.socket) -> bool:
+    """True in the new process. The one between them ends, so that the caller is its parent."""
     between = os.fork()
     if between:
-        if not wait:
-            os.waitpid(between, 0)
-            connection.sendall(b"\n")
+        os.waitpid(between, 0)
+        connection.sendall(b"\n")
         return False
     between = os.getpid()
     child = os.fork()
     if not child:
-        while not wait and os.getppid() == between:
+        while os.getppid() == between:
             time.sleep(0.001)
         return True
     connection.sendall(b"%d" % child)
-    if wait:
-        connection.sendall(b" %d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os._exit(0)
-
-
-def _ended_one() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return False
 
 
 def _become(request: dict, files: list[int]) -> None:
@@ -266,7 +241,6 @@ def _become(request: dict, files: list[int]) -> None:
         import torch
 
         torch.set_num_threads(int(threads))
-    sys.executable = request.get("executable", sys.executable)
     if "FORKED_CHILDREN" in os.environ:
         fork_own_children()
     words = request["words"]
@@ -323,14 +297,6 @@ def _fork_server() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "ask":
-        _, _, address, executable, *words = sys.argv
-        # not the parent of what the server forks
-        environment = {name: value for name, value in os.environ.items() if name != "FASTTFM_PARENT"}
-        more = {"wait": True, "numbers": [0, 1, 2], "executable": executable}
-        with _ask(address, words, os.getcwd(), environment, [0, 1, 2], **more) as answer:
-            status = int(answer.makefile().readline().split()[1])
-        sys.exit(128 - status if status < 0 else status)
     sys.path.insert(1, str(ROOT))
     load(sys.argv[3:])
     _become(*_serve(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""docs/replace-torch-nn.md lists every argument (tests/docs/test_paths.py runs its code blocks)."""
+"""docs/replace-torch-nn.md lists every argument (tests/docs/test_pages.py runs its code blocks)."""
 
 import inspect
 import re

@@ -10,10 +10,9 @@ import torch
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def all_blocks(page: str | Path, end: str | None = None) -> list[tuple[str, str]]:
-    """(language, code) of a page's blocks up to the heading `end`; page: below docs/, or a path."""
+def all_blocks(page: str | Path) -> list[tuple[str, str]]:
+    """(language, code) of a page's blocks; page: below docs/, or a path."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    text = text[: text.index(f"\n{end}\n")] if end else text
     return re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 

@@ -3,26 +3,26 @@
 import importlib
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import forked
 import pytest
-import torch
 from model_dirs import write_model_dir
 
 from fasttfm.cli.main import main
 from fasttfm.kernels.launch import interpreted
 from fasttfm.system.children import child_environment
 
-from .blocks import DOCS, blocks, make_edits, run
+from .blocks import DOCS, all_blocks, blocks, make_edits, run
 
 ROOT = DOCS.parent
-PAGES = ["paper.md", "errors.md", "how-to-fine-tune.md", "how-to-packed-training.md", "translate.md", "export.md"]
+PAGES = [
+    *("paper.md", "errors.md", "how-to-fine-tune.md", "how-to-packed-training.md", "translate.md", "export.md"),
+    *("replace-torch-nn.md", "gpt.md", "bert.md", "albert.md", "electra.md"),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -38,7 +38,36 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if page == "export.md":
         assert names["results"][0].hypotheses[0]
         assert names["model"].generate
-    assert page != "translate.md" or capsys.readouterr().out.strip()
+    shows = {"translate.md": ".", "replace-torch-nn.md": "FusedBertOutput"}
+    assert re.search(shows.get(page, ""), capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_the_tutorial_goes_from_text_to_bleu(tmp_path):
+    """Of alternatives (comments that begin with "or") the last runs."""
+    pytest.importorskip("matplotlib")
+    programs = []
+    for language, block in all_blocks("tutorial.md"):
+        for line in block.replace("\\\n", " ").splitlines() if not language else ():
+            command, _, comment = line.partition(" # ")
+            if comment.startswith("or"):
+                programs.pop()
+            if command.startswith("fasttfm "):
+                programs.append(["-m", *shlex.split(command)])
+        if language:
+            programs.append(["-c", block])
+    environment = {**forked.forked_children(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    options, said = {"cwd": tmp_path, "env": environment, "text": True, "check": True}, ""
+    for words in programs:
+        files = {"stdout": subprocess.PIPE}
+        for sign, stream, mode in (("<", "stdin", "r"), (">", "stdout", "w")):
+            if sign in words:
+                files[stream] = (tmp_path / words.pop(words.index(sign) + 1)).open(mode)
+                words.remove(sign)
+        said += forked.run([sys.executable, *words], **options, **files).stdout or ""
+    assert "BLEU" in said
+    assert (tmp_path / "attention.png").stat().st_size > 1000
 
 
 OWN_KERNEL = """
@@ -74,18 +103,6 @@ def test_other_trainers_accept_replaced_modules(code, tmp_path, monkeypatch):
         assert type(saved.bert.encoder.layer[0].output).__name__ == "BertOutput", "loads without fasttfm"
 
 
-@pytest.mark.slow
-@pytest.mark.inductor
-@pytest.mark.skipif("FASTTFM_TEST_AOTI" not in os.environ, reason="compiles C++ for a minute: FASTTFM_TEST_AOTI=1")
-@torch.no_grad()
-def test_the_exported_encoder_of_the_page_goes_through_aotinductor(tmp_path):
-    names = run(next(code for code in blocks("trainers.md") if "torch.export" in code), tmp_path)
-    path = torch._inductor.aoti_compile_and_package(names["program"], package_path=str(tmp_path / "encoder.pt2"))
-    other = torch.randint(4, 100, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
-    compiled = torch._inductor.aoti_load_package(path)(*other)
-    torch.testing.assert_close(tuple(compiled), tuple(names["encoder"](*other)), rtol=1e-4, atol=1e-4)
-
-
 def test_the_names_on_the_paper_page_exist():
     rows = [line for line in (DOCS / "paper.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     named = [re.findall(r"`([\w./]+)`", row) for row in rows]
@@ -98,36 +115,13 @@ def test_the_names_on_the_paper_page_exist():
         assert (ROOT / kernel).is_file(), kernel
 
 
-def test_the_messages_on_the_error_page_are_in_the_code():
-    page = (DOCS / "errors.md").read_text(encoding="utf-8")
-    tables = page[page.index("## From the command line") :]
-    messages = re.findall(r"^\| `([^`]+)`", tables, re.MULTILINE)
-    assert len(messages) > 15
-    code = "\n".join(
-        path.read_text(encoding="utf-8")
-        for top in (ROOT / "fasttfm", ROOT / "kernels")
-        for path in top.rglob("*.py")
-        if "kernels" not in path.relative_to(top).parts
-    )
-    assert [message for message in messages if message not in code] == []
-    named = re.findall(r"^\| `fasttfm\.errors\.(\w+)`", page, re.MULTILINE)
-    assert len(named) >= 3
-    assert all(hasattr(importlib.import_module("fasttfm.errors"), name) for name in named)
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built with warnings as errors, such as broken links."""
+def test_the_site_builds_without_warnings_and_broken_links(tmp_path):
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings")
     pytest.importorskip("material", reason="needs mkdocs-material")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_the_site_builds_without_warnings_and_broken_links(site):
     text = (site / "api" / "functional.html").read_text(encoding="utf-8")
     assert "softmax(Q K^T * scale) V with masking and dropout fused" in text, "docstrings make the reference"
     assert "<code>causal: bool = False</code>" in text, "arguments with types and defaults"
@@ -140,17 +134,6 @@ def test_the_site_builds_without_warnings_and_broken_links(site):
         for picture in re.findall(r'<img [^>]*src="([^"]+)"', html):
             assert (page.parent / picture).is_file(), picture
     assert "case:mixed|eff:no" in (site / "index.html").read_text(encoding="utf-8"), "no backslash before a bar in code"
-
-
-def test_the_five_tasks_need_as_many_clicks_as_contributing_says(site):
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|[^|]+\| (\d) \| \[[^\]]+\]\((?:docs/)?([^)]+)\)", text, re.MULTILINE)
-    assert len(rows) == 5
-    first = (site / "index.html").read_text(encoding="utf-8")
-    for clicks, link in rows:
-        link = link.replace("README.md", "index.html").replace(".md", ".html")
-        assert int(clicks) == (0 if link == "index.html" else 1 + link.startswith("api/")), link
-        assert f'href="{link}"' in first or link == "index.html", f"{link} is not one click from the first page"
 
 
 # API pages: every public function and class has an example that runs, and a list of its arguments
@@ -166,7 +149,7 @@ PUBLIC = {
 }
 ON_ANOTHER_PAGE = {"ArgumentError", "ArgumentTypeError", "backend", "__version__"}
 OF_DEMO = "demo/model"
-"""Examples with the model of `make demo` do not run here, but in test_paths.py."""
+"""Examples with the model of `make demo` do not run here."""
 
 
 def entries(page: str) -> list[tuple[str, str]]:
@@ -191,66 +174,6 @@ def test_every_public_name_is_on_its_page(page, module):
     shown = {name.rpartition(".")[2] for name, _ in entries(page)}
     public = {name for name in importlib.import_module(module).__all__ if not name.endswith("Config")}
     assert public - ON_ANOTHER_PAGE - shown == set()
-
-
-def test_sentences_about_one_argument_move_to_it():
-    pytest.importorskip("griffe", reason="the site is made with it")
-    told = runpy.run_path(str(ROOT / "scripts" / "docs_arguments.py"))["told"]
-    text = "query (B, L), key (B, S); one dtype. mask, of any\nshape: hides; scale defaults to 1. Returns (B, L)."
-    meanings, rest = told(["query", "key", "mask", "scale", "site"], text)
-    assert meanings == {"mask": "of any shape: hides.", "scale": "defaults to 1.", "query": "(B, L).", "key": "(B, S)."}
-    assert rest == "query (B, L), key (B, S); one dtype. Returns (B, L)."
-
-
-# GPT, BERT, ALBERT and ELECTRA
-
-SHORT = "--max-update 2 --warmup-updates 0 --d-model 16 --heads 2 --d-ff 16 --layers 2 --workers 1 --threads 1"
-SHORTER = {
-    "prepare": ["--vocab-size", "300"],
-    "train": [*SHORT.split(), "--no-tensorboard"],
-    "attention": ["--layers", "1"],
-    "generate": ["--tokens", "5"],
-}
-ROWS = ["--row-length", "32", "--max-tokens", "512"]
-EXPORT = "fasttfm mlm export MODEL --out for-transformers"
-ENCODER = ["prepare", "train", "evaluate", "attention", "export"]
-VERBS = {
-    "gpt.md": ["prepare", "train", "evaluate", "generate", "prompt", "few-shot", "export"],
-    **dict.fromkeys(("bert.md", "albert.md", "electra.md"), ENCODER),
-}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("page", VERBS)
-def test_the_commands_run_in_order(page, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    Path("mine.txt").write_text("".join(f"Once upon a time there were {n} mice.\nThey ran.\n\n" for n in range(300)))
-    for questions in blocks(page, "json")[:1]:
-        Path("questions.json").write_text(questions)
-    lines = blocks(page, "") if page == "gpt.md" else [blocks(page, "")[0], EXPORT]
-    ran = []
-    for line in "\n".join(lines).splitlines():
-        words = shlex.split(line)[1:]
-        if not words or words[0] == "finetune" or "gpt2-folder" in line or "GPT2" in line:
-            continue
-        more = ROWS if words[:2] == ["mlm", "train"] else []
-        assert main([*words, *SHORTER.get(words[1], []), *more]) == 0, line
-        ran.append(words[1])
-    assert ran == VERBS[page]
-    assert Path("MODEL/curve.png").stat().st_size > 1000
-    told = capsys.readouterr().out
-    if page == "gpt.md":
-        assert "bits per byte" in told
-        assert "of 3 right" in told
-    else:
-        assert Path("attention.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize("page", VERBS)
-def test_the_python_runs(page, tmp_path):
-    names = run("\n".join(blocks(page)), tmp_path)
-    assert (names["logits"].shape == (2, 16, 300)) if page == "gpt.md" else (names["hidden"].shape == (2, 10, 32))
 
 
 # A search option and a model of one's own: the pages' tests fail before and pass after their edits
