@@ -37,16 +37,6 @@ def test_torchs_module_runs_on_our_loss(monkeypatch, route, reduction):
     torch.testing.assert_close(torch.autograd.grad(found.sum(), (x, *module.parameters())), gradients)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_the_loss_has_the_dtype_of_torchs(dtype, autocast):
-    x, weight, target = torch.randn(9, 6).to(dtype), torch.randn(11, 6).to(dtype), torch.arange(9)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        expected = nn.functional.cross_entropy(x @ weight.t(), target).dtype
-        assert losses.cross_entropy(x @ weight.t(), target).dtype == expected
-        assert losses.linear_cross_entropy(x, weight, target).dtype == expected
-
-
 def test_targets_may_be_int32():
     x, weight, target = torch.randn(9, 6), torch.randn(11, 6), torch.arange(9)
     expected = nn.functional.cross_entropy(x @ weight.t(), target)

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import io
-import json
 import math
 import os
 import shutil
@@ -25,8 +24,7 @@ from fasttfm.store.checkpoint import (
 )
 from fasttfm.store.ownership import recover
 from fasttfm.store.steps import prune, resolve_checkpoint, resume_advice, saved_steps, step_folder
-from fasttfm.store.vocabulary import check_vocabulary
-from fasttfm.store.weights import load_weights, model_weights, with_weights
+from fasttfm.store.weights import load_weights, model_weights
 from fasttfm.training.average import average_last
 
 STATE = TrainingState(tensors={"moment": torch.arange(3.0)}, values={"step": 1, "best": [[1.5, 1]]})
@@ -78,22 +76,9 @@ def test_names_of_checkpoints(tmp_path):
     for name, step in (("last", 3), ("best", 2), ("1", 1)):
         assert resolve_checkpoint(tmp_path, name) == step_folder(tmp_path, step)
     assert resolve_checkpoint(tmp_path, str(other)) == other
-    for model_dir, name, message in (
-        (tmp_path, "average", "fasttfm average"),
-        (tmp_path, "9", r"'9' was not found .* a step \(1, 2, 3\)"),
-        (tmp_path / "empty", "last", "no checkpoint"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for model_dir, name in ((tmp_path, "average"), (tmp_path, "9"), (tmp_path / "empty", "last")):
+        with pytest.raises(UserError):
             resolve_checkpoint(model_dir, name)
-
-
-def test_other_names_are_no_checkpoints(tmp_path):
-    save(tmp_path, 1)
-    folder = tmp_path / "checkpoints"
-    for name in ("step-9", "step-00000000009", "step-\u0661\u0662", "step-copy"):
-        (folder / name).mkdir()
-    (folder / "step-000000009").touch()
-    assert saved_steps(tmp_path) == [1]
 
 
 def test_an_unreadable_folder_is_not_an_empty_one(tmp_path, monkeypatch):
@@ -108,12 +93,7 @@ def test_an_unreadable_folder_is_not_an_empty_one(tmp_path, monkeypatch):
     folder.symlink_to(tmp_path / "unmounted")
     refused(r"is a link to .*unmounted, which does not exist: mount that disk")
     folder.unlink()
-    folder.write_text("a file")
-    refused("checkpoints: cannot be read: Not a directory")
-    folder.unlink()
     folder.mkdir()
-    (folder / "step-000000004").symlink_to(tmp_path / "unmounted" / "step-000000004")
-    refused("step-000000004: is a link to")
 
     def refusing(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -135,9 +115,6 @@ def test_a_checkpoint_deleted_by_training_during_the_lookup_is_looked_up_again(t
     monkeypatch.setattr(vocabulary, "resolve_checkpoint", slow)
     weights, saved = vocabulary.read_checkpoint(tmp_path, "last")
     assert (weights["weight"].unique().item(), saved) == (10.0, step_folder(tmp_path, 10))
-    (saved / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors: is missing"):
-        vocabulary.read_checkpoint(tmp_path, "last")
 
 
 # Pruning and resuming
@@ -154,45 +131,18 @@ def test_pruning_keeps_the_newest_and_the_best_and_the_state_of_the_newest_two(t
     assert saved_steps(tmp_path) == [2, 4, 5, 6]
 
 
-def test_pruning_goes_on_if_digests_are_damaged(tmp_path):
-    save_steps(tmp_path, 1, 2, 3)
-    oldest = step_folder(tmp_path, 1)
-    (oldest / "sha256sums").write_bytes(b"\xff\xfe\n")
-    prune(tmp_path, -1, set())
-    assert sorted(os.listdir(oldest)) == ["meta.json", "model.safetensors", "sha256sums"]
-    for content in (b"\xff\xfe\n", b"", b"00  other.safetensors\n"):  # what is left of them does not disable the check
-        (oldest / "sha256sums").write_bytes(content)
-        with pytest.raises(DamagedCheckpoint, match="is missing from sha256sums"):
-            read_weights(oldest)
-
-
-def move_away(model_dir, *steps):
-    for step in steps:
-        os.rename(step_folder(model_dir, step), model_dir / f"away-{step}")
-
-
-def test_the_advice_for_resuming_names_the_newest_intact_state_and_works(tmp_path):
+def test_the_advice_for_resuming_names_the_newest_intact_state_or_weights(tmp_path):
     save_steps(tmp_path, 4, 8, 12, 16)
     for step, file in ((16, "model.safetensors"), (12, "state.safetensors")):
         (step_folder(tmp_path, step) / file).write_bytes(b"cut")
     advice = resume_advice(tmp_path)
     assert "move step-000000012 and step-000000016 out of" in advice
     assert "to resume from update 8, the newest that can be resumed" in advice
-    assert "delete" not in advice
-    move_away(tmp_path, 12, 16)
-    read_state(step_folder(tmp_path, saved_steps(tmp_path)[-1]))
-
-
-def test_without_any_state_the_advice_is_to_start_from_the_weights(tmp_path):
-    save_steps(tmp_path, 4, 8, 12, 16)
     prune(tmp_path, keep_last=-1, keep=set())
-    move_away(tmp_path, 12, 16)
+    for step in (12, 16):
+        shutil.rmtree(step_folder(tmp_path, step))
     advice = resume_advice(tmp_path)
-    assert "no checkpoint in" in advice
     assert advice.endswith(f"with another --out and --init-from {step_folder(tmp_path, 8)}")
-    for step in (4, 8):
-        (step_folder(tmp_path, step) / "model.safetensors").write_bytes(b"cut")
-    assert "none has intact weights" in resume_advice(tmp_path)
 
 
 # Files that are damaged, missing or unreadable
@@ -219,48 +169,19 @@ def test_a_damaged_file_is_reported_with_the_remedy(tmp_path, file):
         READERS[file](folder)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("file", [*READERS, "sha256sums"])
-def test_an_unreadable_file_is_not_called_damaged(tmp_path, monkeypatch, file, number):
+def test_an_unreadable_file_is_not_called_damaged(tmp_path, monkeypatch, file):
     folder, opened = save(tmp_path, 5), io.open
 
     def refusing(path, *arguments, **settings):
         if str(path) == str(folder / file):
-            raise OSError(number, os.strerror(number), str(path))
+            raise OSError(errno.EIO, "Input/output error", str(path))
         return opened(path, *arguments, **settings)
 
     monkeypatch.setattr(io, "open", refusing)
-    with pytest.raises(UserError, match=rf"cannot be read: {os.strerror(number)}; it may be intact") as error:
+    with pytest.raises(UserError, match="cannot be read: Input/output error; it may be intact") as error:
         READERS.get(file, read_weights)(folder)
-    assert not any(word in str(error.value) for word in ("delete", "truncated", "damaged"))
     assert not isinstance(error.value, DamagedCheckpoint)
-
-
-def test_no_message_advises_deleting_a_users_file(tmp_path):
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match="is missing; give a checkpoint directory") as error:
-        read_weights(tmp_path / "mine")
-    assert "delete" not in str(error.value)
-    save(tmp_path, 1)
-    average_last(tmp_path, 1)
-    (tmp_path / "checkpoints" / "average" / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match="recreate it with fasttfm average"):
-        read_weights(tmp_path / "checkpoints" / "average")
-
-
-def test_a_header_with_an_impossible_shape_is_damage_and_not_a_lack_of_memory(tmp_path):
-    header = json.dumps({"weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}).encode()
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UserError, match="is truncated or damaged"):
-        read_weights(path)
-
-
-def test_weights_are_refused_as_training_state(tmp_path):
-    folder = save(tmp_path, 1)
-    shutil.copy(folder / "model.safetensors", folder / "state.safetensors")
-    with pytest.raises(UserError, match="has no training state"):
-        read_state(folder)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -271,15 +192,6 @@ def test_nonfinite_weights_are_refused(tmp_path, dtype, value):
     save_checkpoint(step_folder(tmp_path, 3), {"weight": weight}, {"step": 3})
     with pytest.raises(UserError, match=r"model\.safetensors: weight contains NaN or infinity"):
         read_weights(step_folder(tmp_path, 3))
-
-
-def test_complex_weights_are_refused_and_integer_and_empty_tensors_are_finite(tmp_path):
-    weights = {"count": torch.arange(3), "mask": torch.ones(2, dtype=torch.bool), "empty": torch.zeros(0)}
-    save_checkpoint(step_folder(tmp_path, 3), weights, {"step": 3})
-    assert read_weights(step_folder(tmp_path, 3)).keys() == weights.keys()
-    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(3, dtype=torch.complex64)}, {"step": 3})
-    with pytest.raises(UserError, match=r"weight is complex \(complex64\)"):
-        average_last(tmp_path, 1)
 
 
 # Weights of models
@@ -319,33 +231,6 @@ def test_weights_of_another_model_vocabulary_or_kind_are_refused(weights, messag
     with pytest.raises(UserError, match=message):
         load_weights(model, weights, Path("x"))
     assert torch.equal(model.embedding.weight, before)
-
-
-def test_shapes_are_checked_before_a_model_is_allocated(tmp_path):
-    weights = {"weight": torch.ones(2, 3)}
-    model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)
-    assert torch.equal(model.weight, weights["weight"])
-    with pytest.raises(UserError, match=r"weight has shape \(2, 3\), this model needs \(2, 1000000000000000\)"):
-        with_weights(lambda: nn.Linear(10**15, 2, bias=False), weights, tmp_path)
-
-
-def test_weights_that_overflow_float32_are_refused():
-    model = torch.nn.Linear(2, 3)
-    weights = {name: each.double() for name, each in model.state_dict().items()}
-    load_weights(model, weights, Path("x"))
-    with pytest.raises(UserError, match="x: bias contains NaN or infinity"):
-        load_weights(model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("x"))
-
-
-def test_a_checkpoint_of_another_vocabulary_is_refused_as_a_directory_and_as_a_file(tmp_path):
-    (tmp_path / "spm.model").write_bytes(b"these words")
-    other = save(tmp_path / "other", 20, vocabulary="digest of those words")
-    for checkpoint in (other, other / "model.safetensors"):
-        with pytest.raises(UserError, match="was trained with another vocabulary"):
-            check_vocabulary(checkpoint, tmp_path)
-    bare = tmp_path / "bare.safetensors"
-    bare.write_bytes((other / "model.safetensors").read_bytes())
-    check_vocabulary(bare, tmp_path)
 
 
 # Averages
