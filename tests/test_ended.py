@@ -1,6 +1,5 @@
 """However a program ends, what it has started ends with it: by Ctrl-C, SIGTERM, SIGHUP, and where it is killed."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from model_dirs import write_model_dir
 from waiting import wait_until
 
 from fasttfm.data.demo import write_demo_corpus
@@ -26,36 +24,16 @@ TRAIN = "--workers 2 --d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decod
 
 
 class Program(NamedTuple):
-    """A command line; {text}, {data}, {model} and {out} stand for folders."""
+    """A command line; {text}, {data} and {out} stand for folders."""
 
     words: tuple[str, ...]
     processes: int
     """When it has so many, itself among them, and has said so much, the signal comes."""
     signals: tuple[int, ...] = (signal.SIGKILL,)
     says: str = ""
-    needs: str = ""
-    """A package."""
 
 
 BENCHMARK = (sys.executable, "-m", "benchmarks", "end_to_end", "demo", "--text", "{text}", "--work", "{out}")
-_OPEN_LOOP = """
-import sys, time
-from benchmarks import command, open_loop
-open_loop.burst = lambda *_: time.sleep(600)
-sys.exit(command.run(open_loop.main))
-"""
-_SERVING = "{model} --text {text}/train.en --workers 2 --results {out} --seconds 600"
-_CTRANSLATE2 = """
-import time, torch
-from benchmarks.peers.ctranslate2 import Translate
-from fasttfm.models import Transformer, TransformerConfig
-if __name__ == "__main__":
-    config = TransformerConfig(vocab_size=60, d_model=16, heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
-    options = {"length": 4, "compute_type": "float32", "device": torch.device("cpu"), "threads": 1}
-    kept = Translate(config, Transformer(config).state_dict(), beam=1, **options)
-    print("ready", flush=True)
-    time.sleep(600)
-"""
 _MATRIX = """
 import os, time
 from fasttfm.kernels.proof.matrix import _pool
@@ -70,15 +48,11 @@ PROGRAMS = {
     "end_to_end": Program((*BENCHMARK, "--", *TRAIN.split()), 4, ALL),
     "end_to_end, the peer": Program((*BENCHMARK, "--peer", "torch.nn", "--minutes", "10"), 2),
     "train": Program(tuple(command_line("train", *f"--data {{data}} --out {{out}}/M {TRAIN}".split())), 3),
-    "open_loop": Program(  # multiprocessing has one more
-        (sys.executable, "-c", _OPEN_LOOP, *_SERVING.split()), 4, (signal.SIGTERM, signal.SIGKILL)
-    ),
     "ranks": Program(
         (sys.executable, "-m", "benchmarks.ranks", "--ranks", "2", "--results", "{out}"),
         3,
         (signal.SIGTERM, signal.SIGKILL),
     ),
-    "CTranslate2": Program((sys.executable, "-c", _CTRANSLATE2), 3, says="ready", needs="ctranslate2"),
     "compile matrix": Program((sys.executable, "-c", _MATRIX), 4, (signal.SIGTERM, signal.SIGKILL), "ready"),
 }
 
@@ -122,13 +96,13 @@ def end_by(number: int, words: list[str], program: Program, said: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo corpus, and prepared data and an untrained model."""
+    """The demo corpus, and prepared data."""
     folder = tmp_path_factory.mktemp("ended")
     text = folder / "text"
     write_demo_corpus(text)
     files = [[text / f"{name}.{side}"] for name in ("valid", "test") for side in ("en", "de")]
     prepare(*files, folder / "data", PrepareOptions(vocab_size=200, byte_fallback=False), say=lambda line: None)
-    return {"text": text, "data": folder / "data", "model": write_model_dir(folder / "model", trained=False)}
+    return {"text": text, "data": folder / "data"}
 
 
 @on_linux
@@ -138,41 +112,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 )
 def test_nothing_outlives_a_program(folders, tmp_path, name, number):
     program = PROGRAMS[name]
-    if program.needs and importlib.util.find_spec(program.needs) is None:
-        pytest.skip(f"{program.needs} is not installed")
     (tmp_path / "data").symlink_to(folders["data"])  # an end_to_end that has been prepared
     places = {**folders, "out": tmp_path}
-    words = [re.sub(r"\{(text|data|model|out)\}", lambda found: str(places[found[1]]), word) for word in program.words]
+    words = [re.sub(r"\{(text|data|out)\}", lambda found: str(places[found[1]]), word) for word in program.words]
     end_by(number, words, program, tmp_path / "said")
-
-
-WAYS = r"subprocess\.(run|Popen|call|check_\w+)\(|ProcessPoolExecutor\(|\.Process\(|get_context\(|os\.(exec|spawn)"
-"""Ways to start a process."""
-STARTED = {
-    "benchmarks/measure/machine.py": 2,  # git, nvidia-smi
-    "benchmarks/open_loop.py": 2,
-    "benchmarks/peers/ctranslate2.py": 1,
-    "benchmarks/queue/prepare.py": 1,  # strip; what compiles is ended by timeout, and with this process
-    "benchmarks/ranks.py": 2,
-    "fasttfm/system/children.py": 1,
-    "fasttfm/system/processes.py": 1,
-    "kernels/proof/assembler.py": 1,  # ptxas
-    "kernels/proof/matrix.py": 3,  # one of them git
-    "ptx-check/src/ptx_check/ledger/counted.py": 1,  # ptxas
-    "ptx-check/src/ptx_check/ledger/peers.py": 1,  # c++filt
-    "ptx-check/src/ptx_check/ledger/sass.py": 1,  # cuobjdump, nvdisasm
-    "ptx-check/src/ptx_check/machine_code/compared.py": 1,  # ptxas
-    "ptx-check/src/ptx_check/machine_code/cubin.py": 1,  # nvdisasm
-}
-"""File -> lines that start processes. Those without a word to them have a program above, or tests of their own; the
-others start programs that end in seconds by themselves."""
-
-
-def test_every_place_that_starts_a_process_is_known():
-    found = {}
-    for folder in ("benchmarks", "fasttfm", "kernels", "pretraining", "ptx-check/src"):
-        for path in (ROOT / folder).rglob("*.py"):
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if re.search(WAYS, line)]
-            if lines and "tests" not in path.parts[:-1]:
-                found[path.relative_to(ROOT).as_posix()] = len(lines)
-    assert found == STARTED

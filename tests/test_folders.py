@@ -184,10 +184,3 @@ def test_a_missing_damaged_or_foreign_manifest_allows_nothing(folder: Path, mani
         compare(folder)
     with pytest.raises(UserError, match="contains other files"):
         write(folder, a="2")
-
-
-def test_files_of_another_type_are_not_replaced(folder: Path):
-    message = r"contains other files \(files\), which are not replaced by prepared pairs"
-    with pytest.raises(UserError, match=message), replacing(folder, "writing", "prepared pairs"):
-        pass
-    assert (folder / "sha256sums").read_text().startswith("# written by fasttfm (files), which")

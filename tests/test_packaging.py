@@ -63,15 +63,6 @@ def test_the_changelog_begins_with_this_version_and_each_with_what_breaks_in_60_
     assert versions == sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
 
 
-@pytest.mark.parametrize(("tag", "status"), [(f"v{VERSION}", 0), ("v0.0.0", 1), (VERSION, 1)])
-def test_a_release_has_the_notes_of_its_version(tag, status):
-    done = python("-S", "scripts/release_notes.py", tag)
-    assert done.returncode == status
-    assert (f"the tag must be v{VERSION}" in done.stderr) == bool(status)
-    assert ("### Added" in done.stdout) != bool(status)
-    assert not re.search(r"^## ", done.stdout, re.MULTILINE)
-
-
 # Continuous integration and images
 
 
@@ -101,12 +92,6 @@ def test_continuous_integration_calls_targets_and_files_that_exist(jobs):
         files = [word for step in steps for word in step.split() if word.startswith(top)]
         assert files
         assert [file for file in files if not (ROOT / file).exists()] == []
-
-
-def test_the_steps_of_the_dockerfile_are_read_as_docker_reads_them():
-    steps = python("scripts/dockerfile.py", "--dry-run", check=True).stdout.splitlines()
-    assert steps[0].startswith("RUN apt-get update  && apt-get install"), "lines that go on are one step"
-    assert "ENTRYPOINT fasttfm --help" in steps[-1]
 
 
 # What is packaged
@@ -147,20 +132,6 @@ def test_every_module_and_data_file_is_packaged(metadata):
     data = {path for path in files.values() if path.suffix != ".py"}
     assert {path.relative_to(ROOT).parts[0] for path in data} == {"fasttfm", "kernels"}
     assert data <= packaged
-
-
-@pytest.mark.parametrize(
-    ("project", "declared"),
-    [
-        ("ptx-check", r"^dependencies = \[.*numpy.*triton.*\]$"),
-        ("pretraining", rf'^version = "{VERSION}"(?s:.*)^dependencies = \["fasttfm=={VERSION}"\]$'),
-    ],
-)
-def test_other_distributions_are_installed_from_here(project, declared):
-    """fasttfm does not ask an index for them: nobody holds their names there yet."""
-    assert re.search(declared, read(f"{project}/pyproject.toml"), re.MULTILINE)
-    assert f"--editable {project}" in read("Makefile")
-    assert project not in read("setup.py")
 
 
 def test_the_wheel_and_source_distribution_of_the_pre_trained_family_have_everything(tmp_path):

@@ -1,12 +1,7 @@
 """External JSON and YAML: plain data are parsed, everything else is refused in one line with its position."""
 
-import json
 import math
-import shutil
 import string
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,9 +11,6 @@ from hypothesis import strategies as st
 from fasttfm.errors import UserError
 from fasttfm.system.files import read_json, read_plain_yaml
 from fasttfm.system.parsing import DEEPEST, Malformed, field, parse_json, parse_yaml, texts, write_yaml
-from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer
-
-ROOT = Path(__file__).parents[1]
 
 
 def assert_refused(parse, content, problem):
@@ -30,7 +22,6 @@ def assert_refused(parse, content, problem):
     assert len(told) < 300
 
 
-_TEXTS = st.text(st.characters(codec="utf-8"))
 _NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -38,12 +29,6 @@ def plain(names, others, most):
     """A strategy for plain data of at most `most` values. names: of fields. others: scalars besides numbers."""
     values = st.none() | st.booleans() | _NUMBERS | others
     return st.recursive(values, lambda each: st.lists(each) | st.dictionaries(names, each), max_leaves=most)
-
-
-@given(plain(_TEXTS, _TEXTS, 20))
-def test_json_round_trips(value):
-    assert parse_json(json.dumps(value)) == value
-    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
 
 
 _PRINTED = st.text(string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c", ""))
@@ -65,15 +50,12 @@ def test_yaml_round_trips_here_and_in_pyyaml(value):
         (b'{"a":\n 1,, }', "is not JSON at line 2, column 4"),
         (b"M\xe4nner", "is not JSON: not valid UTF-8 (byte 0xe4 at byte 2 of the line) in line 1"),
         (b"[" * 100_000, "is nested too deeply"),
-        (b'{"a":' * 100_000, "is nested too deeply"),
         (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), "is nested too deeply"),
         (rb'{"a": {"b": [0, "x\ud800y"]}}', r"a.b[1] has a lone surrogate \ud800"),
         (rb'{"a": {"\udc00": 1}}', r"a has a lone surrogate \udc00"),
         (b"[1, NaN]", "has NaN, which is not a JSON number"),
-        (b'{"lr": -Infinity}', "has -Infinity"),
         (b'{"lr": [1e400]}', "lr[0] has a number that is too large"),
         (b'{"layers": 9223372036854775808}', "layers has a number of more than 64 bits"),
-        (b"9" * 5000, "has a number of more than 64 bits"),
         (b'{"a": 1, "b": 2, "a": 1}', "has a duplicate field 'a'"),
     ],
 )  # fmt: skip
@@ -96,12 +78,8 @@ def test_json_may_be_nested_up_to_the_limit_and_start_with_a_byte_order_mark():
         ("a: 1\na: 2", "is not plain YAML in line 2: duplicate field 'a' (first in line 1)"),
         ("? [a]\n: 1", "is not plain YAML in line 1: a field name must be"),
         ("a: &a [*a]", "is not plain YAML in line 1: aliases of lists and sections are not supported"),
-        ("a: &a {b: 1}\nc: {<<: *a}", "is not plain YAML in line 2: aliases of lists and sections are not supported"),
-        ("a: *b", "is not plain YAML in line 1: not valid YAML: found undefined alias"),
         ("a: [", "is not plain YAML in line 1: not valid YAML"),
-        ("a: \t- b\x00", "is not plain YAML"),
         ("a: " + "[" * 100_000, "is not plain YAML in line 1: nested too deeply"),
-        ("".join("  " * i + "a:\n" for i in range(1000)), "is not plain YAML in line 64: nested too deeply"),
         (r'a: "\ud800"', r"is not plain YAML in line 1: has a lone surrogate \ud800"),
         ("a: 1\n---\nb: 1", "is not plain YAML in line 2: not valid YAML"),
         ("a: 1\nlayers: 9223372036854775808", "layers has a number of more than 64 bits"),
@@ -112,17 +90,11 @@ def test_invalid_yaml_is_refused_in_one_line(content, problem):
     assert_refused(parse_yaml, content.encode(), problem)
 
 
-def test_a_scalar_may_have_an_alias():
-    assert parse_yaml(b"a: &x 3\nb: *x") == {"a": 3, "b": 3}
-
-
 @pytest.mark.parametrize(
     ("read", "content", "problem"),
     [
         (read_json, b"[1]", "is a list, must be an object"),
-        (read_json, b"[" * 9999, "is nested too deeply"),
         (read_plain_yaml, b"3", "is an integer, must be an object"),
-        (read_plain_yaml, b"", "is null, must be an object"),
         (read_plain_yaml, b"\xff", "is not plain YAML in line 1: not valid UTF-8"),
     ],
 )
@@ -143,9 +115,7 @@ def test_a_field_has_the_requested_type():
     for name, kind, problem in (
         ("x", int, "f: x is a number, must be an integer"),
         ("yes", int, "f: yes is true or false, must be an integer"),
-        ("yes", float, "f: yes is true or false, must be a number"),
         ("n", bool, "f: n is an integer, must be true or false"),
-        ("t", list, "f: t is a string, must be a list"),
         ("none", int, "f: none is null, must be an integer"),
         ("absent", int, "f: has no absent"),
     ):
@@ -156,21 +126,3 @@ def test_a_field_has_the_requested_type():
         texts(given, "l", "f")
     with pytest.raises(UserError, match="f: is a list, must be an object"):
         field([], "n", int, "f")
-
-
-def test_a_lone_surrogate_reaches_no_tokenizer(tmp_path):
-    with pytest.raises(UserError, match=r"'a\\ud800' has a lone surrogate \\ud800"):
-        ByteTokenizer().encode("a\ud800")
-
-
-def test_the_linter_forbids_other_parsers():
-    """In the package, the benchmarks and the scripts."""
-    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
-    if ruff is None:
-        pytest.skip("ruff is not installed")
-    calls = ["json.loads('')", "json.load(file)", "json.JSONDecoder()", "yaml.safe_load('')", "yaml.load('', None)"]
-    program = "\n".join(["import json\n\nimport yaml\n", *calls, "json.dumps(1)", "yaml.safe_dump(1)\n"])
-    for name in ("fasttfm/data/new.py", "benchmarks/new.py", "scripts/new.py"):
-        words = [ruff, "check", "--select", "TID251", "--output-format", "concise", "--stdin-filename", name, "-"]
-        done = subprocess.run(words, input=program, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.stdout.count("TID251") == len(calls), done.stdout + done.stderr

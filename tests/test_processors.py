@@ -7,22 +7,10 @@ import sys
 import pytest
 
 from benchmarks.measure import machine
-from fasttfm.errors import UserError
 from tests import processors
 
 AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-
-
-def test_a_processor_emulates_those_whose_instruction_sets_it_has(monkeypatch):
-    amx = {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"}
-    for flags, names in ((AVX2, ["avx2"]), (AVX512, ["avx2", "avx512"]), (AVX512 | amx, [*processors._TABLE])):
-        assert [processor.name for processor in processors.available(flags)] == names
-    with pytest.raises(UserError, match="AVX2"):
-        processors.available(frozenset())
-    monkeypatch.setattr(processors, "instructions", lambda: AVX2)
-    with pytest.raises(UserError, match="--processor amx"):
-        processors.main(["--processor", "amx"])
 
 
 @pytest.mark.skipif(not processors.instructions() >= AVX512, reason="needs a processor with AVX-512")

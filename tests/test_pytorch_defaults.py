@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from public_surface import SEED, Use, functions, leaf_tensors
-from search.small_models import model_of, sources_of
 
 from fasttfm import functional as F
-from fasttfm.search import DecodingConfig, search_ids
-from fasttfm.search.coverage import cross_attention
 
 ROOT = Path(__file__).parents[1]
 ROOMS = "fasttfm", "kernels", "pretraining/src"
@@ -54,29 +51,6 @@ def test_every_new_tensor_names_its_device_and_dtype(room):
     assert not found
     for call, lacking in (("zeros(2, dtype=t)", True), ("arange(n)", True), ("ones(3, dtype=t, device=d)", False)):
         assert lacks(ast.parse(f"torch.{call}", mode="eval").body) == lacking
-
-
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("settings", [
-    {"beam": 4}, {"beam": 1}, {"beam": 4, "diverse_beam_groups": 2}, {"beam": 1, "sampling": True}, {"required": True},
-])  # fmt: skip
-@pytest.mark.sample(3)
-def test_a_search_on_a_cpu_finds_the_same(kind, settings, request):
-    """Hypotheses, and their cross-attention."""
-    model, sources = model_of(kind, 40), sources_of(40, 5)
-    more = {"banned": [[5], [6, 7]], "prefixes": [[8]] * 5}
-    if "required" in settings:
-        settings, more = {}, {"required": [[[[9]]]] * 5}
-    config = DecodingConfig(max_len_b=5, **settings)
-
-    def searched():
-        found = search_ids(model, sources, config, **more)
-        maps = cross_attention(model, sources, [each[0].tokens for each in found], config)
-        return found, [each.tolist() for each in maps]
-
-    expected = searched()
-    request.getfixturevalue("other_defaults")
-    assert searched() == expected
 
 
 def test_passes_and_their_gradients_are_the_same(request):

@@ -2,14 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 from forked import run as forked_run
 from waiting import PATIENCE
-
-from fasttfm.errors import Stopped, UserError, interrupted, optional
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
@@ -71,11 +68,6 @@ def test_ctrl_c_in_an_import_before_the_command_ends_it_at_once(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_a_signal_in_a_destructor(tmp_path):
-    setup = "class Dropped:\n    def __del__(self):\n        os.kill(os.getpid(), NUMBER)\n        time.sleep(0.1)"
-    assert_stopped(run(tmp_path, signal.SIGTERM, "Dropped()\ntime.sleep(30)\nprint('went on')", setup), signal.SIGTERM)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_llvm_links_a_module_is_raised_afterwards(tmp_path, number):
     """Raised in between, it left a module that was freed twice."""
@@ -124,37 +116,4 @@ def test_a_starting_trainer_takes_over_a_pending_signal(tmp_path):
     assert run(tmp_path, signal.SIGTERM, body, setup).returncode == 7
 
 
-def test_a_signal_after_the_command_prints_no_traceback(tmp_path):
-    setup = "import atexit\natexit.register(lambda: os.kill(os.getpid(), NUMBER))"
-    done = run(tmp_path, signal.SIGINT, "pass", setup)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
-
-
 # Errors and their exit statuses
-
-
-def test_the_status_depends_on_the_signal():
-    assert interrupted() == interrupted(KeyboardInterrupt()) == interrupted(Stopped("said")) == 130
-    assert interrupted(Stopped(number=signal.SIGTERM)) == 143
-    assert str(Stopped()) == ""
-
-
-@pytest.mark.parametrize("where", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
-def test_python_m_exits_with_the_status_of_a_caught_interrupt(tmp_path, where):
-    (tmp_path / "stopped.py").write_text(
-        "import sys\nfrom fasttfm.errors import interrupted\n"
-        f"try:\n    {where}\nexcept KeyboardInterrupt:\n    sys.exit(interrupted())\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "stopped"], env=environment, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (130, b"")
-
-
-def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    tmp_path.joinpath("broken_package.py").write_text("from errno import NO_SUCH_NAME")
-    why = r"cannot be imported \(cannot import name 'NO_SUCH_NAME' from 'errno' .*\): pip install --upgrade"
-    with pytest.raises(UserError, match=rf'^broken_package {why} "./fasttfm\[hf\]"$'):
-        optional("broken_package", "hf")
-    with pytest.raises(UserError, match=r'^no_such_package is not installed: pip install "./fasttfm\[hf\]"$'):
-        optional("no_such_package.part", "hf")

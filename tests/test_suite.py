@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from shared_fixtures import left_out, spread
+from shared_fixtures import left_out
 
 
 def case(name, mark=None, *values):
@@ -27,11 +27,3 @@ def test_the_gate_has_so_many_cases_with_every_value():
     free = [case("test_free", None, a, b, c) for a in "01234" for b in "xyz" for c in "pq"]
     chosen = [each.callspec._idlist for each in free if each not in left_out(free)]
     assert [len(set(values)) for values in zip(*chosen, strict=True)] == [len(chosen), 3, 2] == [5, 3, 2]
-
-
-def test_cases_of_one_axis_are_drawn_far_from_each_other():
-    cases = [[str(length)] for length in range(9)]
-    assert spread(cases, 1) == [0]
-    assert spread(cases, 2) == [0, 8]
-    assert spread(cases, 3) == [0, 4, 8]
-    assert spread(cases, 20) == list(range(9))
