@@ -86,6 +86,7 @@ REMOVED = "if another version of fasttfm wrote the file, delete the line"
         ("model:\n  activation: tanh\n", ", line 2: model.activation: 'tanh' must be one of relu, gelu"),
         ("training:\n  adam_betas: 0.9\n", ", line 2: training.adam_betas: 0.9 must be 2 values"),
         ("# a list\n- model\n", ", line 2: the file must be a mapping"),
+        ("# a model\nmodel:\n  heads: 3\n", ", line 3: d_model 512 is not a multiple of model.heads 3"),
         ("model: 3\n", ", line 1: section model must be a mapping"),
         ("model:\n\td_model: 3\n", ", line 2: not valid YAML"),
         (b"\xef\xbb\xbfmodel:\n  d_model: 64 # \xff\n", ", line 2: not valid UTF-8 (byte 0xff at byte 17 of the line)"),

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from benchmarks.cases import GROUPS, decoding, synthetic, training_step
+from benchmarks.cases import GROUPS, decoding, padding, synthetic, training_step
 from benchmarks.measure.case import LEVELS, Setting
 from benchmarks.peers import ctranslate2, huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step
@@ -88,7 +88,27 @@ def test_the_cost_is_of_the_tokens_without_padding():
     assert half.flops / none.flops == pytest.approx(0.4, abs=0.02)
 
 
+@pytest.mark.parametrize("kind", ["fasttfm", "torch.nn"])
+def test_a_graphed_step_is_the_ordinary_one(kind):
+    """On a CPU the steps run without a graph."""
+    weights = torch_nn.TorchTransformer(CONFIG).state_dict()
+    ordinary = step_of(kind, CONFIG, weights)
+    graphed = training_step.Graphed(step_of(kind, CONFIG, weights, captured=True), CPU)
+    for seed in range(3):
+        assert float(graphed(batch(seed=seed))) == pytest.approx(float(ordinary(batch(seed=seed))), rel=1e-6)
+
+
 # Padding
+
+
+def test_random_order_has_the_documents_padding_and_ours_little():
+    corpus = synthetic.corpus(10_000, synthetic.WMT, 100, seed=0)
+
+    def share(make) -> float:
+        return padding.epoch_of(lambda batch: torch.tensor(0.5), make, CPU, 1_024, 30_000, corpus).padding
+
+    assert 0.5 < share(padding.shuffled) < 0.8
+    assert share(padding.bucketed) < 0.08
 
 
 # Decoding

@@ -152,8 +152,10 @@ def test_a_row_has_its_time_rates_memory_and_launches_or_the_reason_for_none():
     options = {"cost": Cost(flops=40_000_000, bytes=1_000_000), "ceilings": Machine(bandwidth=1e12, flops=8e12)}
     away = Absent("pip install away")
     named = dict.fromkeys(("torch int8, a worker a core", CTRANSLATE2), plain)
+    options |= {"unit": "rows/s", "units": len}
     results = rows({"torch eager": plain, **named, CUDA_GRAPH: Graph(), "fasttfm": Graph(), "away": away}, **options)
     row = results["torch eager"]
+    assert row["throughput"] == {"value": pytest.approx(8 / 10e-6), "unit": "rows/s"}
     assert row["time_us"] == {"p20": 10.0, "p50": 10.0, "p80": 10.0, "runs": 3}
     assert row["tflop_per_s"] == pytest.approx(4.0)
     assert row["gb_per_s"] == pytest.approx(100.0)
@@ -220,3 +222,12 @@ def test_kinked_error_tolerates_one_percent_of_the_elements_by_a_tenth(changed, 
     results[:changed] += by
     assert numerics.kinked_error(results, expected) == pytest.approx(error, abs=1e-6)
     assert numerics.relative_error(results, expected) == pytest.approx(by / 2, rel=1e-5)
+
+
+def test_the_ceiling_of_int8_is_of_the_searchs_operator(monkeypatch):
+    dtypes = []
+    monkeypatch.setattr(
+        clocks.int8, "multiplier", lambda quantized, scales: lambda rows: dtypes.append((rows.dtype, quantized.dtype))
+    )
+    assert clocks.ceilings(Setting(device=torch.device("cpu"), dtype=torch.int8, level="smoke")).flops > 0
+    assert set(dtypes) == {(torch.uint8, torch.int8)}

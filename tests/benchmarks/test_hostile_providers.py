@@ -186,6 +186,13 @@ def test_a_provider_documented_to_overwrite_its_inputs_gets_a_copy():
     assert results["writes"]["status"] == results["torch eager"]["status"] == "timed"
 
 
+def test_a_number_of_threads_set_by_a_provider_is_reset():
+    before, seen = torch.get_num_threads(), []
+    greedy = lambda x: (torch.set_num_threads(before + 1), plain(x))[1]  # noqa: E731
+    rows({"greedy": greedy, "fasttfm": lambda x: (seen.append(torch.get_num_threads()), plain(x))[1]})
+    assert {*seen, torch.get_num_threads()} == {before}
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("last", [1, 2, 3, 8, 9])
 @pytest.mark.parametrize("error", [RuntimeError("No kernel.\nAnd a second line."), SystemExit(0)])

@@ -1,29 +1,6 @@
 """The load of a machine counts other processes, but not this one and its children; machines and commands by name."""
 
-import subprocess
-import sys
-
-import pytest
-
 from benchmarks.measure import machine as load
-
-BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
-SEEN = 0.5 - 0.1
-"""Fewest measured seconds of BURN: Linux counts in hundredths, twice per process."""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_the_seconds_of_living_and_ended_children_are_our_own():
-    before = load._own()
-    subprocess.run([sys.executable, "-c", BURN], check=True)
-    ended = load._own()
-    assert ended - before >= SEEN
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{BURN}\nprint(1, flush=True); input()"], stdin=-1, stdout=-1
-    ) as child:
-        child.stdout.readline()
-        assert load._own() - ended >= SEEN
-        child.communicate(b"\n")
 
 
 def test_others_is_their_share_of_all_processors(monkeypatch):

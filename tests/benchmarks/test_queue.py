@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,6 +275,9 @@ def test_prepared_kernels_are_found_after_a_move_and_missing_ones_are_named(tmp_
     late = question("late", f'python -c "{make}"')
     (record,) = run.run([late], 60, results=tmp_path / "r", prepared=tmp_path / "b")
     assert record["compiled"] == ["_late-KEY"]
+    assert prepare._pack(tmp_path / "b") == (tmp_path / "b" / prepare.ARCHIVE).stat().st_size
+    with tarfile.open(tmp_path / "b" / prepare.ARCHIVE) as archive:
+        assert "kernels/KEY/_late.cubin" in archive.getnames()
     assert "error: 1 kernels were not prepared: _late-KEY\n" in capsys.readouterr().out
 
 

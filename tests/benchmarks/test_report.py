@@ -106,11 +106,15 @@ def runs(end_to_end, *scores, **fields):
     ]  # fmt: skip
 
 
-def test_a_mean_is_of_the_newest_run_of_each_seed(write, end_to_end):
-    entries = load(write("a.jsonl", *runs(end_to_end, (1, 9.0), (1, 39.0), ("1 --seed 2", 40.0), (3, 39.5))))
+def test_a_mean_is_of_the_newest_run_of_each_seed(write, end_to_end, tmp_path):
+    of_another_test_set = runs(end_to_end, (4, 30.0), test="test_2016_flickr")
+    scored = runs(end_to_end, (1, 9.0), (1, 39.0), ("1 --seed 2", 40.0), (3, 39.5))
+    file = write("a.jsonl", *scored, *of_another_test_set)
+    entries = load(file)
     assert [mean.words() for mean in seeds.means(entries)] == [
         "**39.50 BLEU** in 19.5 minutes from the text, mean of 3 seeds (39.00 to 40.00)"
     ]
-    text = report.machine_page("a machine", entries, entries, charted=False)
+    assert main(["report", "--results", str(file), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "amd-epyc-2-cores.md").read_text(encoding="utf-8")
     assert "\n- `--preset multi30k-fast --threads 2`: **39.50 BLEU** in" in text
     assert "[speedrun](docs/speedrun.md) on two CPU cores: **39.50 BLEU** in" in readme.figures(entries)

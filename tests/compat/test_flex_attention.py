@@ -39,17 +39,3 @@ def test_mods(name):
     else:
         given = {"block_mask": create_block_mask(mod, B, H, L, S, device="cpu")}
     torch.testing.assert_close(F.attention(*tensors, **options), flex_attention(*tensors, enable_gqa=True, **given))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_sinks_and_documents():
-    tensors, sinks = operands(), torch.randn(H)
-    output, lse = flex_attention(*tensors, return_lse=True)
-    expected = output * torch.sigmoid(lse - sinks[:, None])[..., None]
-    torch.testing.assert_close(F.attention(*tensors, sinks=sinks), expected)
-    document, starts = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 2]), torch.tensor([0, 3, 8, 9])
-    x = torch.randn(1, H, S, D)
-    mask = create_block_mask(lambda b, h, q, kv: document[q] == document[kv], 1, H, S, S, device="cpu")
-    rows = x[0].transpose(0, 1)
-    packed = F.varlen_attention(rows, rows, rows, starts, starts, 5, 5)
-    torch.testing.assert_close(packed.transpose(0, 1)[None], flex_attention(x, x, x, block_mask=mask))

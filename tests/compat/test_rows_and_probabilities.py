@@ -95,6 +95,7 @@ WRONG_PAGES = {
 }
 WRONG_LENGTHS = {
     "varlen_attn: block_table needs seqused_k": {"block_table": TABLE},
+    "give enable_gqa=True": {"enable_gqa": False},
     "keys of a sequence reach from 1 to 9, more than cu_seq_k": {"seqused_k": KEYS + torch.tensor([0, 1, 0])},
     "seqused_k is torch.int64 (2,) on cpu: int32 or int64 (3,)": {"seqused_k": KEYS[:2]},
 }

@@ -113,6 +113,9 @@ def test_every_update_has_each_part_also_across_epochs():
     for update in stream.reshape(25, 8):
         assert np.abs(np.sort(update) - (np.arange(8) + 0.5) * 50 / 8).max() < 7
     assert all(sorted(stream[50 * e : 50 * e + 50]) == list(range(50)) for e in range(4))
+    pairs = natural_pairs(3000)
+    alone = [pairs.target_lengths[each].mean() for each in TokenBatches(pairs, 400, together=4).epoch(0)]
+    assert np.reshape(alone[: len(alone) // 4 * 4], (-1, 4)).mean(axis=1).std() < np.std(alone) / 4  # drawn: half
 
 
 def test_halves_and_quarters_of_an_update_have_equal_sums():

@@ -59,14 +59,6 @@ def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "latin1" not in str(error.value)
 
 
-def test_invalid_bytes_are_replaced_on_request(tmp_path: Path):
-    path = tmp_path / "text"
-    path.write_bytes(b"good\nb\xffd\nsch\xc3\xb6n\n\xc3\n")
-    text = TextFile(path, replace_invalid=True)
-    assert list(text) == ["good", "b\ufffdd", "schön", "\ufffd"]
-    assert text.replaced == [2, 4]
-
-
 def zstandard(data: bytes) -> bytes:
     try:
         from compression import zstd
@@ -123,21 +115,3 @@ def test_later_changes_of_a_file_are_neither_hashed_nor_used(tmp_path: Path):
     assert [pair.source for pair in stored] == ["a", " \x0cb\x85"]
     stored.delete()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
-
-
-def test_several_files_are_one_corpus_with_line_numbers_per_file(tmp_path: Path):
-    contents = {"a.en": "1\n2\n", "b.en": "3\n", "a.de": "eins\nzwei\n", "b.de": "drei\n"}
-    for name, lines in contents.items():
-        (tmp_path / name).write_text(lines)
-    text = file_pairs([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.de", tmp_path / "b.de"])
-    stored = StoredText(text, tmp_path, "train")
-    assert len(stored) == 3
-    for each in (stored, stored):
-        assert [(pair.source, pair.target, pair.file.name, pair.line) for pair in each] == [
-            ("1", "eins", "a.en", 1),
-            ("2", "zwei", "a.en", 2),
-            ("3", "drei", "b.en", 1),
-        ]
-    assert stored.sha256 == [hashlib.sha256(lines.encode()).hexdigest() for lines in contents.values()]
-    with pytest.raises(UserError, match="2 source files but 1 target file:"):
-        file_pairs([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.de"])

@@ -6,9 +6,11 @@ import http.server
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from fasttfm.data import download as module
 from fasttfm.data.download import RemoteFile, download
 from fasttfm.errors import UserError
 
@@ -57,7 +59,7 @@ def whole(handler: Handler) -> None:
     elif begin:
         handler.give(CONTENT[begin:], 206, Content_Range=f"bytes {begin}-{len(CONTENT) - 1}/{len(CONTENT)}")
     else:
-        handler.give(CONTENT)
+        handler.give(CONTENT, Content_Encoding="gzip")  # whose decoding would fail: bytes are kept as they come
 
 
 def gives(content: bytes, *given: int, **headers: str) -> Callable[[Handler], None]:
@@ -115,10 +117,16 @@ def test_the_next_run_resumes_a_partial_download_if_possible(server: Server, tmp
 
 
 @pytest.mark.parametrize(
-    ("places", "told"), [(["/moved"], []), (["/nothing", "/good"], ["404"]), (["/bad", "/good"], ["SHA256"])]
+    ("places", "told"),
+    [
+        *((["/moved"], []), (["/nothing", "/good"], ["404"]), (["/bad", "/good"], ["SHA256"])),
+        (["/busy"], ["503", "429", "500"]),
+    ],
 )
 def test_redirections_are_followed_and_the_next_url_is_tried_after_a_fault(server: Server, tmp_path, places, told):
     server.answers |= {"/moved": gives(b"", 302, Location="/good"), "/good": whole, "/bad": gives(CONTENT[::-1])}
+    statuses = iter([503, 429, 500])
+    server.answers["/busy"] = lambda at: at.send_error(status) if (status := next(statuses, 0)) else whole(at)
     path, said = fetched(server, tmp_path, *places)
     assert path.read_bytes() == CONTENT
     assert [word in line for word, line in zip(told, said, strict=True)] == [True] * len(told)
@@ -151,6 +159,15 @@ def test_an_existing_file_with_a_wrong_digest_is_refused_and_kept(server: Server
         fetched(server, tmp_path, "/a")
     assert (tmp_path / "corpus.tgz").read_bytes() == b"mine"
     assert not server.requests
+
+
+def test_a_full_disk_keeps_the_partial_download(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    server.answers["/a"] = whole
+    monkeypatch.setattr(module, "_receive", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    (tmp_path / "corpus.tgz.part").write_bytes(CONTENT[:5000])
+    with pytest.raises(UserError, match="No space left on device: the partial download is kept"):
+        fetched(server, tmp_path, "/a")
+    assert (tmp_path / "corpus.tgz.part").read_bytes() == CONTENT[:5000]
 
 
 @pytest.mark.parametrize("size", [20 * 1024, 600_000])

@@ -9,7 +9,6 @@ from plain_bpe import apply, fastbpe_file, learn, subword_nmt_file
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.moses_tokenizer import MosesTokenizer, MosesVocabulary
-from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.search.streaming import stream_text
 
@@ -71,21 +70,16 @@ def test_streamed_text_never_changes(text, codes):
         assert len(parts) > 3
 
 
-def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
-    sides = [
-        MosesTokenizer(written(codes).encode(), vocabulary(codes, text, language=language))
-        for written, language in ((subword_nmt_file, "en"), (fastbpe_file, "de"))
-    ]
-    save_tokenizers(tmp_path, *sides)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "bpe.src.codes", "bpe.src.vocabulary.json", "bpe.tgt.codes", "bpe.tgt.vocabulary.json",
-    ]  # fmt: skip
-    for before, loaded in zip(sides, load_tokenizers(tmp_path), strict=True):
-        assert (loaded.vocabulary, loaded.model) == (before.vocabulary, before.model)
-        assert loaded.encode(text[0]) == before.encode(text[0])
-    (tmp_path / "bpe.src.vocabulary.json").unlink()
-    with pytest.raises(UserError, match="its vocabulary file is missing"):
-        load_tokenizers(tmp_path)
+def test_text_is_preprocessed_as_in_the_vocabulary(codes):
+    plain = {"normalized": False, "split_dashes": False, "escaped": False, "lowercase": True}
+    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, HARD, **plain))
+    tokens = sacremoses.MosesTokenizer("en").tokenize(HARD[1], escape=False)
+    expected = [piece for word in tokens for piece in apply(codes, word.lower())]
+    assert tokenizer._cut(HARD[1]) == expected
+    assert "’" in "".join(expected)
+    assert "well-known" in "".join(expected).replace("@@", "")
+    made = MosesVocabulary.inferred("de", [*SPECIAL, "hund", "’", "'", "&", "@"], prefix=[])
+    assert (made.normalized, made.split_dashes, made.escaped, made.lowercase) == (False, False, False, True)
 
 
 def test_damaged_codes_and_a_missing_package_are_named(monkeypatch, codes):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttfm.data.shapes import choose_sizes, length_batches, plan_batches, round_length
+from fasttfm.data.shapes import SIZES, choose_sizes, length_batches, plan_batches, round_length
 
 PAIRS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=300)
 
@@ -23,6 +23,15 @@ def test_every_pair_is_in_one_batch_and_fits_its_size(pairs, max_tokens, most):
         assert (lengths[plan.order[begin:end]] <= size).all()
         assert 0 < (end - begin) * size.max() <= max_tokens
     assert plan.shapes <= 2 * most
+
+
+def test_a_large_corpus_of_long_sentences_uses_a_coarser_grid():
+    random = np.random.default_rng(6)
+    source, target = random.integers(1, 257, (2, 50_000))
+    sizes = choose_sizes(source, target, 4096)
+    assert len(sizes) == SIZES
+    plan = plan_batches(source, target, sizes, 4096)
+    assert 1 - (source + target).sum() / plan.cells.sum() < 0.2
 
 
 def test_grid_lengths_are_few_and_at_most_an_eighth_longer():

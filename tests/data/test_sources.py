@@ -99,6 +99,7 @@ def test_options_that_do_not_match_the_files_are_refused(files):
         ({"source_tags": ("<a>",)}, "--source-tag: 1 given"),
         ({"source_tags": ("<a>", "<b>")}, "needs --valid-source-tag"),
         ({"weights": (1, 0)}, "above 0"),
+        ({"source_script": "klingon"}, "--src-script klingon: must be one of latin"),
         ({"source_tags": ("a b", "c")}, "give one word"),
         ({"models": [files / "none"]}, "no such SentencePiece model"),
         ({"models": [files] * 3}, "give one model for both sides"),

@@ -2,13 +2,11 @@
 
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary, train_tokenizer
-from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.data.unicode_forms import has_invisible, has_text
 from fasttfm.errors import Stopped, UserError
 
@@ -43,6 +41,8 @@ def test_decoded_text_is_always_one_line(tokenizer: Tokenizer):
     assert tokenizer.decode([BOS, *tokenizer.encode("gut"), EOS, PAD, PAD]) == "gut"
     assert tokenizer.decode([]) == ""
     assert tokenizer.encode("") == []
+    with pytest.raises(UserError, match="lone surrogate"):
+        tokenizer.encode("a\ud800")
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
@@ -67,13 +67,6 @@ def test_long_lines_are_split_for_training(lines: list[str]):
     assert len(words) > 50_000
     for model_type in ("bpe", "unigram"):
         assert len(train_tokenizer([words], vocab_size=800, model_type=model_type)) == 800
-
-
-def test_a_missing_model_is_named(tmp_path: Path, tokenizer: Tokenizer):
-    for missing in ("", ".tgt"):
-        with pytest.raises(UserError, match=rf"spm{missing}\.model: no such"):
-            load_tokenizers(tmp_path)
-        tokenizer.save(tmp_path / "spm.src.model")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), Stopped("stop", 15), UserError("cut off")])

@@ -51,6 +51,9 @@ def test_a_checkpoint_is_read_back_and_its_digests_are_in_sha256sums_format(tmp_
     files = ["model.safetensors", "state.safetensors"]
     lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in files]
     assert (folder / "sha256sums").read_text().splitlines() == lines
+    (folder / "sha256sums").write_bytes(b"")  # does not disable the check
+    with pytest.raises(DamagedCheckpoint, match="is missing from sha256sums"):
+        read_weights(folder)
     (folder / "sha256sums").unlink()  # as of another program
     assert read_weights(folder)["weight"][0, 0] == 1.25
 
@@ -231,6 +234,11 @@ def test_weights_of_another_model_vocabulary_or_kind_are_refused(weights, messag
     with pytest.raises(UserError, match=message):
         load_weights(model, weights, Path("x"))
     assert torch.equal(model.embedding.weight, before)
+
+
+def test_weights_that_overflow_float32_are_refused():
+    with pytest.raises(UserError, match=r"x: embedding\.weight contains NaN or infinity"):
+        load_weights(Tied(), {"embedding.weight": torch.full((4, 3), 1e300, dtype=torch.float64)}, Path("x"))
 
 
 # Averages

@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fasttfm.errors import UserError
+from fasttfm.store.checkpoint import save_checkpoint
 from fasttfm.store.ownership import recover
+from fasttfm.store.steps import step_folder
 from fasttfm.system.locks import locked
 
 pytest.importorskip("fcntl")
@@ -39,18 +42,19 @@ def test_a_writer_is_waited_for_and_its_leftovers_are_removed_after_a_kill(tmp_p
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
+    import fcntl
+
+    def missing(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.raises(UserError, match=r"its file system has no locks \(No locks available\)"), locked(tmp_path):
+        pass
+    save_checkpoint(step_folder(tmp_path, 1), {"weight": torch.zeros(2)}, {})
+
+
 def test_an_interrupted_deletion_is_completed(tmp_path):
     (tmp_path / ".deleting-step-000000003-1").mkdir()
     recover(tmp_path)
     assert os.listdir(tmp_path) == []
-
-
-def test_the_process_that_holds_a_lock_is_named(tmp_path):
-    with (
-        locked(tmp_path),
-        pytest.raises(UserError, match=rf"another process \(number {os.getpid()} on "),
-        locked(tmp_path),
-    ):
-        pass
-    with locked(tmp_path):
-        pass
