@@ -1,10 +1,6 @@
 """`fasttfm env`: versions, devices and routes; with --check causes of slowness and damaged files, and nothing else."""
 
 import json
-import shutil
-import subprocess
-import sys
-import types
 from dataclasses import replace
 
 import pytest
@@ -14,14 +10,12 @@ import fasttfm
 from fasttfm.cli import check, env
 from fasttfm.cli.check import Facts, check_folder, judge
 from fasttfm.cli.main import main
-from fasttfm.functional import backend
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import assembler
 from fasttfm.store.checkpoint import save_checkpoint
 from fasttfm.store.steps import step_folder
 from fasttfm.system import machine
 from fasttfm.system.folders import replacing
-from fasttfm.system.wording import counted
 
 
 def printed(capsys, *arguments: str, status: int = 0) -> str:
@@ -32,45 +26,25 @@ def printed(capsys, *arguments: str, status: int = 0) -> str:
 # The report
 
 
-def test_the_versions_processor_and_threads_are_those_of_this_process(capsys, monkeypatch):
+def test_the_report_has_versions_threads_device_tuning_and_routes(capsys, monkeypatch):
     results = json.loads(printed(capsys, "--json"))
     assert results["versions"]["torch"] == torch.__version__
     assert results["processor"]["threads"] == torch.get_num_threads()
     assert set(results["processor"]["units"]) <= set(machine._UNITS)
-    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.0.1")
-    text = printed(capsys)
-    assert f"fasttfm {fasttfm.__version__}, torch 0.0.1" in text, "ours is that of the source that runs"
-    assert f", {counted(torch.get_num_threads(), 'thread')}" in text
-
-
-def test_without_a_gpu_every_operator_runs_in_pytorch_and_on_one_by_the_routes_of_its_chip(capsys, monkeypatch):
-    monkeypatch.setattr(env, "gpu", lambda: None)
-    monkeypatch.setattr(env, "describe_gpu", lambda: None)
-    text = printed(capsys)
-    assert "none that torch can use" in text
-    assert "of a CPU, backend" in text
-    assert set(env.environment()["routes"].values()) == {"torch"}
-    old, new = (env._routes(CHIPS[chip]) for chip in ("sm_60", "sm_90"))
-    assert old["attention fp16"].startswith("16 keys short, 32 keys short, 64 keys softmax")
-    assert new["attention bf16"].endswith("128 keys short, 512 keys flash, 2048 keys flash or cudnn")
-    assert old["feed_forward fp16"] == "forward cublas, forward+dropout cublas, backward cublas"
-    assert old.keys() == new.keys()
-    with backend("torch"):
-        assert set(env._routes(CHIPS["sm_90"]).values()) == {"torch"}
-
-
-def test_device_tuning_and_assembler_are_shown(capsys, monkeypatch):
     used = assembler.assembler(90).version
     device = {"name": "a device", "chip": "sm_90", "processors": 132, "memory_gib": 139.0, "driver": "1.0"}
     monkeypatch.setitem(assembler.FAULTS, used, "is not to be trusted")
     monkeypatch.setattr(env, "describe_gpu", lambda: device)
     monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3})
     text = printed(capsys)
-    assert "a device, sm_90, 139.0 GiB, driver 1.0" in text
-    assert "3 of tuned/a.json" in text
-    line = next(line for line in text.splitlines() if "sm_60 to sm_90" in line)
-    assert used in line
-    assert "TRITON_PTXAS_PATH=FILE overrides it; is not to be trusted" in line
+    for told in (f"fasttfm {fasttfm.__version__}", "a device, sm_90, 139.0 GiB", "3 of tuned/a.json", f"ptxas {used}"):
+        assert told in text
+    assert "overrides it; is not to be trusted" in text
+    routes = env._routes(CHIPS["sm_90"])
+    assert routes["attention bf16"].endswith("128 keys short, 512 keys flash, 2048 keys flash or cudnn")
+    assert routes["feed_forward fp16"].startswith("forward ")
+    assert set(env._routes(None).values()) == {"torch"}
+    assert env._routes(None).keys() <= {name.split()[0] for name in routes}
 
 
 # Causes of slowness
@@ -124,23 +98,6 @@ def test_facts_of_this_machine_are_gathered():
     assert 0 <= facts.busy_cores < 10_000
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/stat")
-def test_a_busy_program_is_seen_and_our_work_is_not(monkeypatch):
-    moments = iter([5.0, 6.0])  # a sample of a second, of which this process had 0.1
-    work = iter([2.0, 2.1])
-    clock = types.SimpleNamespace(
-        monotonic=lambda: next(moments), process_time=lambda: next(work), sleep=lambda seconds: None
-    )
-    before = check._jiffies()
-    with monkeypatch.context() as patch:
-        patch.setattr(check, "time", clock)
-        readings = iter([1_000, 1_000 + 150 * check.os.sysconf("SC_CLK_TCK") // 100])  # 1.5 core-seconds
-        patch.setattr(check, "_jiffies", lambda: next(readings))
-        assert check._busy_cores() == pytest.approx(1.4)
-    subprocess.run([sys.executable, "-S", "-c", "sum(range(10**7))"], check=True)
-    assert check._jiffies() > before
-
-
 # Damaged files
 
 
@@ -171,19 +128,12 @@ def test_damaged_files_are_found_by_their_digests(folders, capsys):
     assert faults == [f"{data / 'a'}: {differs}", f"{data / 'b'}: is missing", f"{weights}: {differs}"]
 
 
-def test_missing_and_damaged_digests_are_findings(folders, tmp_path, refusal_of):
+def test_missing_digests_are_findings(folders, tmp_path, refusal_of):
     data, run = folders
-    listed, unlisted = step_folder(run, 1) / "sha256sums", data / "sha256sums"
-    for content, told in (("", "is empty"), (listed.read_text()[:-5], "is truncated or damaged")):
-        listed.write_text(content)
-        assert [each.remedy for each in check_folder(run) if f"{listed}: {told}" in each.fault] == [""], "told once"
-    listed.unlink()
-    unlisted.unlink()
-    (data / "data.yaml").touch()
-    shutil.copytree(step_folder(run, 2), data / "below")  # with digests of its own
-    for folder, manifest in ((run, listed), (data, unlisted)):
+    for folder, manifest in ((run, step_folder(run, 1) / "sha256sums"), (data, data / "sha256sums")):
+        manifest.unlink()
+        (data / "data.yaml").touch()
         (finding,) = check_folder(folder)
         assert f"{manifest}: is missing, so damage would go unnoticed" in finding.fault
     (tmp_path / "empty").mkdir()
-    for path, told in ((tmp_path / "empty", "holds no sha256sums"), (tmp_path / "none", "is not a directory")):
-        assert told in refusal_of(["env", "--check", path])
+    assert "holds no sha256sums" in refusal_of(["env", "--check", tmp_path / "empty"])

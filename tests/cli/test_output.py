@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 import types
 
@@ -39,14 +38,6 @@ def test_progress_is_a_line_per_tenth_without_a_terminal(capsys):
     assert capsys.readouterr().out == "", "done at once, or --quiet"
 
 
-@pytest.mark.parametrize("command", ["train", "lm train", "mlm train"])
-def test_preset_list_describes_each_preset(command, capsys):
-    assert main([*command.split(), "--preset", "list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 2
-    assert all(re.fullmatch(r"[\w-]+ {2,}\S.{15,}", line) for line in lines)
-
-
 def test_notes_go_to_standard_output_or_with_json_to_standard_error(capsys):
     for quiet, as_json, out, err in ((0, 0, "a", ""), (0, 1, "", "a"), (1, 0, "", ""), (1, 1, "", "")):
         output = Output("prepare", quiet=bool(quiet), as_json=bool(as_json))
@@ -58,16 +49,6 @@ def test_notes_go_to_standard_output_or_with_json_to_standard_error(capsys):
         output.result("all done", out="DIR", pairs=3)
         said = capsys.readouterr().out
         assert json.loads(said) == {"command": "prepare", "out": "DIR", "pairs": 3} if as_json else said == "all done\n"
-
-
-def test_a_bar_is_drawn_only_on_a_terminal(monkeypatch):
-    for is_terminal, quiet in ((True, False), (False, False), (True, True)):
-        stream = io.StringIO()
-        stream.isatty = lambda is_terminal=is_terminal: is_terminal
-        monkeypatch.setattr(sys, "stderr", stream)
-        with Output("tune", quiet=quiet).bar(total=3) as bar:
-            bar.update(3)
-        assert ("3/3" in stream.getvalue()) == bool(stream.getvalue()) == (is_terminal and not quiet)
 
 
 @pytest.fixture

@@ -1,57 +1,19 @@
 """Recipes, run through all commands at a small size."""
 
-import gzip
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 
 from fasttfm.cli import recipe as command
-from fasttfm.cli.main import main
+from fasttfm.cli.main import build_parser, main
 from fasttfm.cli.recipe import RECIPES
 from fasttfm.config.presets import preset_names
 from fasttfm.data import datasets
 from fasttfm.data.datasets import DATASETS, Texts
 from fasttfm.system.children import PARENT
-from fasttfm.system.folders import replacing
-
-SMALL = (
-    "--d-model 32 --heads 2 --d-ff 64 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --workers 1 --device cpu"
-)
-
-
-def place(data_dir: Path, dataset: str, corpora: Path) -> None:
-    """Write the first lines of real news as the downloaded text of a dataset."""
-    with replacing(data_dir / dataset, "a test", "text of a dataset") as fresh:
-        sizes = {"train": 500, "valid": 12, "test": 6}
-        stems = {stem: (split := stem.partition(".")[0], sizes[split]) for stem in DATASETS[dataset].parts}
-        for stem, (split, count) in stems.items():
-            for language in DATASETS[dataset].languages:
-                file = corpora / "wmt_news_ende" / f"{split}.{language}.gz"
-                with gzip.open(file, "rt", encoding="utf-8", newline="\n") as lines:
-                    text = "".join(line for line, _ in zip(lines, range(count)))
-                (fresh.path / f"{stem}.{language}").write_text(text, encoding="utf-8")
-
-
-@pytest.mark.whole
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor2tensor-base-de-en", "paper-base-en-de"])
-def test_a_dry_run_goes_through_every_command(name: str, corpora: Path, tmp_path: Path, capfd, monkeypatch):
-    monkeypatch.setattr("fasttfm.system.children.subprocess", forked.SUBPROCESS)
-    recipe = RECIPES[name]
-    place(tmp_path / "data", recipe.dataset, corpora)
-    words = ["recipe", name, "--dry-run", "--data-dir", str(tmp_path / "data"), "--work", str(tmp_path / "work")]
-    assert main([*words, "--train", *SMALL.split(), "--max-update", "3"]) == 0
-    said = capfd.readouterr().out
-    for words in ("prepare --src", "train --preset", "translate ", "score --ref"):
-        assert f"\n$ fasttfm {words}" in said
-    assert "BLEU" in said
-    assert ("compound" in said) == bool(recipe.score)
-    target = DATASETS[recipe.dataset].languages[0 if recipe.reverse else 1]
-    assert len((tmp_path / "work" / f"{recipe.test}.{target}").read_text().splitlines()) == 6
 
 
 @pytest.fixture
@@ -98,10 +60,16 @@ def test_json_is_the_score_alone_and_quiet_goes_to_every_command(tmp_path: Path,
     assert capfd.readouterr().out == ""
 
 
-def test_every_recipe_is_listed_and_names_what_exists(capsys):
-    for recipe in RECIPES.values():
+def test_every_recipe_is_listed_and_its_commands_and_names_exist(capsys, ran, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, recipe in RECIPES.items():
+        assert main(["recipe", name, "--dry-run"]) == 0
+        for words, _ in ran[-4:]:
+            build_parser([words[3]]).parse_args(words[3:])
+        assert ("--compound-split" in ran[-1][0]) == bool(recipe.score)
         assert f"test.{recipe.test}" in DATASETS[recipe.dataset].parts
         assert recipe.preset in preset_names()
+    capsys.readouterr()
     assert main(["recipe", "list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*RECIPES]
 

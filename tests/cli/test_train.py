@@ -15,8 +15,6 @@ from full_disk import largest_file
 from fasttfm.cli import train as command
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.main import main
-from fasttfm.config import section_of
-from fasttfm.store import model_dir
 from fasttfm.store.checkpoint import read_state, read_weights
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import saved_steps, step_folder
@@ -88,26 +86,6 @@ def test_average_prints_the_averaged_updates(model, capsys):
     assert "average of the checkpoints of updates 4, 6" in capsys.readouterr().out
     assert main(["average", str(model), "--last", "9"]) == 2
     assert "give --last 3" in capsys.readouterr().err
-
-
-def test_a_run_too_short_for_its_warm_up_and_for_a_record_ends_well_and_says_so(data, tmp_path, capsys):
-    left = {"--schedule": 2, "--warmup-updates": 2, "--valid-interval-updates": 2, "--log-interval": 2}
-    small = list(SMALL)
-    for flag, count in left.items():
-        del small[small.index(flag) : small.index(flag) + count]
-    words = ["--data", str(data / "DATA"), "--out", str(tmp_path / "M"), *small, "--max-update", "6"]
-    assert main(["train", "--preset", "demo", *words, "--valid-interval-updates", "0", "--log-interval", "100"]) == 0
-    out, err = capsys.readouterr()
-    assert "warning: a warm-up of 200 updates does not fit into --max-update 6: it is shortened to 0" in err
-    assert "curve" not in out
-    assert "model: " in out
-
-
-def test_a_run_that_ends_before_its_first_update_names_no_model(data, tmp_path, capsys):
-    assert train(data / "DATA", tmp_path / "M", "--max-minutes", "1e-6") == 0
-    told = capsys.readouterr().out
-    assert "no update was made, so nothing was saved" in told
-    assert "model:" not in told
 
 
 def test_a_curve_that_cannot_be_drawn_is_a_warning(data, said, capsys, monkeypatch):
@@ -280,13 +258,6 @@ def test_dump_config_prints_the_resolved_configuration_and_needs_no_data(capsys)
         assert set(lines) <= set(capsys.readouterr().out.splitlines())
 
 
-def test_the_suggested_flag_for_the_old_value_is_valid(data, said, capsys):
-    values = model_dir.read_config(data / "TRAINED")
-    for name in ("norm_first", "packed", "embedding_dropout", "adam_betas", "weight_decay", "init"):
-        flag = model_dir._flag(name, values[section_of(name)][name])
-        assert main(["train", *flag.split(), "--dump-config"]) == 0, flag
-
-
 def test_onednns_caches_are_chosen_unless_the_user_has(monkeypatch):
     names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     assert choose_settings() == "", "torch has read them"
@@ -297,15 +268,3 @@ def test_onednns_caches_are_chosen_unless_the_user_has(monkeypatch):
             patch.setenv(names[1], given) if given else patch.delenv(names[1], raising=False)
             assert re.findall(r"(\w+)=", choose_settings()) == list(chosen)
             assert all(os.environ[name] for name in chosen)
-
-
-@pytest.mark.parametrize(
-    ("units", "precision", "warned"),
-    [(["avx2"], "bf16", 1), (["avx2"], "fp32", 0), (["avx2"], "auto", 0), (["amx_bf16"], "bf16", 0)],
-)
-def test_emulated_bf16_is_reported_before_training(units, precision, warned, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(command, "processor_units", lambda: units)
-    given = f"--preset demo --device cpu --workers 1 --data none --out {tmp_path}/out --precision {precision}"
-    assert main(["train", *given.split()]) == 2
-    told = capsys.readouterr()
-    assert (told.out + told.err).count("give --precision fp32") == warned

@@ -98,14 +98,6 @@ def test_settings_and_checkpoint_are_the_models_and_flags_win(translate, model_d
         assert translate(model_dir, *words) == expected, words
 
 
-def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch):
-    expected = translate(model_dir)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    status, out, errors = translate(model_dir)
-    assert (status, out) == expected[:2]
-    assert "5 lines" in errors[-1]
-
-
 def test_a_reader_that_leaves_ends_the_workers_without_a_complaint(model_dir):
     words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--workers", "2", "--buffer-size", "1"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -288,14 +280,6 @@ def test_a_damaged_model_is_refused_by_its_file(model_dir, tmp_path, file, chang
         path.write_bytes(change(content))
     with pytest.raises(UserError, match=told):
         Translator.from_directory(tmp_path / "model", workers=1)
-
-
-def test_an_unknown_backend_is_refused(model_dir):
-    words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--device", "cpu"]
-    environment = {**os.environ, "FASTTFM_BACKEND": "fast", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, input="a dog\n", capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "fasttfm translate: FASTTFM_BACKEND is 'fast': choose auto, triton or torch\n"
 
 
 # Scores, pictures and 8 bits
