@@ -13,7 +13,6 @@ READS_ONE = {
     "tests/processors.py": "a record",
     "tests/pytest_runs.py": "a record",
     "tests/training/test_interruption.py": "kills at random moments, until one has struck",
-    "tests/training/test_meeting.py": "signals at random moments of the meeting",
     "tests/training/test_trainer.py": "a clock of its own, which no machine stretches",
     "tests/training/test_workers.py": "a command that began two minutes ago",
     "tests/waiting.py": "gives up at last",

@@ -42,8 +42,6 @@ MOST_BYTES = 2 << 30
 """Limit of address space beyond what is in use when a command starts."""
 OTHERS = ("notes.txt", "data/notes.txt", "model/notes.txt", "model/checkpoints/notes.txt")
 """User files in every directory that commands write to."""
-PLANTED = ("sentencepiece", "numpy", "torch", "json", "yaml", "safetensors", "tqdm", "triton", "fasttfm")
-"""Modules that fasttfm imports."""
 
 _WORDS = ["one", "two", "three", "four", "five", "six", "red", "green", "blue", "big", "small", "tree", "dog", "bird"]
 _ODD_VALUES = ["", "nan", "1_0", "010", "-1", "x", "1e400", "inf", "0x1", "ü", "\udcff", "9" * 20]
@@ -200,13 +198,6 @@ def change_argument(situation: Situation) -> str:
     return f"argument {how}"
 
 
-def plant(situation: Situation) -> str:
-    """Plant .py files named like dependencies, which leave a trace if they are run."""
-    for name in PLANTED:
-        Path(f"{name}.py").write_text(f"open('planted', 'a').write({name!r})\n")
-    return "planted .py files"
-
-
 def deny(situation: Situation) -> str:
     """Deny access to a file or directory."""
     path = situation.draw.choice([*_files(), *(Path(name) for name in ("data", "model", "model/checkpoints"))])
@@ -244,14 +235,6 @@ def close_stream(situation: Situation) -> str:
     """Close the pipe of standard output, fill its disk, or start without one of the streams."""
     situation.streams = situation.draw.choice(["closed pipe", "full disk", "no stdin", "no stdout", "no stderr"])
     return situation.streams
-
-
-def allow_few_files(situation: Situation) -> str:
-    """Limit the number of files that the process may open."""
-    more = situation.draw.randint(0, 40)
-    descriptors = max(map(int, os.listdir("/proc/self/fd"))) + 1 + more
-    situation.seams.append(_limited(resource.RLIMIT_NOFILE, descriptors))
-    return f"{more} descriptors"
 
 
 @contextlib.contextmanager
@@ -299,8 +282,8 @@ def _on_open(check: Callable[[Path, str, int], None], writes_only: bool = False)
             setattr(module, name, original)
 
 
-FAULTS: list[Callable[[Situation], str]] = [*[change_value] * 3, *[break_file] * 3, *[change_argument] * 3, plant, deny]
-FAULTS += [fill_disk, send_signal, close_stream, allow_few_files]
+FAULTS: list[Callable[[Situation], str]] = [*[change_value] * 3, *[break_file] * 3, *[change_argument] * 3, deny]
+FAULTS += [fill_disk, send_signal, close_stream]
 
 
 # Running

@@ -49,9 +49,8 @@ def complaints_about(world: Path, folder: Path, number: int, draw: random.Random
             outcome = run_here(situation, folder)
         after = snapshot(folder / "user")
     shutil.rmtree(folder, ignore_errors=True)
-    wrong = ["a planted .py file was run"] if "world/planted" in after else []
     lost = [name for name in before if after.get(name) != before[name] and not may_change(situation, outcome, name)]
-    wrong += [*wrong_ends(situation, outcome), *(f"lost or changed is {name}" for name in lost[:4])]
+    wrong = [*wrong_ends(situation, outcome), *(f"lost or changed is {name}" for name in lost[:4])]
     return [f"{situation}: {what}\n    status {outcome.status}: {outcome.errors[-1500:]}" for what in wrong]
 
 

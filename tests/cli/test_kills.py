@@ -4,7 +4,6 @@ tests/store/test_kill.py kills saves of checkpoints, tests/test_folders.py the r
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import io
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from convert.exporters import COMMANDS, export_words, exported_once, write_model
+from convert.exporters import exported_once
 from forked import run
 from full_disk import largest_file
 from killed import calls_of, environment
@@ -30,7 +29,6 @@ from fasttfm.cli.main import main
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.system.folders import reading
-from scripts.hub import package
 
 POINTS = 12
 TEXTS = "prepare --src A.src --tgt A.tgt --valid-src A.src --valid-tgt A.tgt --threads 1"
@@ -58,24 +56,6 @@ def save_pretrained(folder: str) -> None:
     Transformer.from_pretrained(folder).save_pretrained(OUT, folder)
 
 
-def of_family(kind: str, verb: str) -> Writer:
-    """Export or import of language models, BERTs and fine-tuned models."""
-
-    def run(name: str) -> None:
-        words = export_words(kind, Path(f"{kind}-{name}"), OUT)
-        if verb == "import":
-            words = [words[0], "import", f"theirs-{name}", "--no-check", "--out", "out"]
-        assert main(words) == 0
-
-    def old() -> None:
-        for seed, name in enumerate("AB"):
-            write_model(kind, Path(f"{kind}-{name}"), seed)
-            assert main(export_words(kind, Path(f"{kind}-{name}"), Path(f"theirs-{name}"))) == 0
-        run("A")
-
-    return Writer(old, lambda: run("B"))
-
-
 WRITERS = {
     "prepare": both(f"{TEXTS} --no-byte-fallback --vocab-size {{}} --out out", ("60", "64")),
     "lm prepare": both("lm prepare --bytes --text A.{} --out out", ("src", "tgt")),
@@ -83,17 +63,9 @@ WRITERS = {
         f"export {form}": both(f"export {{}} --format {form} --no-check --out out")
         for form in ("marian-hf", "ctranslate2", "pretrained", "onnx")
     },
-    **{
-        f"{COMMANDS[kind]} {verb}": of_family(kind, verb)
-        for verb in ("export", "import")
-        for kind in ("gpt", "bert", "squad")
-    },
     "import": both("import marian-{} --format marian-hf --no-check --out out"),
     "quantize": both("quantize {} --out out"),
     "save_pretrained": Writer(*(functools.partial(save_pretrained, each) for each in "AB")),
-    "hub": Writer(
-        functools.partial(package.write_package, OUT, version=1), functools.partial(package.write_package, OUT)
-    ),
     "shortlist": both("shortlist A --data pairs --best {} --out out", ("1", "3")),
 }
 
@@ -167,7 +139,6 @@ def killed_often(root: Path, name: str) -> None:
     """Check a command, in a process of its own that forks."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    package._sources = functools.cache(package._sources)
     torch.onnx.export = exported_once(torch.onnx.export)
     (root / "world").mkdir()
     os.chdir(root / "world")
@@ -210,15 +181,3 @@ def test_a_full_disk_leaves_nothing_half_made(words, size, model, monkeypatch):
         assert main([*words.split(), "--out", "out"]) == 2
     assert not Path("out").exists()
     assert main([*words.split(), "--out", "out"]) == 0
-
-
-def test_a_full_disk_is_reported_with_the_file(model, monkeypatch, refusal_of):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    Path("alignment").write_text("old")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n")))
-    monkeypatch.setattr(os, "fsync", full)
-    told = refusal_of(["translate", "A", "--device", "cpu", "--max-len-b", "3", "--alignment", "alignment"])
-    assert told.startswith("fasttfm translate: alignment: No space left on device: free some space")
-    assert Path("alignment").read_text() == "old"

@@ -70,31 +70,27 @@ def test_another_systems_translations_are_compared(score):
     ("text", "options", "hypotheses", "told"),
     [
         ("Schön\nja\n", (), "Scho\u0308n\nja\n", "equal to the reference but for Unicode's normal form: 1 line"),
-        ("一只狗在跑。\n", (), "一只狗在跑。\n", ""),
         ("一只狗在跑。\n", ("--tokenize", "13a"), "一只狗在跑。\n", "--tokenize 13a finds no words in this script"),
     ],
 )
 def test_scores_that_mislead_are_reported(score, text, options, hypotheses, told):
     status, _, err = score(hypotheses, *options, references=text)
     assert status == 0
-    assert (told in err) if told else err == ""
+    assert told in err
 
 
 @pytest.mark.parametrize(
     ("hypotheses", "options", "message"),
     [
         ("one\n", (), "standard input has 1 line but "),
-        ("", (), "standard input has 0 lines but "),
         (b"gut\nsch\xf6n\n", (), "standard input: line 2 is not valid UTF-8"),
         ("0 ||| a ||| -0.5\n1 ||| b ||| -1\n", (), "standard input is an n-best list"),
         ("a\nb\n", ("--tokenize", "moses"), "--tokenize moses: one of auto, 13a, intl, char"),
         ("a\nb\n", ("--ref", "absent.de"), "absent.de: no such file"),
-        ("a\nb\n", ("--ref", "one"), "one has 1 line but "),
         ("a\nb\n", ("--ref", "empty"), "empty has 0 lines but "),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(score, hypotheses, options, message):
-    Path("one").write_text("ein Haus\n")
     Path("empty").touch()
     status, out, err = score(hypotheses, *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -110,8 +106,6 @@ def test_an_empty_reference_is_named(score):
     [
         ("sacremoses", ["--compound-split"], 'sacremoses is not installed: pip install "./fasttfm[moses]"'),
         ("comet", ["--comet", "Unbabel/any", "--src", "two"], "--comet needs the package unbabel-comet"),
-        ("MeCab", ["--tokenize", "ja-mecab"], "ja-mecab is not installed: install it with pip install sacrebleu[ja]"),
-        ("", ["--comet", "Unbabel/any", "--src", "one"], "one has 1 line but"),
         ("", ["--baseline", "one"], "one has 1 line but"),
         ("", ["--baseline", "absent"], "absent: no such file"),
     ],
@@ -124,7 +118,6 @@ def test_missing_packages_and_files_are_reported_before_reading_translations(
     monkeypatch.setitem(sys.modules, "comet", types.ModuleType("comet"))
     if package:
         monkeypatch.setitem(sys.modules, package, None)
-        monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
     status, _, err = score(REFERENCES, *options)
     assert status == 2
     assert message in err

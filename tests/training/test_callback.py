@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE
 
-from fasttfm.errors import UserError
 from fasttfm.store.checkpoint import is_resumable, save_checkpoint
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import step_folder
@@ -100,28 +99,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(tiny_data, tiny_values, 
     for step in (5, 10, 12):
         files = [step_folder(tmp_path / name, step) / "model.safetensors" for name in ("slow", "M")]
         assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_line(tiny_data, tiny_values, tmp_path, monkeypatch):
-    def full(*_):
-        raise UserError("no room is left")
-
-    monkeypatch.setattr(SAVE, full)
-    before = threading.enumerate()
-    with pytest.raises(UserError, match="no room is left"):
-        train(tiny_values(save_interval_updates=5, max_update=100_000), tiny_data, tmp_path / "M")
-    assert set(threading.enumerate()) <= set(before)
-
-
-def test_what_a_callback_raises_ends_the_run_with_its_checkpoint_whole(tiny_data, tiny_values, tmp_path):
-    class Broken(Callback):
-        def on_log(self, record):
-            if record["step"] == 6:
-                raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train(tiny_values(), tiny_data, tmp_path / "M", callbacks=[Broken()])
-    assert is_resumable(step_folder(tmp_path / "M", 5))
 
 
 def test_one_at_a_time_and_errors_are_told_once(tmp_path):

@@ -1,24 +1,13 @@
 """--workers time: trials of all divisions of the cores, then training with the fastest."""
 
-import os
 import subprocess
 import types
 
 import pytest
 
-from fasttfm.cli import divisions, train
+from fasttfm.cli import divisions
 from fasttfm.cli.divisions import Division, fastest_division, replaced
-from fasttfm.cli.main import main
 from fasttfm.errors import UserError
-
-from .tiny import words
-
-
-def without_threads(data, out, **changes):
-    """Arguments of a command without --threads."""
-    arguments = words(data, out, **changes)
-    threads = arguments.index("--threads")
-    return [*arguments[:threads], *arguments[threads + 2 :]]
 
 
 def test_flags_take_the_place_of_those_given(monkeypatch):
@@ -64,38 +53,3 @@ def test_an_epoch_may_be_shorter_than_a_trial(speeds, median, monkeypatch):
     log = [{"kind": "train", "tokens_per_second": speed} for speed in speeds]
     monkeypatch.setattr("fasttfm.store.run_log.read_log", lambda out: [*log, {"kind": "valid"}])
     assert divisions._target_tokens_per_second(["train"]) == median
-
-
-@pytest.mark.whole
-def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(train, "usable_cores", lambda: 2)
-    monkeypatch.setattr("fasttfm.cli.workers.usable_cores", lambda: 2)
-    monkeypatch.setattr(divisions, "divisions", lambda cores: [Division(1, 1), Division(1, 1)])
-    clock, started = iter([1e6, 2e6]), []
-    monkeypatch.setattr(train, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    changes = {"max_update": 12, "schedule": "cosine", "warmup_updates": 10, "valid_interval_updates": 0}
-    arguments = without_threads(tiny_data, tmp_path / "M", **changes)
-    run_task = train.run_task
-    monkeypatch.setattr(train, "run_task", lambda args, *rest: (run_task(args, *rest), started.append(args.started))[0])
-    assert main([*arguments, "--workers", "time"]) == 0
-    assert started == [1e6], "the minutes of the trials are not the run's"
-    told = capsys.readouterr().out
-    assert told.count("target tokens/s") == 2, told
-    assert "training with 1 worker of 1 thread" in told
-    assert sorted(os.listdir(tmp_path)) == ["M"], "a trial leaves nothing"
-
-
-@pytest.mark.parametrize(
-    ("more", "environment", "said"),
-    [
-        (["--threads", "2"], {}, "leave --threads out"),
-        ([], {"WORLD_SIZE": "2"}, "it cannot be used with a GPU or torchrun"),
-    ],
-)
-def test_what_does_not_go_with_timing_is_one_line(more, environment, said, tiny_data, tmp_path, capsys, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert main([*without_threads(tiny_data, tmp_path / "M"), "--workers", "time", *more]) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "M").exists()

@@ -4,13 +4,11 @@ import os
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fasttfm.config.training import TrainingConfig
-from fasttfm.training.exchange import GradientExchange, _buckets
+from fasttfm.training.exchange import GradientExchange
 from fasttfm.training.optimization import Optimization
-from fasttfm.training.workers import ALONE, Workers, last_batch, share_of_rows
+from fasttfm.training.workers import ALONE, Workers
 
 from .test_workers import assert_close, trained
 from .tiny import words
@@ -116,20 +114,6 @@ def test_weight_decay_leaves_a_parameter_that_no_rank_reached_as_a_single_proces
         saved.append({**optimization.tensors(), **model.state_dict()})
     assert saved[0].keys() == saved[1].keys()
     torch.testing.assert_close(saved[1], saved[0])
-
-
-@given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=20), least=st.integers(1, 100))
-def test_buckets_are_all_parameters_once_in_their_order(counts, least):
-    buckets = _buckets(counts, least)
-    assert [number for begin, end in buckets for number in range(begin, end)] == list(range(len(counts)))
-    assert all(sum(counts[begin:end]) >= least for begin, end in buckets[:-1])
-
-
-@given(size=st.integers(1, 9), batches=st.integers(1, 9))
-def test_the_last_batch_of_a_rank_is_the_last_that_it_has_a_share_of(size, batches):
-    for rank in range(size):
-        shares = [share_of_rows(rank, size, batch, batches, size) for batch in range(batches)]
-        assert last_batch(rank, size, batches) == max(i for i, (begin, end) in enumerate(shares) if begin < end)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

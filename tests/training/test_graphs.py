@@ -4,10 +4,9 @@ import contextlib
 from functools import partial
 from unittest.mock import MagicMock, call
 
-import numpy as np
 import pytest
 import torch
-from replayable import Watched, on_a_chip
+from replayable import on_a_chip
 
 from fasttfm.data.batches import collate
 from fasttfm.errors import UserError
@@ -15,12 +14,10 @@ from fasttfm.models import Transformer
 from fasttfm.system.graphs import Graphs
 from fasttfm.training import graphs
 from fasttfm.training.graphs import run_on_batch
-from fasttfm.training.run import train
 from fasttfm.training.workers import Workers
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers
 
-from .runs import CPU
 from .test_updates import assert_same, make, state
 
 RECIPES = {
@@ -100,30 +97,6 @@ def test_graphs_run_on_the_streams_of_their_device(monkeypatch):
     assert cuda.CUDAGraph().replay.call_count == 2
 
 
-X, OTHERS = torch.ones(3), [torch.ones(3) for _ in range(3)]
-FAULTS = {
-    "a read": lambda run: X * float(X[0]),
-    "a shape that follows from values": lambda run: X.nonzero(),
-    "a tensor from the host": lambda run: X + torch.tensor([1.0, 2.0, 3.0]),
-    "an array from the host": lambda run: X + torch.from_numpy(np.ones(3, np.float32)),
-    "a number that changes": lambda run: X * (run + 0.5),
-    "a new address": lambda run: OTHERS[run] + 1,
-    "an unseen shape": lambda run: X[: run + 1] * 2,
-    "another operator": lambda run: X.sin() if run < 2 else X.cos(),
-    "none": lambda run: X.add_(torch.rand(3) * 2),
-}
-"""Actions that an update must not take, by the number of its run."""
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_replay_would_miss_is_noticed(fault):
-    watched = Watched(CPU)
-    refused = pytest.raises(AssertionError, match=r"reads|would repeat")
-    with contextlib.nullcontext() if fault == "none" else refused:
-        for run in range(3):
-            watched(lambda run=run: FAULTS[fault](run), None)
-
-
 def of_length(tokens):
     return collate([[5] * tokens], [[6] * tokens])
 
@@ -163,18 +136,6 @@ def test_a_shape_is_run_then_captured_and_replayed(monkeypatch):
         held(run, of_length(3))
         with pytest.raises(UserError, match=r"not permitted when stream is capturing\): give --no-cuda-graph"):
             held(failing, of_length(3))
-
-
-def test_what_cannot_be_captured_is_told_in_a_line_and_trained_as_before(
-    tiny_data, tiny_values, tmp_path, on_cpu, capsys
-):
-    changes = {"max_update": 2, "valid_interval_updates": 0}
-    train(tiny_values(packed=True, **changes), tiny_data, tmp_path / "M", CPU)
-    line = "updates are launched kernel by kernel, not as CUDA graphs: packed batches are of ever new shapes"
-    assert line in capsys.readouterr().err.splitlines()
-    for out, given in (("A", {}), ("B", {"packed": True, "cuda_graph": False})):
-        train(tiny_values(**changes, **given), tiny_data, tmp_path / out, CPU)
-        assert "launched kernel by kernel" not in capsys.readouterr().err
 
 
 def test_why_updates_cannot_be_captured(tiny_data, tiny_config, on_cpu):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fasttfm.errors import UserError
 from fasttfm.store.model_dir import read_config
 from fasttfm.system.machine import emulates_bfloat16
 from fasttfm.training.precision import autocast_dtype, resolved_precision
@@ -50,15 +49,3 @@ def test_a_run_says_and_keeps_the_precision_that_it_began_with(tiny_data, tiny_v
         assert f", {precision}; " in told
         assert ("resuming from update 1" in told) == (updates == 2)
         assert read_config(tmp_path / out)["training"]["precision"] == precision
-
-
-@pytest.mark.parametrize(("saved", "given"), [("fp16", {"optimizer": "muon"}), ("auto", {})])
-def test_a_precision_that_no_such_run_has_begun_with_is_refused(
-    tiny_data, tiny_values, processor, tmp_path, saved, given
-):
-    processor("avx2")
-    train(tiny_values(**AUTO, **given, max_update=1), tiny_data, tmp_path / "run", CPU)
-    written = tmp_path / "run" / "config.yaml"
-    written.write_text(written.read_text().replace("precision: fp32", f"precision: {saved}"))
-    with pytest.raises(UserError, match=rf"config\.yaml: training\.precision {saved} was not written by this run"):
-        train(tiny_values(**AUTO, **given, max_update=2), tiny_data, tmp_path / "run", CPU)

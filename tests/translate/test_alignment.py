@@ -18,7 +18,7 @@ from fasttfm.search.coverage import coverage, cross_attention
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.search.streaming import stream_ids
 from fasttfm.translate.alignment import WORDS, pharaoh, word_links
-from fasttfm.translate.attention_plot import Attention, _fonts_for, _readable, attention_of, draw_attention
+from fasttfm.translate.attention_plot import attention_of
 from fasttfm.translate.translator import Translator
 from tests.search.small_models import model_of
 
@@ -156,36 +156,6 @@ def test_token_spans_of_unusual_text_belong_to_their_words(normalization):
             assert links == tuple((word, word) for word in range(len(WORDS.findall(text))))
     broken = [4 + 0xC3, 4 + 0x41, 5]
     assert len(tokenizer.decoded_spans(broken)) == 3
-
-
-def test_characters_without_a_font_are_escaped():
-    families, unknown = _fonts_for(frozenset("aß▁\ue123"))
-    assert families[0] == "DejaVu Sans"
-    assert unknown <= {"\ue123"}, "letters are in the font that comes with matplotlib"
-    assert "Last Resort" not in " ".join(families)
-    assert _readable("▁犬a", frozenset("犬")) == "▁\\u72aca"
-
-
-@pytest.mark.filterwarnings("error")  # of dollar signs and of other scripts
-def test_there_is_a_row_per_kind_and_layer_and_a_column_per_head(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    grids = []
-    subplots = Figure.subplots
-
-    def watched(self, *shape, **rest):
-        grids.append(shape)
-        return subplots(self, *shape, **rest)
-
-    monkeypatch.setattr(Figure, "subplots", watched)
-    read, kinds = ["<s>", "▁ein", "犬"], ("encoder", "cross", "decoder")
-    weights = {kind: [torch.rand(3, 3, 3).softmax(-1) for _ in range(2)] for kind in kinds}
-    sides = {"source": ["▁a", "▁$x$", "</s>"], "read": read, "written": [*read[1:], "</s>"]}
-    attention = Attention(weights=weights, translation="ein", **sides)
-    draw_attention(attention, tmp_path / "all.png")
-    draw_attention(attention, tmp_path / "one.png", layers=[2])
-    assert grids == [(6, 3), (3, 3)]
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_language_codes_of_an_imported_model_are_read_and_written(tokenizer):

@@ -3,7 +3,6 @@
 import random
 import re
 import time
-from dataclasses import replace
 
 import pytest
 from model_dirs import TEXT
@@ -11,8 +10,6 @@ from model_dirs import TEXT
 from fasttfm.data.tokenizer import train_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.translate.terminology import Terminology
-from fasttfm.translate.translator import Translator
-from tests.search.table_model import TableModel
 
 
 def asked(terms, line, tokenizer) -> list[list[str]]:
@@ -90,35 +87,3 @@ def test_a_translation_that_the_vocabulary_cannot_spell_is_refused():
     tokenizer = train_tokenizer(TEXT, vocab_size=60, byte_fallback=False)
     with pytest.raises(UserError, match="the model's vocabulary cannot write 'Жук'"):
         Terminology([("bug", ["Жук"])], tokenizer)
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("seed", range(12))
-def test_every_term_is_translated_with_all_other_options(tokenizer, seed):
-    draw = random.Random(seed)
-    words = " ".join(TEXT).split()
-    terms = [
-        (
-            draw.choice(words),
-            [" ".join(draw.choices([*words, "Übersee", "東", "x"], k=draw.randint(1, 2))) for _ in "ab"],
-        )
-        for _ in range(4)
-    ]
-    model = TableModel(len(tokenizer), end=draw.choice([-5.0, 2.0, 8.0]))
-    translator = Translator(model, tokenizer, tokenizer, terminology=Terminology(terms, tokenizer), banned=["Wiese"])
-    translator.config = replace(
-        translator.config,
-        beam=draw.choice([1, 2, 4]),
-        max_len_b=draw.choice([0, 3]),
-        no_repeat_ngram=draw.choice([0, 2]),
-    )
-    lines = [" ".join(draw.choices(words, k=draw.randint(0, 6))) for _ in range(6)]
-    alternatives: dict[str, list[str]] = {}
-    for term, texts in terms:
-        alternatives.setdefault(term, []).extend(texts)
-    for line, text in zip(lines, translator.translate(lines), strict=True):
-        for term, texts in alternatives.items():
-            occurs = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", line, re.IGNORECASE if term.islower() else 0)
-            assert not occurs or any(
-                re.search(rf"(?<![a-zA-Zü]){re.escape(each)}(?![a-zA-Zü])", text) for each in texts
-            )

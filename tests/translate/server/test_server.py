@@ -2,19 +2,18 @@
 
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import pytest
 import requests
 from forked import Popen
 from model_dirs import LINES, PAIRS
-from served import Slow, ask, connected, metrics, serving, texts
+from served import Slow, ask, metrics, serving, texts
 from waiting import PATIENCE, wait_until
 
 from fasttfm.cli.main import main
@@ -65,59 +64,30 @@ def test_the_bearer_token_is_required(translator):
         assert "security" in requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()["paths"]["/translate"]["post"]
 
 
-@pytest.fixture(scope="module")
-def launched(model_dir):
-    """The address and process of a server started by the command with few descriptors."""
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_the_command_answers_open_requests_before_it_stops(model_dir, translator):
+    """With few descriptors it takes as many connections as it may, and says so."""
     program = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1024)); "
     program += "from fasttfm.cli.main import main; raise SystemExit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "serve", str(model_dir), "--port", "0"]
-    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            yield server.stdout.readline().split(" at ")[1].strip(), server
-        finally:
-            server.kill()
-
-
-@pytest.fixture
-def many_descriptors():
-    """Raise the descriptor limit as far as the system allows."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_server_answers_despite_more_idle_connections_than_descriptors(launched, many_descriptors):
-    """Its limit of descriptors was raised; otherwise fewer than 800 would fit."""
-    url, server = launched
-    with ExitStack() as idle:
-        for _ in range(1100):
-            idle.enter_context(connected(url))
-        with connected(url) as another:
-            assert another.recv(12) == b"HTTP/1.1 503"
-    wait_until(lambda: "connections 1.0" in metrics(url))
-    assert 100 < int(re.search(r"connections_refused_total (\d+)", metrics(url))[1]) < 300
-    assert texts(ask(url, text=["a dog"]))
-    assert server.poll() is None
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_the_command_answers_open_requests_before_it_stops(launched, translator):
-    """Must be the last test of this server: it checks that nothing else was written to standard error."""
-    url, server = launched
-    lines = list(PAIRS) * 16
 
     def steps() -> str:
         return re.search(r"fasttfm_batch_sentences_count (\S+)", metrics(url))[1]
 
-    before = steps()
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(ask, url, text=lines)
-        while steps() == before:
-            pass
-        server.send_signal(signal.SIGTERM)
-        assert texts(asked.result(PATIENCE)) == translator.translate(lines)
-    out, errors = server.communicate(timeout=PATIENCE)
+    lines = list(PAIRS) * 16
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().split(" at ")[1].strip()
+            before = steps()
+            with ThreadPoolExecutor(1) as client:
+                asked = client.submit(ask, url, text=lines)
+                while steps() == before:
+                    pass
+                server.send_signal(signal.SIGTERM)
+                assert texts(asked.result(PATIENCE)) == translator.translate(lines)
+            out, errors = server.communicate(timeout=PATIENCE)
+        finally:
+            server.kill()
     assert (server.returncode, out) == (0, "stopped\n")
     assert re.fullmatch(r"fasttfm serve: warning: it takes 9\d\d connections, .*, not 1,000\n", errors)
 
