@@ -1,8 +1,8 @@
-"""Faults around a command: broken files, permissions, wrong flags, closed pipes, signals, odd paths.
+"""Faults around a command: broken files, permissions, wrong flags, odd paths.
 
 A world is a directory with text, prepared data, a trained model and user files that no command may touch. A situation
-is one command in a copy of a world with up to two faults. Permissions and full disks are simulated in `open`, because
-root may read everything; signals arrive at one of its calls.
+is one command in a copy of a world with up to two faults. Permissions are simulated in `open`, because root may read
+everything.
 """
 
 import builtins
@@ -14,7 +14,6 @@ import os
 import random
 import re
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -69,8 +68,6 @@ class Situation:
     text: bytes = b""
     faults: list[str] = field(default_factory=list)
     seams: list[contextlib.AbstractContextManager] = field(default_factory=list)
-    streams: str = "whole"
-    """Fault of the standard streams: "closed pipe" or "full disk" (standard output), "no stdin" and so on."""
 
     def __str__(self) -> str:
         return f"fasttfm {self.command} {self.arguments!r} with {' and '.join(self.faults)}"
@@ -202,39 +199,31 @@ def deny(situation: Situation) -> str:
     """Deny access to a file or directory."""
     path = situation.draw.choice([*_files(), *(Path(name) for name in ("data", "model", "model/checkpoints"))])
     number = situation.draw.choice([errno.EACCES, errno.EACCES, errno.EIO, errno.EROFS])
-    situation.seams.append(_on_open(lambda opened, mode, count: _fail(number, opened) if opened == path else None))
+    situation.seams.append(_denied(path, number))
     return f"{path} {errno.errorcode[number]}"
 
 
-def fill_disk(situation: Situation) -> str:
-    """Fail writes with ENOSPC from some opened file on."""
-    first = situation.draw.randint(1, 8)
+@contextlib.contextmanager
+def _denied(denied: Path, number: int) -> Iterator[None]:
+    """Let whatever opens this file or directory of the world fail."""
+    world, originals = Path.cwd(), {}
 
-    def check(opened: Path, mode: str, count: int) -> None:
-        if mode == "w" and count >= first:
-            _fail(errno.ENOSPC, opened)
+    def checked(original: Callable) -> Callable:
+        def wrapper(path: object = ".", *arguments: object, **options: object) -> object:
+            if isinstance(path, (str, bytes, os.PathLike)) and world / os.fsdecode(path) == world / denied:
+                raise OSError(number, os.strerror(number), str(denied))
+            return original(path, *arguments, **options)
 
-    situation.seams.append(_on_open(check, writes_only=True))
-    return f"a full disk at write {first}"
+        return wrapper
 
-
-def send_signal(situation: Situation) -> str:
-    """Send Ctrl-C, SIGTERM or SIGHUP when some file is opened."""
-    call = situation.draw.randint(1, 60)
-    number = situation.draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-
-    def check(opened: Path, mode: str, count: int) -> None:
-        if count == call:
-            os.kill(os.getpid(), number)
-
-    situation.seams.append(_on_open(check))
-    return f"{number.name} at file {call}"
-
-
-def close_stream(situation: Situation) -> str:
-    """Close the pipe of standard output, fill its disk, or start without one of the streams."""
-    situation.streams = situation.draw.choice(["closed pipe", "full disk", "no stdin", "no stdout", "no stderr"])
-    return situation.streams
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "listdir"), (os, "scandir")):
+        originals[module, name] = getattr(module, name)
+        setattr(module, name, checked(originals[module, name]))
+    try:
+        yield
+    finally:
+        for (module, name), original in originals.items():
+            setattr(module, name, original)
 
 
 @contextlib.contextmanager
@@ -248,42 +237,7 @@ def _limited(resource_: int, most: int) -> Iterator[None]:
         resource.setrlimit(resource_, before)
 
 
-def _fail(number: int, path: Path) -> None:
-    raise OSError(number, os.strerror(number), str(path))
-
-
-@contextlib.contextmanager
-def _on_open(check: Callable[[Path, str, int], None], writes_only: bool = False) -> Iterator[None]:
-    """Call check(path relative to the world, "r" or "w", call number) before a file of the world is opened."""
-    world, originals, count = Path.cwd(), {}, 0
-
-    def checked(name: str, original: Callable) -> Callable:
-        def wrapper(path: object = ".", *arguments: object, **options: object) -> object:
-            nonlocal count
-            if isinstance(path, (str, bytes, os.PathLike)):
-                whole = Path(os.fsdecode(path)) if Path(os.fsdecode(path)).is_absolute() else world / os.fsdecode(path)
-                if whole.is_relative_to(world):
-                    asked = options.get("mode", options.get("flags", arguments[0] if arguments else "r"))
-                    writes = bool(asked & 3) if isinstance(asked, int) else bool(set(str(asked)) & set("wax+"))
-                    if writes or not writes_only:
-                        count += 1
-                        check(whole.relative_to(world), "w" if writes else "r", count)
-            return original(path, *arguments, **options)
-
-        return wrapper
-
-    for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "listdir"), (os, "scandir")):
-        originals[module, name] = getattr(module, name)
-        setattr(module, name, checked(name, originals[module, name]))
-    try:
-        yield
-    finally:
-        for (module, name), original in originals.items():
-            setattr(module, name, original)
-
-
 FAULTS: list[Callable[[Situation], str]] = [*[change_value] * 3, *[break_file] * 3, *[change_argument] * 3, deny]
-FAULTS += [fill_disk, send_signal, close_stream]
 
 
 # Running
@@ -312,19 +266,12 @@ def run_here(situation: Situation, folder: Path) -> Outcome:
 @contextlib.contextmanager
 def _streams(situation: Situation, errors: int) -> Iterator[None]:
     """Redirect the standard streams; descriptor 2, which C++ writes to, goes to `errors` too."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    if situation.streams != "closed pipe":
-        os.close(writer)
-        writer = os.open("/dev/full" if situation.streams == "full disk" else os.devnull, os.O_WRONLY)
     before, descriptor = (sys.stdin, sys.stdout, sys.stderr), os.dup(2)
     os.dup2(errors, 2)
     sys.stdin = io.TextIOWrapper(io.BytesIO(situation.text), encoding="utf-8")
-    sys.stdout = io.TextIOWrapper(os.fdopen(writer, "wb"), encoding="utf-8")
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(os.fdopen(os.dup(errors), "wb"), encoding="utf-8", errors="backslashreplace")
     opened = sys.stdout, sys.stderr
-    if situation.streams.startswith("no "):
-        setattr(sys, situation.streams.removeprefix("no "), None)
     try:
         yield
     finally:

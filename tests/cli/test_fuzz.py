@@ -86,10 +86,8 @@ def wrong_ends(situation: Situation, outcome: Outcome) -> list[str]:
     refusals = re.findall(r"^fasttfm(?: [a-z-]+){0,2}: (?!warning)(?!reading).*", errors, re.MULTILINE)
     words = ("Traceback", "Exception ignored", "terminate called", "INTERNAL ASSERT", "Segmentation")
     wrong = [f"{word!r} was printed" for word in words if word in errors]
-    if situation.streams == "no stderr":
-        return [*wrong, *([] if outcome.status is not None else ["an exception left it"])]
     found = situation.command == "env" and outcome.status == 1  # --check has found something
-    if outcome.status not in (0, 2, 129, 130, 141, 143) and not found:
+    if outcome.status not in (0, 2, 143) and not found:
         wrong.append(f"ended with {outcome.status}")
     if refusals and outcome.status == 0:
         wrong.append("exit 0 after a refusal")
@@ -109,8 +107,7 @@ def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
         return outcome.status == 0 and name.startswith("data/")
     if situation.command in ("train", "lm", "mlm", "finetune"):
         if name == "model/train.log.jsonl":  # of a run that is gone on with, or of none that was saved
-            told = "resuming from update" in outcome.errors or "is kept as" in outcome.errors
-            return told or situation.streams == "no stderr"
+            return "resuming from update" in outcome.errors or "is kept as" in outcome.errors
         made = ("checkpoints/", "train.log.jsonl", "config.yaml", "data.yaml", "hypotheses/", "curve.", ".lock")
         return name.startswith(tuple(f"model/{each}" for each in made))
     if situation.command == "average":

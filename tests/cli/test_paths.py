@@ -202,32 +202,6 @@ def test_training_does_not_start_in_an_imported_model(world):
         refuse_strangers(Path("MODEL"))
 
 
-WRITERS = {
-    "prepare": "prepare --src text --tgt text --valid-src text --valid-tgt text --threads 1 "
-    "--spm MODEL/spm.model --out",
-    "lm prepare": "lm prepare --bytes --text text --valid text --out",
-    "quantize": "quantize MODEL --out",
-    "export": "export MODEL --format marian-hf --out",
-    "import": "import theirs --format marian-hf --out",
-}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("first", WRITERS)
-def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
-    """`quantize MODEL --out DATA` must not replace prepared data by a model."""
-    assert main([*WRITERS["export"].split(), "theirs"]) == 0
-    assert main([*WRITERS[first].split(), "out"]) == 0
-    before = contents(Path("out"))
-    for second, words in WRITERS.items():
-        capfd.readouterr()
-        if second != first:
-            assert main([*words.split(), "out"]) == 2
-            assert "out: contains other files (" in capfd.readouterr().err
-    assert contents(Path("out")) == before
-    assert main([*WRITERS[first].split(), "out"]) == 0
-
-
 def test_every_reader_finishes_a_replacement_or_refuses_it(model, monkeypatch):
     """After a kill between two renames, the old configuration must not be combined with the new weights."""
     for number, d_model in enumerate((32, 16)):

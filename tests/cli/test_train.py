@@ -2,17 +2,14 @@
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import shutil
-import sys
 
 import pytest
 import torch
 from full_disk import largest_file
 
-from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.main import main
 from fasttfm.store.checkpoint import read_state, read_weights
 from fasttfm.store.run_log import read_log
@@ -222,15 +219,3 @@ def test_dump_config_prints_the_resolved_configuration_and_needs_no_data(capsys)
     ):
         assert main(["train", *words.split(), "--dump-config"]) == 0
         assert set(lines) <= set(capsys.readouterr().out.splitlines())
-
-
-def test_onednns_caches_are_chosen_unless_the_user_has(monkeypatch):
-    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-    assert choose_settings() == "", "torch has read them"
-    for given, chosen in ((None, names), ("9", names[:1])):
-        with monkeypatch.context() as patch:
-            patch.delitem(sys.modules, "torch")
-            patch.delenv(names[0], raising=False)
-            patch.setenv(names[1], given) if given else patch.delenv(names[1], raising=False)
-            assert re.findall(r"(\w+)=", choose_settings()) == list(chosen)
-            assert all(os.environ[name] for name in chosen)

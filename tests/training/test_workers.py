@@ -282,14 +282,6 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
     assert repeated.stdout.splitlines()[-1] == f"model: {out}"
 
 
-def test_ranks_without_an_address_are_told(tiny_data, tmp_path, monkeypatch, refusal_of):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    told = refusal_of(words(tiny_data, tmp_path / "M"))
-    assert "2 ranks cannot meet (" in told
-    assert "MASTER_ADDR expected, but not set): start them by torchrun, or unset WORLD_SIZE" in told
-
-
 @pytest.mark.slow
 @needs_proc
 def test_a_killed_worker_ends_the_run(tiny_data, tmp_path):

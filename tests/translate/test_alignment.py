@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttfm.data.tokenizer import Tokenizer, Vocabulary, train_tokenizer
+from fasttfm.data.tokenizer import train_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, search_ids
@@ -18,9 +18,6 @@ from fasttfm.search.coverage import coverage, cross_attention
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.search.streaming import stream_ids
 from fasttfm.translate.alignment import WORDS, pharaoh, word_links
-from fasttfm.translate.attention_plot import attention_of
-from fasttfm.translate.translator import Translator
-from tests.search.small_models import model_of
 
 EOS = 3
 
@@ -156,16 +153,3 @@ def test_token_spans_of_unusual_text_belong_to_their_words(normalization):
             assert links == tuple((word, word) for word in range(len(WORDS.findall(text))))
     broken = [4 + 0xC3, 4 + 0x41, 5]
     assert len(tokenizer.decoded_spans(broken)) == 3
-
-
-def test_the_language_codes_of_an_imported_model_are_read_and_written(tokenizer):
-    pieces = tokenizer.pieces(range(len(tokenizer)))
-    sides = [
-        Tokenizer(tokenizer.model, Vocabulary(pieces=[*pieces[:4], code, *pieces[5:]], prefix=[code], silent=[code]))
-        for code in ("__en__", "__de__")
-    ]
-    translator = Translator(model_of("fp32", len(tokenizer), 32), *sides, DecodingConfig(max_len_b=8))
-    attention = attention_of(translator, "a dog")
-    assert (attention.source[0], attention.written[0]) == ("__en__", "__de__")
-    assert attention.translation == translator.translate(["a dog"])[0]
-    assert attention.weights["cross"][0].shape[1:] == (len(attention.written), len(attention.source))

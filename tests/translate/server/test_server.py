@@ -116,15 +116,3 @@ def test_invalid_arguments_are_refused_in_one_line(tmp_path, model_dir, refusal_
             [model_dir, "--workers", "0"],
         ):
             assert refusal_of(["serve", *arguments]).startswith("fasttfm serve: ")
-
-
-@pytest.mark.parametrize(
-    ("hidden", "status", "words"), [("__stdout__", 1, "standard output is closed"), ("uvicorn", 2, "./fasttfm[serve]")]
-)
-def test_a_closed_output_and_a_missing_package_are_named(hidden, status, words, model_dir, monkeypatch, capsys):
-    if hidden == "__stdout__":  # as of `>&-`
-        monkeypatch.setattr(sys, hidden, None)
-    else:
-        monkeypatch.setitem(sys.modules, hidden, None)
-    assert main(["serve", str(model_dir)]) == status
-    assert words in capsys.readouterr().err
