@@ -129,7 +129,10 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():
     assert stopped.value.number == signal.SIGTERM
 
 
-def test_a_signal_just_before_an_interruptible_block_stops_it():
+def test_a_signal_in_or_just_before_an_interruptible_block_stops_it():
+    with Interruption() as interruption, pytest.raises(Stopped), interruption.at_once():
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it went on")
     with Interruption() as interruption:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped) as stopped, interruption.at_once():

@@ -79,6 +79,14 @@ def test_a_stream_is_read_in_buffers_and_translated_up_to_a_read_error(translato
         next(stream)
 
 
+def test_sampling_does_not_depend_on_the_buffer(translator):
+    def stream(size):
+        translator.config = replace(translator.config, sampling=True, buffer_size=size)
+        return [results[0].text for results in translator.translate_stream(LINES)]
+
+    assert stream(2) == stream(100)
+
+
 def test_a_translation_begins_with_its_prefix(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
     free = translator.translate(LINES)

@@ -212,3 +212,8 @@ def test_samples_do_not_depend_on_the_batch(engine, translator, monkeypatch, opt
         answers = engine.submit(one[::2]) + engine.submit(two[1:])
     first, second, third = alone(translator, LINES[:3], temperature=3.0, **options)
     assert results(answers) == [first, third, second, third]
+
+
+def test_options_that_need_whole_batches_are_batched(engine, monkeypatch):
+    monkeypatch.setattr(_Joined, "step", None)
+    assert results(submit(engine, LINES[:1], mbr_samples=2))
