@@ -125,8 +125,10 @@ def test_damaged_files_are_found_by_their_digests(folders, capsys):
     assert faults == [f"{data / 'a'}: {differs}", f"{data / 'b'}: is missing", f"{weights}: {differs}"]
 
 
-def test_missing_digests_are_findings(folders, tmp_path, refusal_of):
+def test_missing_and_damaged_digests_are_findings(folders, tmp_path, refusal_of):
     data, run = folders
+    (step_folder(run, 1) / "sha256sums").write_text("")
+    assert "is empty" in check_folder(run)[0].fault
     for folder, manifest in ((run, step_folder(run, 1) / "sha256sums"), (data, data / "sha256sums")):
         manifest.unlink()
         (data / "data.yaml").touch()

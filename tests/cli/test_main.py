@@ -12,7 +12,6 @@ import types
 import pytest
 import torch
 from any_command import PARSERS
-from forked import Popen
 
 from fasttfm.cli import main as cli
 from fasttfm.cli import parser
@@ -93,20 +92,6 @@ def test_under_nohup_a_closed_terminal_ends_nothing(command):
 
 
 # The standard streams
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
-def test_a_reader_that_leaves_is_no_error():
-    program = (
-        "import sys, types\ndef run(args):\n    for _ in range(100000): print('line')\n"
-        "sys.modules['fasttfm.cli.score'] = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
-        "from fasttfm.cli.main import main\nsys.exit(main(['score']))"
-    )
-    writer = Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert writer.stdout.readline() == b"line\n"
-    writer.stdout.close()
-    assert writer.wait() == cli.EXIT_BROKEN_PIPE
-    assert writer.stderr.read() == b""
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

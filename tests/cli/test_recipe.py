@@ -1,4 +1,4 @@
-"""Recipes, run through all commands at a small size."""
+"""Recipes: their commands on the built-in corpus, and what they cost."""
 
 import os
 import subprocess

@@ -5,8 +5,9 @@ import types
 
 import pytest
 
-from fasttfm.cli import divisions
+from fasttfm.cli import divisions, train
 from fasttfm.cli.divisions import Division, fastest_division, replaced
+from fasttfm.cli.main import main
 from fasttfm.errors import UserError
 
 
@@ -53,3 +54,16 @@ def test_an_epoch_may_be_shorter_than_a_trial(speeds, median, monkeypatch):
     log = [{"kind": "train", "tokens_per_second": speed} for speed in speeds]
     monkeypatch.setattr("fasttfm.store.run_log.read_log", lambda out: [*log, {"kind": "valid"}])
     assert divisions._target_tokens_per_second(["train"]) == median
+
+
+def test_a_run_begins_anew_with_the_fastest_division(tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    launched = []
+    monkeypatch.setattr(train, "usable_cores", lambda: 4)
+    monkeypatch.setattr("fasttfm.cli.workers.usable_cores", lambda: 4)
+    monkeypatch.setattr(train, "time", types.SimpleNamespace(monotonic=lambda: 1e6))
+    monkeypatch.setattr(train, "fastest_division", lambda *_: Division(2, 2))
+    monkeypatch.setattr(train, "launch", lambda *given: launched.append(given) or 0)
+    words = ["--data", "none", "--out", str(tmp_path / "M")]
+    assert main(["train", *words, "--workers", "time"]) == 0
+    assert launched == [(2, ["train", *words, "--workers", "2", "--threads", "2"], 1e6)]

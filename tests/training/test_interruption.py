@@ -1,5 +1,6 @@
 """Runs interrupted at any moment resume to the same result: signals, kills, full disks, damaged files."""
 
+import errno
 import json
 import os
 import random
@@ -132,7 +133,6 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():
 def test_a_signal_in_or_just_before_an_interruptible_block_stops_it():
     with Interruption() as interruption, pytest.raises(Stopped), interruption.at_once():
         signal.raise_signal(signal.SIGTERM)
-        pytest.fail("it went on")
     with Interruption() as interruption:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped) as stopped, interruption.at_once():
@@ -213,6 +213,15 @@ def test_a_kill_during_the_creation_of_the_directory_is_recovered(tiny_data, tin
     model_dir.refuse_strangers(out)
     prepare_model_dir(out, config, data)
     assert sorted(os.listdir(out)) == ["config.yaml", "data.yaml", "spm.model"]
+
+
+def test_too_many_open_files_are_one_line_with_the_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
+    def fails(self, record):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("fasttfm.training.log.RunLog.write", fails)
+    with pytest.raises(UserError, match=r"MODEL: .*; checkpoints saved before .* allow more open files"):
+        train(tiny_values(), tiny_data, tmp_path / "MODEL")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A signal at any moment of the rendezvous ends all ranks, even those that wait in C++."""
+"""A signal ends a rank that waits in C++ for another one."""
 
 import os
 import signal
@@ -37,11 +37,14 @@ with stoppable(), workers.joined(torch.device("cpu"), 180):
 def test_a_signal_ends_a_rank_that_waits_for_the_connection_of_one_that_has_ended(number):
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", MEETS]
-    rank, ended = (start(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in (0, 1))
-    assert rank.stdout.readline() == "connects\n"
-    rank.send_signal(number)
-    stdout, stderr = rank.communicate(timeout=PATIENCE)
+    rank, ended = (start(command, env={**os.environ, **address, "RANK": each}) for each in "01")
+    try:
+        assert rank.stdout.readline() == "connects\n"
+        rank.send_signal(number)
+        stdout, stderr = rank.communicate(timeout=PATIENCE)
+    finally:
+        rank.kill()
+        ended.communicate(timeout=PATIENCE)
     assert rank.returncode == -number, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
-    ended.communicate(timeout=PATIENCE)

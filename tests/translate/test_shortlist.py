@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.cpu import step_passes
 from fasttfm.data.lexicon import estimate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.batches import inference
-from fasttfm.search.cpu.decoder_step import DecoderStep
 from fasttfm.search.streaming import stream_ids
 from fasttfm.search.tasks import allowed_tokens
 from fasttfm.translate import Shortlist
@@ -70,20 +68,6 @@ def test_probability_is_renormalized_over_the_list(model):
     expected = logits[:, kept].log_softmax(dim=1)
     first = expected[0, kept.tolist().index(best.tokens[0])]
     assert best.log_probability == pytest.approx((first + expected[1, 0]).item(), abs=1e-4)
-
-
-@pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
-def test_only_allowed_outputs_are_computed(model, monkeypatch):
-    computed = []
-    select = DecoderStep.select_outputs
-
-    def noted(self, tokens):
-        computed.append(None if tokens is None else len(tokens))
-        select(self, tokens)
-
-    monkeypatch.setattr(DecoderStep, "select_outputs", noted)
-    search_ids(model, SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:2])
-    assert max(computed) <= len(set(ALLOWED[0]) | set(ALLOWED[1])) + 1
 
 
 def test_required_phrases_occur_even_if_no_list_has_them(model):

@@ -43,6 +43,16 @@ def test_a_client_that_sends_half_a_request_or_does_not_read_is_disconnected(tra
         wait_until(lambda: "fasttfm_connections 1.0" in metrics(url))
 
 
+def test_two_lengths_of_a_body_close_the_connection(url):
+    head, body = posted(text="a dog")
+    with connected(url) as client:
+        client.sendall(head[:-2] + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n")
+        received = b""
+        while part := client.recv(1000):
+            received += part
+    assert received.startswith(b"HTTP/1.1 400")
+
+
 def test_a_client_that_hangs_up_is_dropped(translator):
     slow = Slow(translator)
     with serving({"small": slow}) as url, ThreadPoolExecutor(2) as pool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from model_dirs import LINES
 
+from benchmarks import load as loads
 from benchmarks.load import MIXED, Load
 
 
@@ -20,3 +21,9 @@ def test_a_right_answer_to_each_kind_of_request_passes_and_a_wrong_one_ends_the_
         with pytest.raises(SystemExit, match="was answered with 200"):
             wrong.ask(kind, random.Random(1))
     replace(wrong, expected=None).ask(kind, random.Random(1))
+
+
+def test_a_record_lists_failed_checks():
+    assert loads.failed([100] * 20, {"p50_ms": 10.0, "p99_ms": 30.0}) == []
+    grown = loads.failed([100] * 15 + [106] * 5, {"p50_ms": 10.0, "p99_ms": 31.0})
+    assert [line.split()[0] for line in grown] == ["memory", "short"]

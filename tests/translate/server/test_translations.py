@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 from model_dirs import LINES
-from served import ask, serving, texts
+from served import Slow, ask, serving, texts
 from waiting import PATIENCE
 
 from fasttfm.translate import Terminology, Translator
@@ -135,3 +135,11 @@ def test_an_empty_translation_of_one_sentence_is_marked():
     for second, empty in (("", True), (" ", True), ("Zwei.", False)):
         assert text.has_empty([[Translation("Eins.", 0.0, 0.0)], [Translation(second, 0.0, 0.0)]], 0) is empty
     assert not Text("\u200b").has_empty([[Translation("", 0.0, 0.0)]], 0), "a text of invisible characters is blank"
+
+
+def test_empty_translations_are_marked(translator):
+    mute = Slow(translator)
+    mute.translate_nbest = lambda lines, *_: [[Translation("" if "dog" in line else line, 0.0, 0.0)] for line in lines]
+    with serving({"small": mute}) as url:
+        answer = ask(url, text=["a boat", "a dog", " "]).json()["translations"]
+    assert [best[0].get("empty", False) for best in answer] == [False, True, False]
