@@ -192,7 +192,6 @@ def test_lines_that_may_lose_something_are_counted(translate, model_dir):
         ("MODEL --buffer-size 1000000000000000000000000000000", "below 2^63"),
         ("MODEL --checkpoint average", "fasttfm average"),
         ("MODEL --device cuda:99", "cuda:99"),
-        ("MODEL --ensemble none", "does not exist"),
         ("MODEL --ensemble OTHER", "its spm.model is not that of"),
         ("MODEL --banned none", "none: no such file"),
         ("MODEL --shortlist none", "none: no such file"),
@@ -200,8 +199,6 @@ def test_lines_that_may_lose_something_are_counted(translate, model_dir):
         ("MODEL --prefix one", "fewer prefixes than lines of the input (line 2 has none)"),
         ("MODEL --terminology terms", "line 1 is not valid UTF-8"),
         ("MODEL --terminology empty --sampling", "needs a beam search"),
-        ("MODEL --terminology empty --mbr-samples 4", "needs a beam search"),
-        ("MODEL --terminology empty --diverse-beam-groups 2", "needs a beam search"),
         ("MODEL --split-sentences en --nbest 2", "not 2: leave out --nbest"),
         ("MODEL --beam 2 --split-sentences en --prefix x", "--split-sentences and --prefix do not go together"),
         ("MODEL --score empty --beam 2", "--score and --beam do not go together"),
@@ -241,15 +238,11 @@ def test_a_search_larger_than_the_memory_is_refused_before_it_begins(translate, 
         ("config.yaml", lambda old: old.replace(b"pad_id: 0", b"pad_id: 3"), r"line \d+: model\.pad_id is 3"),
         ("spm.model", lambda old: b"nothing", "not a SentencePiece model"),
         ("spm.model", lambda old: train_tokenizer(TEXT, vocab_size=310).model, r"310 pieces but .* says 340"),
-        ("spm.model", None, "no such SentencePiece model"),
     ],
 )
 def test_a_damaged_model_is_refused_by_its_file(model_dir, tmp_path, file, change, told):
     path = shutil.copytree(model_dir, tmp_path / "model") / file
-    content = path.read_bytes()
-    path.unlink()
-    if change is not None:
-        path.write_bytes(change(content))
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=told):
         Translator.from_directory(tmp_path / "model", workers=1)
 

@@ -12,7 +12,7 @@ import torch
 from forked import children_of
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_for_end
 
 from fasttfm.cli.workers import number_of_workers, usable_cores
 from fasttfm.cpu.step_passes import usable
@@ -284,8 +284,9 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
 
 @pytest.mark.slow
 @needs_proc
-def test_a_killed_worker_ends_the_run(tiny_data, tmp_path):
-    process = start([*train_command(tiny_data, tmp_path / "M", **LONG), "--workers", "2"])
+def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_path):
+    command = [*train_command(tiny_data, tmp_path / "M", **LONG), "--workers", "2"]
+    process = start(command)
     wait_for(process, "epoch 1")
     os.kill(children_of(process.pid)[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=PATIENCE)
@@ -293,7 +294,13 @@ def test_a_killed_worker_ends_the_run(tiny_data, tmp_path):
     lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
     assert len(lines) == 1, lines
     assert lines[0].startswith("fasttfm train: worker 1 was ended by SIGKILL")
+    process = start(command)
+    wait_for(process, "epoch 1")
+    ranks = children_of(process.pid)
+    process.kill()
+    wait_for_end(ranks)
     assert len(saved_steps(tmp_path / "M")) == 1
+    process.communicate(timeout=PATIENCE)
 
 
 KILLED_ONCE = """
