@@ -17,6 +17,10 @@ from .runs import records
 SAVE = "fasttfm.training.saving.save_checkpoint"
 
 
+class Silent(Callback):
+    """Hears nothing."""
+
+
 class Heard(Callback):
     def __init__(self):
         self.logged, self.validated, self.saved = [], [], []
@@ -34,7 +38,7 @@ class Heard(Callback):
 
 def test_callbacks_hear_what_the_log_says(tiny_data, tiny_values, tmp_path):
     heard = Heard()
-    train(tiny_values(average_last=2), tiny_data, tmp_path / "M", callbacks=[heard, Callback()])
+    train(tiny_values(average_last=2), tiny_data, tmp_path / "M", callbacks=[heard, Silent()])
     assert heard.logged == records(tmp_path / "M", "train")
     validated = [record for record in read_log(tmp_path / "M") if record["kind"] in ("valid", "final", "average")]
     assert [record for record, _ in heard.validated] == validated
