@@ -3,20 +3,15 @@
 import itertools
 import math
 import random
-import shutil
-import subprocess
 from collections import defaultdict
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
-import triton
 from meanings import FORMATS, TYPES, encoded, expected, rounded, width
-from ptx_text import HEAD, REGISTERS, Ran, execute
+from ptx_text import Ran, execute
 
-from ptx_check import Unsupported, rounding
-from ptx_check.arithmetic import known
+from ptx_check import rounding
 from ptx_check.forms import accepted
 
 COUNT = 128
@@ -25,7 +20,6 @@ TOGETHER = 48
 """Opcodes of one kernel."""
 TABLES = {f"lop3.b32 {table:#x}": table for table in (0x00, 0x1B, 0x80, 0x96, 0xCA, 0xFE)}
 COUNTS = [0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 70, 255, 256, 65535, 65536, 65537, 1 << 31, (1 << 32) - 1]
-ONES = (1 << 64) - 1
 
 
 def operands(opcode: str) -> tuple[list[str], str]:
@@ -193,39 +187,6 @@ def test_every_form_keeps_the_marks_of_what_nobody_wrote(base):
     for (words, result), opcode in alike.items():
         for position in range(len(words)):
             assert executed_together([opcode], words, result, fresh=(position,)).kinds == {"unwritten"}, opcode
-
-
-MODES = ["rn", "rz", "rna", "ftz", "sat", "satfinite", "relu", "NaN", "approx", "full", "hi", "wide", "x", "noftz",
-         "cc"]  # fmt: skip
-
-
-def test_a_mode_that_a_form_has_not_is_refused():
-    """Every accepted form with one more mode, wherever it may stand, is another accepted form or none."""
-    for opcode, mode in itertools.product(sorted(accepted())[::7], MODES):
-        base, *words = opcode.split(".")
-        changed = ".".join([base, mode, *words])
-        if changed not in accepted():
-            with pytest.raises(Unsupported, match=f"opcode {changed} is not known"):
-                known(changed, None)
-
-
-def test_every_form_is_one_that_the_assembler_takes(tmp_path):
-    """On the newest chip, which has all of them."""
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
-    if not shutil.which(str(assembler)):
-        pytest.skip("this Triton comes without ptxas-blackwell")
-    lines = []
-    for opcode in sorted(accepted()):
-        words, result = operands(opcode)
-        names = [f"{REGISTERS[kind(word)]}{10 + position}" for position, word in enumerate(words)]
-        target = "%p40|%p41" if opcode.startswith("setp") and opcode.endswith("x2") else f"{REGISTERS[kind(result)]}40"
-        table = ["0x96"] if opcode.startswith("lop3") else []
-        lines.append(f"{opcode} {target}, {', '.join([*names, *table])};")
-    head = HEAD.replace("8.7", "8.8").format(name="probe", target="sm_100a", threads=32, parameters="")
-    (tmp_path / "forms.ptx").write_text(head + "\n".join(lines) + "\nret;\n}\n")
-    command = [str(assembler), "-arch", "sm_100a", "-o", "/dev/null", str(tmp_path / "forms.ptx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:2000]
 
 
 def test_many_halves_are_converted_as_few_are():

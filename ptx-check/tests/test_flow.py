@@ -6,10 +6,8 @@ import torch
 from ptx_text import HEAD, run
 
 from ptx_check import Unsupported
-from ptx_check.control import joins, successors, unassigned
 from ptx_check.memory import buffers
 from ptx_check.operands import parameters_of
-from ptx_check.parse import parse
 from ptx_check.run import Code, Launch
 
 OWN_WORD = "mov.u32 %r1, %tid.x;\nmad.wide.u32 %rd10, %r1, 4, %rd1;\n"
@@ -99,14 +97,6 @@ def test_loops_within_loops_meet_after_each_round_and_threads_may_end_within():
     assert ran["y"].tolist() == [99 if t == 7 else 2 * (t % 4) for t in range(32)]
 
 
-def test_immediate_post_dominators():
-    diamond_and_more = [[1, 2], [3], [3], [4], [5]]
-    assert joins(diamond_and_more) == [3, 3, 3, 4, 5]  # the nearest
-    loop_with_two_exits = [[1], [2, 4], [3, 5], [1], [6], [6]]
-    assert joins(loop_with_two_exits) == [1, 6, 6, 1, 6, 6]
-    assert joins([[0]]) == [1]  # never ends
-
-
 def text(body: str, parameters: str) -> str:
     return HEAD.format(name="probe", target="sm_80", threads=32, parameters=parameters) + body + "\nret;\n}\n"
 
@@ -132,25 +122,6 @@ def test_a_signed_parameter_stays_signed_in_a_wider_register(kind, load, value, 
     launch = Launch(code, (1, 1, 1), 32, 0, given, buffers([out]))
     assert not launch.execute()
     assert out.item() == wanted
-
-
-def test_registers_that_may_be_read_before_anything_is_put_in_them():
-    body = """
-    mov.u32 %r1, 1;
-    setp.eq.b32 %p1, %r1, 1;
-    @%p1 bra $L__A;
-    mov.b32 %r2, 1;
-    mov.b32 %r3, 1;
-    bra.uni $L__B;
-    $L__A:
-    mov.b32 %r3, 2;
-    $L__B:
-    @%p1 mov.b32 %r4, 5;
-    add.s32 %r5, %r2, %r3;
-    add.s32 %r6, %r4, %r5;
-    """
-    assert unassigned(parse(text(body, ""))) == {"%r2": "u32", "%r4": "u32"}
-    assert successors(parse(text(body, ""))) == [[2, 1], [3], [3], [4]]
 
 
 @pytest.mark.parametrize("line", [

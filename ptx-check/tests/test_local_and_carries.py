@@ -77,12 +77,3 @@ def test_a_kernel_reads_the_constants_that_it_brings_along():
     launch = Launch(code, (1, 1, 1), 32, 0, [np.full((1, 1), out.data_ptr(), np.uint64)], buffers([out]))
     assert not launch.execute()
     assert out.tolist() == [1, 2, 4, 0] * 8
-
-
-def test_hints_to_caches_change_nothing_that_is_computed():
-    body = f"{OWN}createpolicy.fractional.L2::evict_last.b64 %rd20, 1.0;\n"
-    body += "ld.global.L1::evict_last.L2::cache_hint.b32 %r3, [%rd10], %rd20;\nadd.s32 %r3, %r3, 1;\n"
-    body += "st.global.L1::evict_last.L2::cache_hint.b32 [%rd10], %r3, %rd20;"
-    ran = run(body, x=np.arange(32, dtype="u4"))
-    assert not ran.faults
-    assert ran["x"].tolist() == list(range(1, 33))

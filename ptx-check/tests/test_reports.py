@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ptx_check.faults import KINDS, NOTES, Fault, Location
-from ptx_check.reports import Findings, as_json, as_sarif, as_text, write
+from ptx_check.reports import Findings, as_json, as_sarif, as_text
 
 STORE = Location("kernel", 138, "mine.py:21:32 @[ mine.py:30:4 ]", "/elsewhere/mine.py")
 LOAD = Location("kernel", 123, "mine.py:19:25", "/elsewhere/mine.py")
@@ -44,19 +44,3 @@ def test_sarif_has_rules_places_and_the_other_access(findings):
     assert fault["relatedLocations"][0]["physicalLocation"]["region"]["startLine"] == 19
     assert (fault["level"], note["level"]) == ("error", "note")
     assert "physicalLocation" not in note["locations"][0]
-
-
-def test_the_place_in_sarif_is_a_reference_that_may_be_relative(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found, file = Findings(), tmp_path / "a folder" / "100%.py"
-    found.add_faults([Fault("bounds", "outside", Location("kernel", 1, "100%.py:2:3", str(file)))], "sm_80")
-    (result,) = json.loads(as_sarif(found))["runs"][0]["results"]
-    assert result["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "a%20folder/100%25.py"}
-
-
-def test_the_name_of_a_file_decides_its_form(findings, tmp_path):
-    for name, start in (("a.txt", "fault on"), ("a.json", "{"), ("a.sarif", "{")):
-        write(findings, tmp_path / name)
-        assert (tmp_path / name).read_text().startswith(start)
-    with pytest.raises(ValueError, match=r"ends with one of \.txt"):
-        write(findings, tmp_path / "a.xml")

@@ -48,32 +48,3 @@ def test_the_assembler_takes_what_a_chip_is_said_to_have_and_nothing_else(chip, 
         if family not in having:
             done = assembled(f"{head}{family.example};\nret;\n}}\n", target, tmp_path)
             assert done.returncode != 0, family.name
-
-
-BETWEEN = """ld.param.b64 %rd1, [probe_param_0];
-ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd1];
-ld.global.v4.b32 {%r24, %r25, %r26, %r27}, [%rd1+16];
-mov.b32 %r30, 0;
-mov.b32 %r31, 0;
-mov.b32 %r32, 0;
-mov.b32 %r33, 0;
-mov.b64 %rd2, 4611686293305294848;
-wgmma.fence.sync.aligned;
-wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r30, %r31, %r32, %r33}, {%r20, %r21, %r22, %r23}, %rd2, 1, 1, 1, 0;
-CHANGED
-wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r30, %r31, %r32, %r33}, {%r24, %r25, %r26, %r27}, %rd2, 1, 1, 1, 0;
-wgmma.commit_group.sync.aligned;
-wgmma.wait_group.sync.aligned 0;
-st.global.v4.b32 [%rd1+32], {%r30, %r31, %r32, %r33};
-ret;
-}
-"""
-
-
-@pytest.mark.parametrize(("changed", "injected"), [("", False), ("mul.f32 %r24, %r25, %r26;", True)])
-def test_the_assembler_injects_a_fence_for_fragments_that_are_computed_behind_it(changed, injected, tmp_path):
-    """Why that is a note and no fault (control.Touched): ptxas says so."""
-    head = HEAD.format(name="probe", target="sm_90a", threads=128, parameters=".param .u64 probe_param_0")
-    done = assembled(head + BETWEEN.replace("CHANGED", changed), "sm_90a", tmp_path)
-    assert done.returncode == 0
-    assert ("warpgroup.arrive is injected" in done.stderr) == injected, done.stderr

@@ -103,6 +103,5 @@ EXACT = {"tolerance": 0.0}
 WHOLE = {"dtype": torch.int32, "low": -100, "high": 100, "tolerance": 0.0}
 POSITIVE = {"low": 0.1}
 HALF = {"dtype": torch.float16, "tolerance": 1e-2}
-BFLOAT = {"dtype": torch.bfloat16, "tolerance": 1e-2}
 DOUBLE = {"dtype": torch.float64, "tolerance": 1e-12}
 POINTERS = {"of_pointers": True}

@@ -1,12 +1,12 @@
-"""Features of the language that are about programs: their numbers, control flow, pointers, random numbers."""
+"""Features of the language that are about programs: their numbers, control flow, pointers, memory that they share.
+Every atomic operation is in test_atomics.py, what orders programs in test_order_of_programs.py."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-from language import EXACT, POINTERS, WHOLE, M, N, feature
-from torch import Tensor
+from language import EXACT, FEATURES, HALF, POINTERS, WHOLE, Feature, M, feature
 
 # ---------------------------------------------------------------------------------------------- programs, control flow
 
@@ -17,6 +17,12 @@ def _three_axes(x, y, out, spare):
     tl.store(out + place * 64 + tl.arange(0, 64), tl.zeros((64,), tl.int64) + place)
 
 
+@feature(lambda x, y: 2 * x, grid=(2, 2), since=90, constants={"num_ctas": 2}, **POINTERS, **EXACT)
+def _programs_that_two_processors_share(x, y, out, spare):
+    i = (tl.program_id(0) * 2 + tl.program_id(1)) * 128 + tl.arange(0, 128)
+    tl.store(out + i, tl.load(x + i) * 2)
+
+
 @feature(lambda x, y: torch.tensor([8, 16, 3, 19]), shape=(4,), grid=4, **POINTERS, **WHOLE)
 def _while(x, y, out, spare):
     n = tl.program_id(0) + 6
@@ -25,14 +31,6 @@ def _while(x, y, out, spare):
         n = tl.where(n % 2 == 0, n // 2, 3 * n + 1)
         steps += 1
     tl.store(out + tl.program_id(0), steps.to(tl.int64))
-
-
-@feature(lambda x, y: x.clamp(min=0).sum(0), shape=(N,), **POINTERS)
-def _a_pipelined_loop(x, y, out, spare):
-    i, total = tl.arange(0, 32), tl.zeros((32,), tl.float32)
-    for row in tl.range(0, 16, num_stages=3):
-        total += tl.maximum(tl.load(x + row * 32 + i), 0.0)
-    tl.store(out + i, total)
 
 
 @triton.jit(noinline=True)
@@ -67,45 +65,32 @@ def _hints_to_caches(x, y, out, spare):
     tl.store(out + i, a + b, mask=i >= 256, cache_modifier=".cs", eviction_policy="evict_last")
 
 
-@feature(lambda x, y: x & ~y, dtype=torch.bool, low=0, high=2, **POINTERS, **EXACT)
-def _bools(x, y, out, spare):
-    i = tl.arange(0, 512)
-    tl.store(out + i, tl.load(x + i) & (tl.load(y + i) == 0))
+# ------------------------------------------------------------------------------------------------- atomic operations
 
 
-@feature(lambda x, y: (x + y) * (x - y), **POINTERS)
-def _assembly_with_two_results(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a, b = tl.inline_asm_elementwise(
-        "add.f32 $0, $2, $3; sub.f32 $1, $2, $3;", "=f,=f,f,f", [tl.load(x + i), tl.load(y + i)],
-        (tl.float32, tl.float32), True, 1,
-    )  # fmt: skip
-    tl.store(out + i, a * b)
+@triton.jit
+def _four_programs(
+    x, y, out, spare, NAME: tl.constexpr, OF: tl.constexpr, STEP: tl.constexpr, SEM: tl.constexpr, SCOPE: tl.constexpr
+):  # fmt: skip
+    """Four programs change the same 128 places of a type, every STEP-th; the last one stores what they hold."""
+    i = tl.arange(0, 128)
+    held = spare.to(tl.pointer_type(OF), bitcast=True) + i
+    getattr(tl, NAME)(held, tl.load(x + tl.program_id(0) * 128 + i).to(OF), mask=i % STEP == 0, sem=SEM)
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1, sem="acq_rel", scope=SCOPE) == 3:
+        tl.store(out + i, tl.load(held).to(out.dtype.element_ty))
 
 
-# ----------------------------------------------------------------------------------------------------- random numbers
-
-
-def _words() -> list[Tensor]:
-    """Philox4x32-10 of seed 5 and these counters."""
-    words = [torch.arange(M * N), *(torch.zeros(M * N, dtype=torch.int64) for _ in range(3))]
-    keys = [5, 0]
-    for _ in range(10):
-        a, b = ([word * factor >> 32 & 0xFFFFFFFF, word * factor & 0xFFFFFFFF]
-                for word, factor in ((words[0], 0xD2511F53), (words[2], 0xCD9E8D57)))  # fmt: skip
-        words = [b[0] ^ words[1] ^ keys[0], b[1], a[0] ^ words[3] ^ keys[1], a[1]]
-        keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return [(word ^ 1 << 31) - (1 << 31) for word in words]
-
-
-def _sum_of_words(x: Tensor, y: Tensor) -> Tensor:
-    return sum(word.int().long() * (place + 1) for place, word in enumerate(_words()))
-
-
-@feature(_sum_of_words, **POINTERS, **EXACT)
-def _randint4x(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a, b, c, d = tl.randint4x(5, i)
-    a, b = a.to(tl.int32, bitcast=True).to(tl.int64), b.to(tl.int32, bitcast=True).to(tl.int64)
-    c, d = c.to(tl.int32, bitcast=True).to(tl.int64), d.to(tl.int32, bitcast=True).to(tl.int64)
-    tl.store(out + i, a + 2 * b + 3 * c + 4 * d)
+for name, of, wanted, options, constants in (
+    ("atomic_min", tl.int32, lambda x, y: x.view(4, 128).amin(0).clamp(max=0), {}, {}),
+    ("atomic_max", tl.uint32, lambda x, y: x.view(4, 128).amax(0), {"low": 0}, {}),
+    ("atomic_add", tl.float16, lambda x, y: x.float().view(4, 128).sum(0).half(), HALF | {"since": 70}, {}),
+    ("atomic_add", tl.int64, lambda x, y: x.long().view(4, 128).sum(0), {}, {"SEM": "relaxed", "SCOPE": "sys"}),
+    (
+        "atomic_add", tl.int32, lambda x, y: torch.where(torch.arange(128) % 2 == 0, x.view(4, 128).sum(0), 0).int(),
+        {}, {"STEP": 2},
+    ),
+):  # fmt: skip
+    constants = {"NAME": name, "OF": of, "STEP": 1, "SEM": None, "SCOPE": None, **constants}
+    of_four = {"shape": (128,), "grid": 4, "of_pointers": True, "constants": constants}
+    FEATURES.append(Feature(f"{name}_of_{of.name}", _four_programs, wanted, **{**WHOLE, **options}, **of_four))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
-from language import DOUBLE, EXACT, HALF, WHOLE, M, N, feature, formula
+from language import EXACT, HALF, M, N, feature, formula
 from torch import Tensor
 
 ROWS = {"shape": (M,)}
-INT8 = {"dtype": torch.int8, "low": -100, "high": 100, "tolerance": 0.0}
 
 # ---------------------------------------------------------------------------------------- reductions, scans, sorting
 
@@ -20,13 +17,6 @@ INT8 = {"dtype": torch.int8, "low": -100, "high": 100, "tolerance": 0.0}
 def _max_with_indices(x, y):
     most, where = tl.max(x, 1, return_indices=True)
     return most + 100 * where + tl.argmin(y, 1)
-
-
-formula("sum_in_int64", "tl.sum(x, 1, dtype=tl.int64)", lambda x, y: x.sum(1), **INT8, **ROWS)
-
-
-formula("xor_sum", "tl.xor_sum(x, 1)",
-        lambda x, y: functools.reduce(torch.bitwise_xor, x.unbind(1)), **WHOLE, **ROWS)  # fmt: skip
 
 
 @triton.jit
@@ -61,20 +51,7 @@ def _associative_scan(x, y):
     return h
 
 
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@feature(lambda x, y: x.flip(1).cummax(1).values.flip(1), **WHOLE)
-def _scan_in_reverse(x, y):
-    return tl.associative_scan(x, 1, _larger, reverse=True)
-
-
-formula("cumsum_in_int32", "tl.cumsum(x, 1, dtype=tl.int32)", lambda x, y: x.cumsum(1, dtype=torch.int32), **INT8)
 formula("topk", "tl.topk(x, 8)", lambda x, y: x.topk(8, 1).values, shape=(M, 8), **EXACT)
-formula("bitonic_merge", "tl.bitonic_merge(tl.cat(tl.sort(x), tl.sort(y, descending=True), dim=1))",
-        lambda x, y: torch.cat((x, y), 1).sort(1).values, shape=(M, 2 * N), **EXACT)  # fmt: skip
 
 
 @feature(lambda x, y: torch.bincount(x[x < 40], minlength=64).int(),
@@ -89,8 +66,6 @@ def _histogram_with_a_mask(x, y):
 
 formula("gather", "tl.gather(x, tl.abs((y * 7).to(tl.int32)) % x.shape[1], 1)",
         lambda x, y: x.gather(1, (y * 7).long().abs() % N), **EXACT)  # fmt: skip
-formula("join", "tl.join(x, y)", lambda x, y: torch.stack((x, y), 2), shape=(M, N, 2), **EXACT)
-formula("cat", "tl.cat(x, y, dim=0)", lambda x, y: torch.cat((x, y)), shape=(2 * M, N), **EXACT)
 formula("permute", "tl.permute(tl.reshape(x, (4, 4, x.shape[1])), (2, 0, 1))",
         lambda x, y: x.view(4, 4, N).permute(2, 0, 1), **EXACT)  # fmt: skip
 
@@ -112,10 +87,6 @@ def _map_elementwise(x, y):
 
 
 SQUARE = {"shape": (M, M)}
-formula("dot_into_sums", "tl.dot(x, tl.trans(y), tl.full((x.shape[0], x.shape[0]), 1.0, tl.float32))",
-        lambda x, y: x.float() @ y.float().T + 1, **HALF, **SQUARE)  # fmt: skip
-formula("dot_of_bfloat16", "tl.dot(x, tl.trans(y))",
-        lambda x, y: x.float() @ y.float().T, tolerance=1e-4, dtype=torch.bfloat16, **SQUARE)  # fmt: skip
 formula("dot_of_a_dot", "tl.dot(tl.dot(x, tl.trans(y)).to(tl.float16), y)",
         lambda x, y: (x.float() @ y.float().T).half().float() @ y.float(), **HALF)  # fmt: skip
 formula("dot_of_a_transposed_tile", "tl.dot(tl.trans(x), y)",
@@ -128,18 +99,6 @@ for name, precision, options in (
 ):
     expression = f'tl.dot(x, tl.trans(y), input_precision="{precision}")'
     formula(name, expression, lambda x, y: x @ y.T, **options, **SQUARE)
-formula("dot_of_int8_into_sums",
-        "tl.dot(x, tl.trans(y), tl.dot(x, tl.trans(y), out_dtype=tl.int32), out_dtype=tl.int32)",
-        lambda x, y: x.int() @ y.int().T * 2, since=80, **INT8 | {"low": -128, "high": 128}, **SQUARE)  # fmt: skip
-formula("dot_of_fp8_e5m2", "tl.dot(x.to(tl.float8e5), tl.trans(y.to(tl.float8e5)))",
-        lambda x, y: x.to(torch.float8_e5m2).float() @ y.to(torch.float8_e5m2).float().T,
-        tolerance=1e-4, **SQUARE)  # fmt: skip
-formula("dot_of_fp8_e4m3", "tl.dot(x.to(tl.float8e4nv), tl.trans(y.to(tl.float8e4nv)))",
-        lambda x, y: x.to(torch.float8_e4m3fn).float() @ y.to(torch.float8_e4m3fn).float().T,
-        tolerance=1e-4, since=89, **SQUARE)  # fmt: skip
-formula("dot_of_float64", "tl.dot(x, tl.trans(y))", lambda x, y: x @ y.T, **DOUBLE, **SQUARE)
-formula("dot_summed_in_half", "tl.dot(x, tl.trans(y), out_dtype=tl.float16)",
-        lambda x, y: x @ y.T, since=70, **HALF | {"tolerance": 3e-2}, **SQUARE)  # fmt: skip
 formula("batched_dot", "tl.dot(tl.reshape(x, (2, 16, 16)), tl.reshape(y, (2, 16, 16))).to(tl.float16)",
         lambda x, y: x.view(2, 16, 16) @ y.view(2, 16, 16), shape=(2, 16, 16), **HALF)  # fmt: skip
 

@@ -3,8 +3,7 @@ on every chip in the command that makes the record (python -m tests.executed).""
 
 from pathlib import Path
 
-import language_atomics  # noqa: F401 (these fill FEATURES)
-import language_programs  # noqa: F401
+import language_programs  # noqa: F401 (these fill FEATURES)
 import language_tiles  # noqa: F401
 import language_values  # noqa: F401
 import pytest
@@ -110,53 +109,3 @@ def test_a_kernel_prints_what_its_threads_hold_and_an_assertion_that_does_not_ho
     assert lines[37] == "pid (0, 0, 0) idx ( 5) of x: (operand 1) 5"
     assert {fault.kind for fault in machine.faults} == {"assertion"}
     assert all("too large" in fault.message for fault in machine.faults)
-
-
-@triton.jit
-def _sum_in_range(a, b):
-    tl.device_assert(a + b < 600)
-    return a + b
-
-
-@triton.jit
-def _sums_in_range(x, out, SCAN: tl.constexpr):
-    i = tl.arange(0, 512)
-    a = tl.load(x + i)
-    if SCAN:
-        tl.store(out + i, tl.associative_scan(a, 0, _sum_in_range))
-    else:
-        tl.store(out, tl.reduce(a, 0, _sum_in_range))
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
-@pytest.mark.parametrize("scan", [False, True])
-def test_an_assertion_without_a_word_within_a_sum(chip, scan):
-    with executed(chip, raising=False) as machine:
-        out = torch.zeros(512, dtype=torch.int32)
-        _sums_in_range[(1,)](torch.ones(512, dtype=torch.int32), out, SCAN=scan, debug=True)
-        assert out.tolist() == (list(range(1, 513)) if scan else [512] + [0] * 511)
-        assert not machine.faults
-        _sums_in_range[(1,)](torch.full((512,), 2, dtype=torch.int32), out, SCAN=scan, debug=True)
-    assert "assertion" in {fault.kind for fault in machine.faults}
-
-
-@triton.jit
-def _by_two_processors(x, out, sums, N: tl.constexpr):
-    row = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
-    i = row * 16 * N + tl.arange(0, 16)[:, None] * N + tl.arange(0, N)[None, :]
-    tile = tl.load(x + i) * 2
-    tl.store(out + i, tile)
-    tl.store(sums + row * N + tl.arange(0, N), tl.sum(tile, 0))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("chip", ["sm_90", "sm_100"])
-def test_programs_that_two_processors_share(chip):
-    x = torch.randn(6 * 16, 32)
-    with executed(chip) as machine:
-        out, sums = torch.empty_like(x), torch.empty(6, 32)
-        _by_two_processors[(3, 2)](x, out, sums, N=32, num_ctas=2)
-    assert torch.equal(out, 2 * x)
-    torch.testing.assert_close(sums, 2 * x.view(6, 16, 32).sum(1))
-    assert machine.launches[0].grid == (3, 2, 1)
