@@ -291,6 +291,8 @@ def test_images_that_the_disassembler_does_not_know_are_passed_over(tmp_path, ca
     file.write_bytes(b"".join(images.values()))
     assert main(["ledger", "--peer", str(file)]) == 0
     assert re.search(r"mine +sm_80 ", capsys.readouterr().out)
+    assert main(["ledger", "--peer", str(file), "--match", "nothing"]) == 1
+    assert "no kernel of" in capsys.readouterr().err
     for content, told in ((images["sm_70"], "holds no cubin of sm_75 or newer"), (b"nothing", "holds no cubin")):
         file.write_bytes(content)
         assert main(["ledger", "--peer", str(file)]) == 1

@@ -11,37 +11,6 @@ from ptx_check import FaultyKernel
 
 
 @triton.jit
-def _rows_of_a_remainder(x, out, R: tl.constexpr, C: tl.constexpr):
-    r0 = tl.arange(0, R)
-    row = r0 % (2 << (r0 // 16))
-    columns = tl.arange(0, C)
-    tl.store(out + (r0[:, None] * C + columns[None, :]), tl.load(x + (row[:, None] + columns[None, :])))
-
-
-def test_a_wrong_divisibility_is_noticed():
-    """triton#11544: a remainder is assumed to be a multiple of two, and its rows are loaded in pairs."""
-    x = torch.arange(64, dtype=torch.float32)
-    with pytest.raises(FaultyKernel, match="alignment") as raised, executed("sm_80"):
-        _rows_of_a_remainder[(1,)](x, torch.empty(32, 16), R=32, C=16)
-    assert "test_compiler_faults.py:" in str(raised.value)
-
-
-@triton.jit
-def _store_and_read_back(scratch, x, out):
-    offsets = tl.arange(0, 8)[:, None] * 256 + tl.arange(0, 256)[None, :]
-    tl.store(scratch + offsets, offsets.to(tl.float32))
-    loaded = tl.load(scratch + offsets)
-    tl.store(out + offsets, loaded + tl.load(x + offsets).to(tl.float32))
-
-
-def test_a_store_and_its_read_back_in_two_layouts_are_noticed():
-    """triton#10924: the two layouts give threads different elements, and nothing synchronizes them."""
-    scratch, x, out = torch.zeros(2048), torch.zeros(2048, dtype=torch.float16), torch.empty(2048)
-    with pytest.raises(FaultyKernel, match="race"), executed("sm_80"):
-        _store_and_read_back[(1,)](scratch, x, out)
-
-
-@triton.jit
 def _product_of_masked_numbers(a, mask, b, out, K: tl.constexpr):
     i, j, k = tl.arange(0, 16), tl.arange(0, 16), tl.arange(0, K)
     offsets = i[:, None] * K + k[None, :]

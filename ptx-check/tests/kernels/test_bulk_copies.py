@@ -117,22 +117,6 @@ def test_a_tile_is_not_overwritten_while_it_is_stored(rewrite):
     assert kinds(machine) == ({"race"} if rewrite else set())
 
 
-@triton.jit
-def shifted(x, y, PLANES: tl.constexpr, M: tl.constexpr, N: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
-    source = tl.make_tensor_descriptor(x, [PLANES, M, N], [M * N, N, 1], [1, B, B])
-    tile = source.load([tl.program_id(0), D, -D]).reshape(B, B)
-    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
-    tl.store(y + tl.program_id(0) * B * B + i * B + j, tile)
-
-
-def test_what_lies_outside_of_a_descriptor_of_the_kernel_is_zero():
-    x, wanted = torch.randn(3, 20, 32), torch.zeros(3, 16, 16)
-    with executed("sm_90"):
-        shifted[(3,)](x, y := torch.empty(3, 16, 16), 3, 20, 32, 16, 8)
-    wanted[:, :12, 8:] = x[:, 8:, :8]
-    assert torch.equal(y, wanted)
-
-
 # ------------------------------------------------------------------------------------------- descriptors of the host
 
 

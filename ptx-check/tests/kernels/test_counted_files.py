@@ -3,12 +3,8 @@
 import re
 
 import pytest
-import torch
-import triton
-import triton.language as tl
 
 from ptx_check.__main__ import main
-from ptx_check.ledger.collect import collected, compiled_for
 
 SOURCE = """
 import torch, triton, triton.language as tl
@@ -82,41 +78,3 @@ def test_files_that_hold_no_kernel_end_in_a_line(tmp_path, capsys, text, told):
     file.write_text(text)
     assert main(["ledger", str(file), "--chips", "sm_80"]) == 1
     assert told in capsys.readouterr().err
-
-
-@triton.jit
-def _twice(x, n, N: tl.constexpr):
-    i = tl.program_id(0) * N + tl.arange(0, N)
-    tl.store(x + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
-
-
-def test_launches_are_compiled_and_counted_and_nothing_is_computed():
-    with compiled_for("sm_90") as found:
-        _twice[(4,)](x := torch.ones(500), 500, N=128)
-    assert [(each.name, each.chip, each.elements()) for each in found] == [("_twice", "sm_90", 1.0)]
-    assert found[0].counted.count.main.moved > 0
-    assert torch.equal(x, torch.ones(500))
-    with collected() as found:
-        pass
-    assert found == []
-
-
-def test_the_cubins_of_a_library_are_found_and_counted(tmp_path, capsys, monkeypatch):
-    cubins, compile_it = [], triton.compiler.compile
-
-    def kept(*given, **more):
-        result = compile_it(*given, **more)
-        cubins.append(result.asm["cubin"])
-        return result
-
-    monkeypatch.setattr(triton.compiler, "compile", kept)
-    with compiled_for("sm_80"):
-        _twice[(4,)](torch.ones(600), 600, N=256)
-    library = tmp_path / "lib.so"
-    library.write_bytes(b"a library" + cubins[0] + b"and more")
-    head, *lines = counts(capsys, "--peer", library)
-    assert head[:3] == ["kernel", "chip", "loop"]
-    assert lines
-    assert all(cells[:2] == ["_twice", "sm_80"] for cells in lines)
-    assert main(["ledger", "--peer", str(library), "--match", "nothing"]) == 1
-    assert "no kernel of" in capsys.readouterr().err

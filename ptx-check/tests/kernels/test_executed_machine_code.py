@@ -11,7 +11,6 @@ from test_language import FEATURES
 from test_specialised import MAPS, doubled_of, products_of
 
 from ptx_check import FaultyKernel, Unsupported, executed
-from ptx_check.__main__ import main
 from ptx_check.ledger import sass
 from ptx_check.machine_code.compared import version
 
@@ -80,21 +79,6 @@ def test_what_is_spoilt_in_machine_code_is_noticed(name):
 
 
 @triton.jit
-def _raised(table, N: tl.constexpr):
-    x = tl.load(table).to(tl.pointer_type(tl.int64))
-    i = tl.arange(0, N)
-    tl.store(x + i, tl.load(x + i) + 1)
-
-
-@pytest.mark.parametrize("machine_code", [True, "compare"])
-def test_memory_that_is_passed_by_address_is_the_same_for_every_order(machine_code):
-    x = torch.zeros(32, dtype=torch.int64)
-    with executed("sm_90", machine_code=machine_code):
-        _raised[(1,)](torch.tensor([x.data_ptr()]), N=32)
-    assert x.eq(1).all()
-
-
-@triton.jit
 def _sum(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i) + 1)
@@ -132,15 +116,6 @@ def test_a_call_and_the_way_back_by_two_assemblers_that_agree():
     wanted, found, machine = quotient(ptxas=[ptxas, ptxas], rewrite=lambda text: ran.append(text) or text)
     assert torch.equal(wanted, found)
     assert (len(machine.machine_code.outcomes), len(ran)) == (2, 1)
-
-
-def test_a_wrong_way_back_is_noticed():
-    def rewrite(text: str) -> str:
-        end = re.search(r"/\*(\w+)\*/ +EXIT", text)[1]
-        return re.sub(r"(MOV R\d+, )0x\w+(.*\n.*\n.*CALL\.REL)", rf"\g<1>0x{end}\2", text)
-
-    with pytest.raises(FaultyKernel, match="are not what the PTX computes"):
-        quotient(rewrite=rewrite)
 
 
 def test_machine_code_of_faulty_ptx_does_not_run_and_programs_left_out_write_nothing():
@@ -201,24 +176,3 @@ def test_features_of_the_language_agree_with_their_ptx_or_are_refused(feature):
 def test_what_cannot_be_executed_is_told_in_one_line(chip, options, told):
     with pytest.raises(ValueError, match=told), executed(chip, **options):
         pass
-
-
-SCRIPT = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def doubled(x, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(x + i, tl.load(x + i) * 2)
-
-x = torch.ones(64)
-doubled[(1,)](x, N=64)
-print(x.sum().item())
-"""
-
-
-def test_a_script_on_the_command_line(tmp_path, capsys):
-    file = tmp_path / "doubled.py"
-    file.write_text(SCRIPT)
-    assert main(["--machine-code", str(file)]) == 0
-    assert "128.0" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from spoiling import WAIT, kinds, replaced, without_lines
+from spoiling import replaced, without_lines
 
 from ptx_check import executed
 
@@ -24,17 +24,7 @@ def multiply(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
     tl.store(c + m[:, None] * N + n[None, :], sums, mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-@triton.jit
-def squared(a, b, c, N: tl.constexpr):
-    """A product of a product, which a compiler may keep in tensor memory in between."""
-    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
-    right = tl.load(b + at)
-    once = tl.dot(tl.load(a + at), right)
-    tl.store(c + at, tl.dot((once * 0.125).to(right.dtype), right))
-
-
 TILES = [(64, 64, 32, 4), (128, 64, 32, 4), (128, 128, 32, 8), (64, 32, 64, 4)]
-BYTES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 
 
 def products(a, b, tile=(64, 64, 32, 4), stages=2, rewrite=None):
@@ -65,21 +55,6 @@ def test_products_of_every_tile(tile, dtype, stages):
     assert torch.equal(c, a.float() @ b.float())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *BYTES], ids=str)
-def test_products_of_bytes_and_a_product_of_a_product(dtype):
-    a, b = whole(64, 64, dtype=dtype), whole(64, 64, dtype=dtype)
-    wanted = a.float() @ b.float()
-    if dtype in BYTES:
-        c, machine = products(a, b, (64, 64, 64, 4))
-    else:
-        wanted = (wanted * 0.125).to(dtype).float() @ b.float()
-        with executed("sm_100") as machine:
-            squared[(1,)](a, b, c := torch.empty(64, 64), 64)
-    assert not machine.faults
-    assert not machine.notes
-    assert torch.equal(c, wanted)
-
-
 MUTATIONS = {
     "no tcgen05.wait::ld": (without_lines(r"tcgen05\.wait::ld"), "unwritten"),
     "no tcgen05.wait::st": (without_lines(r"tcgen05\.wait::st"), "unwritten"),
@@ -99,17 +74,3 @@ def test_what_is_taken_out_is_noticed(rewrite, told):
     a, b = whole(64, 128), whole(128, 64)
     _, machine = products(a, b, stages=3, rewrite=rewrite)
     assert any(told in ([fault.kind] if told.isalpha() else fault.message) for fault in machine.faults), machine.faults
-
-
-def test_an_mbarrier_ends_after_what_arrives_at_it():
-    a = whole(64, 64)
-    with executed("sm_100", rewrite=MUTATIONS["no wait for the mbarrier"][0], raising=False) as machine:
-        squared[(1,)](a, a, torch.empty(64, 64), 64)
-    assert any("mbarrier is invalidated" in fault.message for fault in machine.faults)
-
-
-def test_the_next_copy_waits_for_the_product_that_reads_its_place():
-    """Without the wait in the loop an operand is overwritten while it is read."""
-    a, b = whole(64, 256), whole(256, 64)
-    _, machine = products(a, b, stages=2, rewrite=replaced(WAIT, count=1))
-    assert {"race", "unwritten"} & kinds(machine)
