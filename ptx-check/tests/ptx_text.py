@@ -38,16 +38,25 @@ class Ran:
 
 
 def run(
-    body: str, *, threads: int = 32, grid=(1, 1, 1), shared: int = 0, target: str = "sm_80", fresh=(), **memory
+    body: str,
+    *,
+    threads: int = 32,
+    grid=(1, 1, 1),
+    shared: int = 0,
+    target: str = "sm_80",
+    fresh=(),
+    given=(),
+    **memory,
 ) -> Ran:
     """Runs `body` with one parameter for every array, whose address is in %rd1, %rd2, ... in their order. fresh: names
-    of arrays whose bytes that hold POISON nobody wrote."""
+    of arrays whose bytes that hold POISON nobody wrote. given: types and values of further parameters."""
     names = list(memory)
+    kinds = ["u64"] * len(names) + [kind for kind, _ in given]
     text = HEAD.format(
         name="probe",
         target=target,
         threads=threads,
-        parameters=",\n".join(f"\t.param .u64 probe_param_{n}" for n in range(len(names))),
+        parameters=",\n".join(f"\t.param .{kind} probe_param_{n}" for n, kind in enumerate(kinds)),
     )
     text += "".join(f"\tld.param.b64 %rd{n + 1}, [probe_param_{n}];\n" for n in range(len(names)))
     lines = body.strip().split("\n")
@@ -64,7 +73,7 @@ def run(
         grid,
         threads,
         shared,
-        parameters_of(code.facts.parameters, [t.data_ptr() for t in tensors]),
+        parameters_of(code.facts.parameters, [*(t.data_ptr() for t in tensors), *(value for _, value in given)]),
         buffers(tensors),
     )
     faults = launch.execute()
@@ -131,10 +140,3 @@ def execute(opcodes: list[str], result: str, operands, fresh=()) -> Ran:
             lines += ["selp.b32 %r41, 2, 0, %p41;", "or.b32 %r40, %r40, %r41;"]
         lines.append(f"st.global.{out} [%rd70+{place * threads * BYTES[out]}], {REGISTERS[out]}40;")
     return run("\n".join(lines), threads=threads, fresh=[f"x{position}" for position in fresh], **memory)
-
-
-def apply(opcode: str, result: str, *operands) -> np.ndarray:
-    """What an opcode gives, as execute() has it."""
-    ran = execute([opcode], result, operands)
-    assert not ran.faults, ran.faults
-    return ran["out"][: max(len(o[1]) for o in operands if isinstance(o, tuple))]

@@ -11,7 +11,6 @@ import pytest
 from meanings import FORMATS, TYPES, encoded, expected, rounded, width
 from ptx_text import Ran, execute
 
-from ptx_check import rounding
 from ptx_check.forms import accepted
 
 COUNT = 128
@@ -187,15 +186,3 @@ def test_every_form_keeps_the_marks_of_what_nobody_wrote(base):
     for (words, result), opcode in alike.items():
         for position in range(len(words)):
             assert executed_together([opcode], words, result, fresh=(position,)).kinds == {"unwritten"}, opcode
-
-
-def test_many_halves_are_converted_as_few_are():
-    """PyTorch converts many, numpy few."""
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    numbers = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
-    with np.errstate(all="ignore"):
-        near = np.concatenate([numbers, np.nextafter(bits.view(np.float16).astype(np.float32), np.float32(1))])
-        few_wide = np.concatenate([rounding.f16_to_f32(part) for part in bits.reshape(64, -1)])
-        few_narrow = np.concatenate([rounding.f32_to_f16(part) for part in near.reshape(128, -1)])
-        assert np.array_equal(rounding.f16_to_f32(bits), few_wide, equal_nan=True)
-        assert np.array_equal(rounding.f32_to_f16(near), few_narrow)

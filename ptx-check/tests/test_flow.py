@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
-from ptx_text import HEAD, run
+from ptx_text import run
 
 from ptx_check import Unsupported
-from ptx_check.memory import buffers
-from ptx_check.operands import parameters_of
-from ptx_check.run import Code, Launch
 
 OWN_WORD = "mov.u32 %r1, %tid.x;\nmad.wide.u32 %rd10, %r1, 4, %rd1;\n"
 OUT_OF_LINE = """
@@ -97,35 +93,26 @@ def test_loops_within_loops_meet_after_each_round_and_threads_may_end_within():
     assert ran["y"].tolist() == [99 if t == 7 else 2 * (t % 4) for t in range(32)]
 
 
-def text(body: str, parameters: str) -> str:
-    return HEAD.format(name="probe", target="sm_80", threads=32, parameters=parameters) + body + "\nret;\n}\n"
-
-
 @pytest.mark.parametrize(
     ("kind", "load", "value", "wanted"),
     [
-        ("u32", "ld.param.s32 %rd5, [p1]", -100, -100),
-        ("u32", "ld.param.u32 %rd5, [p1]", -100, (1 << 32) - 100),
-        ("u8", "ld.param.s8 %rd5, [p1]", -3, -3),
-        ("u16", "ld.param.s16 %rd5, [p1]", -3, -3),
-        ("u16", "ld.param.u16 %rd5, [p1]", -3, (1 << 16) - 3),
-        ("u64", "ld.param.b64 %rd5, [p1]", -3, -3),
-        ("u64", "ld.param.u32 %rd5, [p1+4]", 7 << 32 | 5, 7),
+        ("u32", "ld.param.s32 %rd5, [probe_param_1]", -100, -100),
+        ("u32", "ld.param.u32 %rd5, [probe_param_1]", -100, (1 << 32) - 100),
+        ("u16", "ld.param.s16 %rd5, [probe_param_1]", -3, -3),
+        ("u16", "ld.param.u16 %rd5, [probe_param_1]", -3, (1 << 16) - 3),
+        ("u64", "ld.param.b64 %rd5, [probe_param_1]", -3, -3),
+        ("u64", "ld.param.u32 %rd5, [probe_param_1+4]", 7 << 32 | 5, 7),
     ],
 )
 def test_a_signed_parameter_stays_signed_in_a_wider_register(kind, load, value, wanted):
     """ignore_index = -100 is an int32 that losses compare with 64-bit labels."""
-    body = f"ld.param.b64 %rd1, [p0];\n{load};\nst.global.b64 [%rd1], %rd5;"
-    out = torch.zeros(1, dtype=torch.int64)
-    code = Code(text(body, f".param .u64 p0,\n.param .{kind} p1"))
-    given = parameters_of(code.facts.parameters, [out.data_ptr(), value])
-    launch = Launch(code, (1, 1, 1), 32, 0, given, buffers([out]))
-    assert not launch.execute()
-    assert out.item() == wanted
+    ran = run(f"{load};\nst.global.b64 [%rd1], %rd5;", given=[(kind, value)], out=np.zeros(1, "i8"))
+    assert not ran.faults
+    assert ran["out"] == wanted
 
 
 @pytest.mark.parametrize("line", [
-    "frobnicate.b32 %r1, %r2;", "add.rz.s32 %r1, %r2, %r2;", "cvt.f32.e4m3 %r1, %r2;", "mov.b32 unknown, 1;",
+    "frobnicate.b32 %r1, %r2;", "max.sat.NaN.bf16x2 %r1, %r2, %r2;", "cvt.f32.e4m3 %r1, %r2;", "mov.b32 unknown, 1;",
     "ld.global.frob.b32 %r1, [%rd1];", "st.global.nc.b32 [%rd1], %r1;", "shfl.sync.frob.b32 %r1, %r2, 1, 31, -1;",
     "bar.frob 0;", "bar.arrive 1, 64;", "fence.frob;", "membar.frob;", "vote.sync.frob.pred %p1, %p2, -1;",
     "cp.async.frob_group;", "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1}, [%r2];", "wgmma.frob.sync.aligned;",

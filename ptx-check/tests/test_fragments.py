@@ -171,14 +171,14 @@ def test_wgmma_multiplies_swizzled_tiles(kind, turned, from_registers, pattern, 
             assert actual[thread, i] == product[row, column], (thread, i)
 
 
-def small(kind="bf16", turned=False, from_registers=False, **changes):
-    return wgmma(whole(64, 16), whole(16, 8), kind, 128, (False, turned), from_registers, 8, **changes)
-
-
 def test_wgmma_may_begin_a_sum():
     a, b = whole(64, 16), whole(16, 8)
     actual = wgmma(a, b, "bf16", 128, (False, False), False, 8, scale=0)["y"].view("f4").reshape(128, 4)
     assert actual[0, 0] == (a @ b)[0, 0]
+
+
+def small(kind="bf16", turned=False, from_registers=False, **changes):
+    return wgmma(whole(64, 16), whole(16, 8), kind, 128, (False, turned), from_registers, 8, **changes)
 
 
 @pytest.mark.parametrize(

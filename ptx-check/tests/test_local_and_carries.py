@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from meanings import carried, width
-from ptx_text import BYTES, HEAD, REGISTERS, run
+from ptx_text import BYTES, REGISTERS, run
 from test_every_form import COUNT, columns
 
 from ptx_check.forms import carrying
-from ptx_check.memory import buffers
-from ptx_check.run import Code, Launch
 
 OWN = "mov.u32 %r1, %tid.x;\nmad.wide.u32 %rd10, %r1, 4, %rd1;\n"
 DEPOT = (
@@ -65,15 +62,3 @@ def test_a_thread_has_memory_of_its_own():
 def test_a_threads_own_memory_has_bounds_and_may_be_unwritten(offset, kinds):
     body = f"{DEPOT}{OWN}st.local.b32 [%rd9+4], %r1;\nld.local.b32 %r3, [%rd9+{offset}];\nst.global.b32 [%rd10], %r3;"
     assert run(body, x=np.zeros(32, "u4")).kinds & kinds == kinds
-
-
-def test_a_kernel_reads_the_constants_that_it_brings_along():
-    table = ".global .align 4 .b8 __powers_$_1[16] = {1, 0, 0, 0, 2, 0, 0, 0, 4};\n"
-    body = OWN + "mov.b64 %rd20, __powers_$_1;\nand.b32 %r2, %r1, 3;\nmad.wide.u32 %rd21, %r2, 4, %rd20;\n"
-    body = f"ld.param.b64 %rd1, [p0];\n{body}ld.global.nc.b32 %r3, [%rd21];\nst.global.b32 [%rd10], %r3;\nret;\n}}\n"
-    head = HEAD.format(name="probe", target="sm_80", threads=32, parameters=".param .u64 p0")
-    out = torch.full((32,), -1, dtype=torch.int32)
-    code = Code(head.replace(".visible", table + ".visible") + body)
-    launch = Launch(code, (1, 1, 1), 32, 0, [np.full((1, 1), out.data_ptr(), np.uint64)], buffers([out]))
-    assert not launch.execute()
-    assert out.tolist() == [1, 2, 4, 0] * 8

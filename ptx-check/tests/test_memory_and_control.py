@@ -160,14 +160,6 @@ ld.global.b32 %r3, [%rd10];
 NUMBERS, ATOMIC = np.arange(64, dtype="f4"), "red.global.relaxed.add.f32 [%rd11 + 0], %r3;"
 
 
-@pytest.mark.parametrize("atomic", [ATOMIC, "atom.global.gpu.acq_rel.add.f32 %r4, [%rd11 + 0], %r3;"])
-def test_atomic_operations_of_threads_and_programs_meet(atomic):
-    """test_atomics.py has every operation, of one program."""
-    ran = run(SCATTER + atomic, threads=64, grid=(3, 1, 1), x=NUMBERS, out=np.ones(8, "f4"))
-    assert not ran.faults
-    assert ran["out"].tolist() == (1 + 3 * NUMBERS.reshape(8, 8).sum(0)).tolist()
-
-
 @pytest.mark.parametrize(
     ("more", "kinds"),
     [
@@ -186,9 +178,9 @@ def test_a_plain_access_beside_atomic_ones_is_a_race(more, kinds, first):
 
 # -------------------------------------------------------------------------------------------- scopes of inline assembly
 
-SCOPES = """{ .reg .f32 s<2>;
-cvt.rn.f32.u32 s0, %r1; mov.f32 s1, s0;
-mov.b32 %r2, s1;
+SCOPES = """{ .reg .f32 f<2>;
+cvt.rn.f32.u32 f0, %r1; mov.f32 f1, f0;
+mov.b32 %r2, f1;
 }
 { .reg .b32 s<2>; .reg .pred f0;
 mov.b32 s1, 1;  // } and { in a comment close nothing
@@ -199,7 +191,7 @@ st.global.b32 [%rd12], %r2;"""
 
 
 def test_registers_of_inline_assembly_end_with_its_brace():
-    """The second scope has the names again, for other types."""
+    """The second scope has a name again, for another type."""
     ran = run_on_words(SCOPES)
     assert not ran.faults
     assert ran["y"][0] == 1

@@ -13,27 +13,15 @@ OWN_STORE, OTHERS_LOAD, OTHERS_STORE = (
 
 
 @pytest.mark.parametrize(
-    ("begin", "first", "second"),
-    [
-        ("", OWN_STORE, OTHERS_LOAD),
-        (OWN_STORE, OTHERS_LOAD, OWN_STORE),
-        ("", OWN_STORE, OTHERS_STORE),
-    ],
-    ids=["written", "read", "written twice"],
-)
-@pytest.mark.parametrize(
     ("sync", "distance", "right"),
-    [
-        ("bar.sync 1, 64;", 32, True),
-        ("bar.sync 1;", 1, True),
-        ("bar.warp.sync -1;", 32, False),
-        ("", 1, False),
-    ],
+    [("bar.sync 1, 64;", 32, True), ("bar.sync 1;", 1, True), ("bar.warp.sync -1;", 32, False), ("", 1, False)],
 )
-def test_a_barrier_orders_shared_memory_between_warps_and_in_one(begin, first, second, sync, distance, right):
+def test_a_barrier_orders_shared_memory_between_warps_and_in_one(sync, distance, right):
     places = f"shl.b32 %r2, %r1, 2;\nadd.s32 %r3, %r1, {distance};\nand.b32 %r3, %r3, 63;\nshl.b32 %r3, %r3, 2;"
-    text = "\n".join([places, begin, "bar.sync 3, 64;", first, sync, second])
-    assert run_on_words(text, threads=64, shared=256).kinds == (set() if right else {"race"})
+    for lines in ([OWN_STORE, sync, OTHERS_LOAD], [OWN_STORE, "bar.sync 3, 64;", OTHERS_LOAD, sync, OWN_STORE],
+                  [OWN_STORE, sync, OTHERS_STORE]):  # fmt: skip
+        text = "\n".join([places, "bar.sync 3, 64;", *lines])
+        assert run_on_words(text, threads=64, shared=256).kinds == (set() if right else {"race"})
 
 
 BY_TABLE = """

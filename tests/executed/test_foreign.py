@@ -22,20 +22,10 @@ def launched(elements: int, times: float):
     yield out, x * times
 
 
-def right():
-    return launched(50, 2.0)
-
-
-def too_far():
-    return launched(51, 2.0)
-
-
-def other():
-    return launched(50, 3.0)
-
-
 def test_the_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(foreign, "PACKAGES", {"torch": (right, too_far, other), "no-such-package": (right,)})
+    given = {"right": (50, 2.0), "too_far": (51, 2.0), "other": (50, 3.0)}
+    cases = [foreign.variant(name, launched, *of) for name, of in given.items()]
+    monkeypatch.setattr(foreign, "PACKAGES", {"torch": cases, "no-such-package": cases})
     assert foreign.main(["--chip", "sm_80", "--results", str(tmp_path)]) == 1
     (record,) = records.read(tmp_path / "foreign.jsonl")
     assert (record["package"], record["cases"], record["passed"]) == ("torch", 3, 1)

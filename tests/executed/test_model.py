@@ -1,4 +1,4 @@
-"""A training step and a search of a small model, with the PTX of every kernel executed."""
+"""A training step of a small model, with the PTX of every kernel executed."""
 
 import pytest
 import torch
@@ -7,15 +7,9 @@ from executing import CHIPS
 from fasttfm import functional
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.search import DecodingConfig, translate_ids
 from ptx_check import executed as checked
 
 SIZE = {"vocab_size": 64, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}
-
-
-def model_of(**changes) -> Transformer:
-    torch.manual_seed(3)
-    return Transformer(TransformerConfig(**SIZE, **changes))
 
 
 def step(model: Transformer, packed: bool) -> list[torch.Tensor]:
@@ -45,7 +39,14 @@ def test_tensors_on_the_device_run_kernels_eager_and_compiled():
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_training_step_equals_plain_pytorch(chip, packed):
-    model = model_of(dropout=0.1, attention_dropout=0.1, relu_dropout=0.1, norm_first=packed, final_norm=packed)
+    changes = {
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "relu_dropout": 0.1,
+        "norm_first": packed,
+        "final_norm": packed,
+    }
+    model = Transformer(TransformerConfig(**SIZE, **changes))
     with functional.backend("torch"):
         expected = step(model, packed)
     with executed(chip) as machine, functional.backend("triton"):
@@ -53,17 +54,3 @@ def test_a_training_step_equals_plain_pytorch(chip, packed):
     assert len({(launch.name, launch.instructions) for launch in machine.launches}) >= 8
     assert actual[0].item() == pytest.approx(expected[0].item(), rel=1e-5)
     torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-3, atol=2e-4)
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("chip", CHIPS)
-def test_a_search_equals_plain_pytorch(chip):
-    model = model_of(dropout=0.0).eval()
-    sources = [[5, 9, 17, 33, 3], [21, 8, 3]]
-    settings = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=2)
-    with functional.backend("torch"):
-        expected = translate_ids(model, sources, settings)
-    with executed(chip) as machine, functional.backend("triton"):
-        actual = translate_ids(model, sources, settings)
-    assert machine.launches
-    assert actual == expected

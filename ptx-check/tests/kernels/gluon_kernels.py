@@ -20,72 +20,35 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
-def _load_tiles(source, slots, full, empty, count, START: gl.constexpr, FAULT: gl.constexpr):
+def _load_tiles(source, slots, full, empty, count):
     for i in range(count):
         slot, phase = i % 2, i // 2 & 1
-        if FAULT != "no wait for empty":
-            mbarrier.wait(empty.index(slot), phase if FAULT == "wrong phase of empty" else phase ^ 1)
-        bytes: gl.constexpr = source.block_type.nbytes * (2 if FAULT == "more bytes than come" else 1)
-        mbarrier.expect(full.index(slot), bytes)
-        place = [START] * (len(source.block_type.shape) - 2) + [i * source.block_type.shape[-2] + START, START]
+        mbarrier.wait(empty.index(slot), phase ^ 1)
+        mbarrier.expect(full.index(slot), source.block_type.nbytes)
+        place = [1] * (len(source.block_type.shape) - 2) + [i * source.block_type.shape[-2], 0]
         _load(source, place, full.index(slot), slots.index(slot))
 
 
 @gluon.jit
-def _double_tiles(slots, full, empty, target, count, LAYOUT: gl.constexpr, FAULT: gl.constexpr):
+def _store_tiles(slots, full, empty, scratch, target, count, LAYOUT: gl.constexpr):
     ROWS: gl.constexpr = slots.numel // slots.shape[0] // slots.shape[-1]
     COLUMNS: gl.constexpr = slots.shape[-1]
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    for i in range(count):
-        slot, phase = i % 2, i // 2 & 1
-        if FAULT != "no wait for full":
-            mbarrier.wait(full.index(slot), phase ^ 1 if FAULT == "wrong phase of full" else phase)
-        tile = slots.index(slot).reshape([ROWS, COLUMNS]).load(LAYOUT)
-        if FAULT != "no arrival":
-            mbarrier.arrive(empty.index(slot))
-        place = (i * ROWS + rows)[:, None] * COLUMNS + columns[None, :]
-        gl.store(target + place, tile * 2)
-
-
-@gluon.jit
-def doubled(source, target, count, START: gl.constexpr, LAYOUT: gl.constexpr, FAULT: gl.constexpr):
-    """Tiles of a tensor of any rank, one below the other, from a place on; two slots."""
-    slots = gl.allocate_shared_memory(source.dtype, [2] + source.block_type.shape, source.layout)
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2 if FAULT == "arrivals that never come" else 1)
-    if FAULT != "no fence":
-        fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_double_tiles, (slots, full, empty, target, count, LAYOUT, FAULT)),
-            (_load_tiles, (source, slots, full, empty, count, START, FAULT)),
-        ],
-        [1],
-        [24],
-    )
-
-
-@gluon.jit
-def _store_tiles(slots, full, empty, scratch, target, count, LAYOUT: gl.constexpr):
     for i in range(count):
         slot, phase = i % 2, i // 2 & 1
         mbarrier.wait(full.index(slot), phase)
-        tile = slots.index(slot).load(LAYOUT)
+        tile = slots.index(slot).reshape([ROWS, COLUMNS]).load(LAYOUT)
         mbarrier.arrive(empty.index(slot))
         tma.store_wait(0)
-        scratch.store(tile)
+        scratch.reshape([ROWS, COLUMNS]).store(tile)
         fence_async_shared()
-        _store(target, [i * scratch.shape[0], 0], scratch)
+        _store(target, [1] * (len(target.block_type.shape) - 2) + [i * target.block_type.shape[-2], 0], scratch)
     tma.store_wait(0)
 
 
 @gluon.jit
 def stored(source, target, count, LAYOUT: gl.constexpr):
-    """Tiles of a matrix, one below the other, from one to the other through threads and one tile of memory."""
+    """Tiles of a tensor of any rank, one below the other from place 1 of the other directions on, from one to the other
+    through threads and one tile of memory."""
     slots = gl.allocate_shared_memory(source.dtype, [2] + source.block_type.shape, source.layout)
     scratch = gl.allocate_shared_memory(target.dtype, target.block_type.shape, target.layout)
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -97,7 +60,7 @@ def stored(source, target, count, LAYOUT: gl.constexpr):
     gl.warp_specialize(
         [
             (_store_tiles, (slots, full, empty, scratch, target, count, LAYOUT)),
-            (_load_tiles, (source, slots, full, empty, count, 0, "")),
+            (_load_tiles, (source, slots, full, empty, count)),
         ],
         [1],
         [24],
@@ -111,7 +74,8 @@ def _load_operands(a, b, a_slots, b_slots, full, empty, K, FAULT: gl.constexpr):
         slot, phase = i % 2, i // 2 & 1
         if FAULT != "no wait for empty":
             mbarrier.wait(empty.index(slot), phase ^ 1)
-        mbarrier.expect(full.index(slot), 2 * a.block_type.nbytes + b.block_type.nbytes)
+        bytes: gl.constexpr = 2 * a.block_type.nbytes + b.block_type.nbytes
+        mbarrier.expect(full.index(slot), bytes * 2 if FAULT == "more bytes than come" else bytes)
         for half in gl.static_range(2):
             to = a_slots.index(slot * 2 + half)
             _load(a, [row + 64 * half, i * 64], full.index(slot), to)
@@ -127,7 +91,8 @@ def _multiply(
     total = gl.zeros([64, COLUMNS], gl.float32, SUMS)
     for i in range(K // 64):
         slot, phase = i % 2, i // 2 & 1
-        mbarrier.wait(full.index(slot), phase)
+        if FAULT != "no wait for full":
+            mbarrier.wait(full.index(slot), phase)
         left = a_slots.index(slot * 2 + HALF)
         if REGISTERS:
             left = left.load(gl.DotOperandLayout(0, SUMS, 2))
@@ -139,7 +104,8 @@ def _multiply(
         total = warpgroup_mma(left, b_slots.index(slot), total, is_async=True)
         if FAULT != "arrival before the products":
             total = warpgroup_mma_wait(0, [total])
-        mbarrier.arrive(empty.index(slot))
+        if FAULT != "no arrival":
+            mbarrier.arrive(empty.index(slot))
         if FAULT == "arrival before the products":
             total = warpgroup_mma_wait(0, [total])
     rows = gl.program_id(0) * 128 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, SUMS))

@@ -126,18 +126,6 @@ def halved_by_the_hosts(source, target, BM: tl.constexpr, BN: tl.constexpr):
     target.store([i, j], (source.load([i, j]) / 2).to(target.dtype))
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("chip", ["sm_60", "sm_80", *CHIPS])
-@pytest.mark.parametrize(("dtype", "tile"), [(torch.float32, (16, 32)), (torch.bfloat16, (16, 64))], ids=str)
-def test_descriptors_that_the_host_makes(chip, dtype, tile):
-    x = torch.randint(-40, 40, (3, 50, 144)).to(dtype)[1]
-    with executed(chip):
-        y = torch.empty_like(x)
-        descriptors = [TensorDescriptor.from_tensor(each, list(tile)) for each in (x, y)]
-        halved_by_the_hosts[triton.cdiv(50, tile[0]), triton.cdiv(144, tile[1])](*descriptors, *tile)
-    assert torch.equal(y, x / 2)
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_descriptor_of_the_host_may_round_to_tf32(wrapped):
     x = torch.randn(16, 32)

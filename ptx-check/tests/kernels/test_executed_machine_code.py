@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from spoiling import replaced
 from test_language import FEATURES
-from test_specialised import MAPS, doubled_of, products_of
+from test_specialised import MAPS, PRODUCTS, products_of, stored_of
 
 from ptx_check import FaultyKernel, Unsupported, executed
 from ptx_check.ledger import sass
@@ -43,23 +43,12 @@ def test_a_product_of_a_warp_and_of_four(N, dtype):
     assert torch.equal(wanted, found)
 
 
-def moved(text: str) -> str:
-    """The first wait for copies stands behind the barrier that follows it."""
-    lines = text.splitlines()
-    wait = next(n for n, line in enumerate(lines) if "DEPBAR.LE SB0" in line)
-    barrier = next(n for n, line in enumerate(lines) if "BAR.SYNC" in line and n > wait)
-    one, other = (re.search(r"\*/\s+(\S.*?;)", lines[n]) for n in (wait, barrier))
-    lines[wait], lines[barrier] = lines[wait].replace(one[1], other[1]), lines[barrier].replace(other[1], one[1])
-    return "\n".join(lines)
-
-
 SPOILT = {
     "a wrong descriptor": replaced(r"(HGMMA[^;]*gdesc\[UR)(\d+)", r"\g<1>30", 1),
     "a wrong register of a store": replaced(r"(STG\.E\S* [^,]*, R)\d+", r"\g<1>9", 1),
     "a wrong place of a copy": replaced(r"(LDGSTS\.E\S* \[R\d+\+0x\w+)", r"\g<1>0", 1),
     "no wait for copies": replaced(r"DEPBAR\.LE SB0, 0x\w+", "NOP", 1),
     "one group of copies fewer": replaced(r"(DEPBAR\.LE SB0, )0x\w+", r"\g<1>0x3", 1),
-    "a wait for copies behind the barrier": moved,
     "no barriers": replaced(r"BAR\.SYNC\.DEFER_BLOCKING 0x0", "NOP"),
     "no fence of proxies": replaced(r"FENCE\.VIEW\.ASYNC\.S", "NOP"),
     "no fence of registers": replaced(r"WARPGROUP\.ARRIVE", "NOP"),
@@ -136,28 +125,21 @@ def test_a_producer_and_two_consumers(registers):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("shape", "box", "dtype", "start"), MAPS[1::2] + MAPS[-1:], ids=str)
-def test_bulk_copies(shape, box, dtype, start):
-    *_, machine = doubled_of(shape, box, dtype, start, machine_code="compare")
+@pytest.mark.parametrize(("shape", "box", "dtype"), MAPS[1:], ids=str)
+def test_bulk_copies(shape, box, dtype):
+    *_, machine = stored_of(shape, box, dtype, machine_code="compare")
     assert not machine.faults
 
 
-PIPELINES = {
-    doubled_of: ["no wait for empty", "wrong phase of full", "more bytes than come", "no arrival"],
-    products_of: ["one scratch for two", "arrival before the products", "one arrival for two"],
-}
-
-
 @pytest.mark.whole
-@pytest.mark.parametrize(("run", "fault"), [(run, fault) for run, faults in PIPELINES.items() for fault in faults])
-def test_faults_of_pipelines(run, fault):
-    options = {"registers": False} if run is products_of else {"shape": (70, 40), "box": (16, 32)}
-    *_, machine = run(fault=fault, machine_code=True, **options)
+@pytest.mark.parametrize("fault", PRODUCTS)
+def test_faults_of_pipelines(fault):
+    *_, machine = products_of(fault=fault, registers=False, machine_code=True)
     assert machine.faults
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("feature", [f for f in FEATURES if f.compiles("sm_90") and "sm_90" not in f.refused],
+@pytest.mark.parametrize("feature", [f for f in FEATURES if f.compiles("sm_90")],
                          ids=lambda f: f.name)  # fmt: skip
 def test_features_of_the_language_agree_with_their_ptx_or_are_refused(feature):
     try:

@@ -26,12 +26,6 @@ def turned(x, y, N: tl.constexpr):
 
 
 @triton.jit
-def looked_up(places, x, y):
-    program = tl.program_id(0)
-    tl.store(y + program, tl.load(x + tl.load(places + program)))
-
-
-@triton.jit
 def counted(x, order, TICKETS: tl.constexpr):
     place = tl.atomic_add(x, 1)
     if TICKETS:
@@ -116,19 +110,6 @@ def test_missing_results_that_an_atomic_operation_reads_are_not_known(machine_co
         doubled[(100,)](torch.randn(100 * N), y, TOO_FAR=0, N=N)
         exchanged[(1,)](y[10 * N :], old, N=N)
     assert not machine.known(old).any()
-
-
-def test_missing_results_that_are_places_are_zeros_and_a_fault_says_so():
-    x = torch.randn(100)
-    with executed("sm_80", programs=4, raising=False) as machine:
-        places, y = torch.empty(100, dtype=torch.int32), torch.empty(100)
-        turned[(100,)](torch.arange(100, dtype=torch.int32), places, N=1)
-        looked_up[(10,)](places[50:], x, y)
-        assert not machine.faults
-        places -= 1
-        looked_up[(10,)](places[50:], x, y)
-    assert [fault.kind for fault in machine.faults] == ["bounds"]
-    assert "left out" in machine.faults[0].message
 
 
 def test_sums_of_all_programs_are_not_known_and_tickets_are_drawn_by_all():
