@@ -5,6 +5,7 @@ test-all` takes all of them on every chip, and each larger problem once, with dt
 everything on every chip in every dtype.
 """
 
+import dataclasses
 import itertools
 
 import keep_mask
@@ -28,10 +29,12 @@ from gpu.problems import (
 from search_step import a_step, attend, specified
 
 from fasttfm import reference
+from fasttfm.kernels import chip as chips
 from fasttfm.kernels import masked_softmax, product
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.proof.executed import executed
+from fasttfm.kernels.tiles.table import Tile
 from fasttfm.reference_cache import attention_with_cache
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -158,6 +161,34 @@ def test_the_backward_pass_of_one_launch(problem, chip, monkeypatch):
     assert "_backward_heads" in {launch.name for launch in machine.launches}
 
 
+LONG_ON_SM_90 = [
+    (_attention(2, 1, 150, 139, 64, 64, lengths=[130, 0]), "64x64 64x64"),
+    (_attention(1, 1, 150, 260, 64, 64, causal=True), "64x64 64x64"),
+    (_attention(2, 1, 150, 139, 64, 64, lengths=[130, 0], p=0.1), "64x64 32x64"),
+    (_attention(1, 1, 260, 150, 64, 40, causal=True, p=0.1), "64x64 32x64"),
+    (_packed([0, 70, 73, 220], [0, 141, 147, 210], 1, 64, causal=True), "64x64 32x64"),
+    (_attention(1, 4, 70, 139, 64, 64, key_heads=2, causal="bottom_right", p=0.1), "64x64 32x128"),
+    (_attention(2, 1, 150, 139, 128, 128, lengths=[130, 0]), "128x64 32x128"),
+    (_attention(1, 1, 139, 150, 128, 72, causal=True, p=0.1), "128x64 32x128"),
+    (_attention(1, 4, 70, 139, 128, 128, key_heads=2, causal=True, p=0.1), "128x64 16x128"),
+    (_attention(2, 1, 100, 100, 64, 64, lengths=[100, 50], p=0.1), "64x64 64x64"),
+    (_attention(1, 1, 128, 65, 64, 64, causal=True, p=0.1), "64x64 64x64"),
+]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("problem", "tiles"), LONG_ON_SM_90, ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_backward_tiles_of_long_rows_that_were_fastest_on_an_h100(problem, tiles, dtype, monkeypatch):
+    """Whole and partial tiles, several pipeline steps, masked and not."""
+    taken = []
+    options = Tile.options
+    monkeypatch.setattr(Tile, "options", lambda tile, *a: taken.append(tile) or options(tile, *a))
+    machine = check(problem, "sm_90", DTYPES[dtype])
+    assert [launch.name for launch in machine.launches][-2:] == ["_backward_queries", "_backward_keys"]
+    assert " ".join(f"{tile.rows}x{tile.columns}" for tile in taken[-2:]) == tiles
+
+
 PAGES = [(chip, dtype, queries, 40, 8) for chip, dtype, queries in zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))]
 EVERY_TILE = itertools.product(["sm_90"], DTYPES, (1, 9), (40, 100, 200), (8, 16))
 
@@ -223,6 +254,15 @@ def test_activations_between_two_products_of_cublas(activation, before, hidden, 
     monkeypatch.setattr(product, "route_of", lambda *given: "cublas")
     machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
     assert [launch.name for launch in machine.launches][:2] == [before, "_gate"]
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_large_tiles_of_products(activation, dtype, monkeypatch):
+    """With few processors, few tiles already make a product large."""
+    monkeypatch.setitem(chips.CHIPS, "sm_90", dataclasses.replace(chips.CHIPS["sm_90"], processors=2))
+    check(_feed_forward(130, 64, 192, 0.1, activation), "sm_90", DTYPES[dtype])
 
 
 @pytest.mark.sample(1)
