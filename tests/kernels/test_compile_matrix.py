@@ -17,7 +17,7 @@ from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof import report as compile_report
 from fasttfm.kernels.proof.assembler import toolchain
 from fasttfm.kernels.proof.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger import Resources, occupancy
+from fasttfm.kernels.proof.ledger import Resources
 from ptx_check.ledger.count import Usage
 
 KNOWN, SAMPLED = compile_matrix.KNOWN, compile_matrix.SAMPLED
@@ -211,25 +211,3 @@ def test_a_record_names_the_cases_that_break_a_rule(tmp_path):
     (bound,) = record["bounds"]
     budget = budgets.read()[1][budgets.key(CHIPS["sm_80"], ALL[product])]
     assert (bound["case"], bound["bound"], bound["budget"]) == (ALL[product].name, 0.0, budget.bound)
-
-
-def test_a_case_must_name_every_parameter():
-    case = any_case()
-    with pytest.raises(ValueError, match=r"unknown arguments \['nonsense'\]"):
-        dataclasses.replace(case, arguments={**case.arguments, "nonsense": 1})
-
-
-@pytest.mark.parametrize(
-    ("chip", "registers", "shared", "warps", "share"),
-    [
-        ("sm_90", 32, 0, 4, 1.0),  # nothing limits
-        ("sm_90", 128, 0, 4, 0.25),  # 65536 registers hold 512 threads of 128
-        ("sm_90", 32, 100 * 1024, 4, 0.125),  # two programs of 101 KiB in 228
-        ("sm_60", 32, 48 * 1024, 8, 0.125),  # one program of 48 KiB in 64
-        ("sm_110", 128, 0, 4, 1 / 3),  # 65536 registers hold 16 warps of 48
-        ("gfx942", 128, 0, 4, 0.5),  # four waves a SIMD of eight
-        ("gfx1100", 128, 0, 4, 10 / 16),  # ten waves of 144 registers a SIMD
-    ],
-)
-def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):
-    assert occupancy(chip, Resources(registers, 0, shared, 0), warps) == pytest.approx(share)

@@ -1,6 +1,5 @@
 """The launch log, and the launches of a training step of the paper's depth."""
 
-import functools
 import re
 from pathlib import Path
 from unittest import mock
@@ -47,17 +46,6 @@ def test_launches_of_pytorchs_operators_count(call, options, launches):
     assert log.total == sum(launches.values())
 
 
-def test_an_optimizer_takes_as_many_launches_as_its_tensors_fill():
-    parameters = [torch.nn.Parameter(torch.randn(3)) for _ in range(73)]
-    for p in parameters:
-        p.grad = torch.ones(3)
-    optimizer = torch.optim.Adam(parameters, fused=True)
-    optimizer.step()
-    with LaunchLog() as log:
-        optimizer.step()
-    assert log.others["_fused_adam_"] == 3  # 36 tensors each in four lists
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 def test_kernels_count_by_name_and_operations_of_the_interpreter_do_not_count():
     out, seed = torch.zeros(1, 4, 8, dtype=torch.int8), torch.tensor([1])
@@ -68,17 +56,17 @@ def test_kernels_count_by_name_and_operations_of_the_interpreter_do_not_count():
     assert (log.triton, log.total) == ({"keep_mask._write": 2}, 2)
 
 
-@functools.cache
-def training_step(
-    route: str, *, norm_first: bool = False, final_norm: bool | None = None, precision: torch.dtype = torch.float32
-) -> LaunchLog:
-    """The launches of a step of six encoder and six decoder layers.
-
-    precision: of autocast. final_norm: None for the same as norm_first.
-    """
+@pytest.mark.slow
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(
+    ("route", "half"), [("short", False), ("flash", False), ("softmax", False), ("short", True), ("flash", True)]
+)
+def test_a_training_step_of_six_and_six_layers_is_few_launches(route, norm_first, half):
+    """half: bfloat16 by autocast; PyTorch casts every weight and its gradient separately."""
     config = TransformerConfig(
         vocab_size=40, d_model=16, heads=2, d_ff=32, attention_dropout=0.1, relu_dropout=0.1, norm_first=norm_first,
-        final_norm=norm_first if final_norm is None else final_norm,
+        final_norm=norm_first,
     )  # fmt: skip
     model = Transformer(config)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
@@ -93,41 +81,12 @@ def training_step(
     share = torch.tensor(1.0 / batch.target_tokens)
     routed = mock.patch.object(attention_launch, "route", return_value=route)
     with backend("triton"), routed, without_computing(), LaunchLog(long_sorts=True) as log:
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
             loss, _ = model.batch_loss(batch)
         loss.backward(share)
         optimizer.step()
         optimizer.zero_grad()
-    return log
-
-
-@pytest.mark.slow
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("route", "norm_first"),
-    [("short", True), ("short", False), ("flash", True), ("flash", False), ("softmax", True), ("softmax", False)],
-)
-def test_a_training_step_of_six_and_six_layers_is_few_launches(route, norm_first):
-    log = training_step(route, norm_first=norm_first)
-    assert log.total <= MOST_LAUNCHES[route] + 8 * norm_first, log.table()
-
-
-@pytest.mark.slow
-def test_a_stack_without_a_final_norm_adds_its_last_bias_in_the_product():
-    with_norm = training_step("short", norm_first=True)
-    without = training_step("short", norm_first=True, final_norm=False)
-    assert with_norm.triton["residual_add._add_dropped"] == 0
-    assert without.triton["residual_add._add_dropped"] == 4  # forward and backward, instead of the norms
-    assert without.others == with_norm.others
-    assert without.total <= with_norm.total + 2  # the gradient of each stack's last bias is a separate sum
-
-
-@pytest.mark.slow
-def test_half_precision_adds_nine_launches_not_one_per_parameter():
-    """With autocast, PyTorch casts every weight and its gradient separately."""
-    log = training_step("short", precision=torch.bfloat16)
-    assert log.total <= MOST_LAUNCHES["short"] + IN_HALF
-    assert log.others["_to_copy"] <= 8
+    assert log.total <= MOST_LAUNCHES[route] + 8 * norm_first + IN_HALF * half, log.table()
 
 
 def test_the_pages_quote_the_number_of_launches():

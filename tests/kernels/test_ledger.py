@@ -4,13 +4,8 @@ Reading and counting machine code is tested in ptx-check/tests/test_machine_code
 """
 
 import dataclasses
-import importlib
-import json
-import os
 import re
-import sys
 
-import forked
 import pytest
 
 from benchmarks.measure import check, records
@@ -34,64 +29,6 @@ def test_work_is_the_number_of_elements_per_thread():
     assert work.tile_elements("layer_norm.forward/N512/4x512w4s1", 64) == 8
     with pytest.raises(ValueError, match="does not end in a tile"):
         work.tile_elements("layer_norm.forward", 32)
-
-
-COMPILED = """
-import dataclasses, json
-from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.proof import budgets, matrix
-from fasttfm.kernels.proof.ledger import counted
-
-def named(chip, kernels, *parts):
-    listed = matrix.enumerate_cases([CHIPS[chip]], [kernels])
-    return next(c for _, c in listed if c.dtype == "bf16" and all(part in c.name for part in parts))
-
-chip = CHIPS["sm_80"]
-case = next(iter(matrix.families()["residual_add"](chip)))
-large = dataclasses.replace(case, arguments={**case.arguments, "ROWS": 64, "COLUMNS": 256}, num_warps=1)
-large = counted.of_case(chip, large).resources
-plain = counted.of_case(chip, named("sm_80", "embedding", "embedding.forward/plain"))
-dropped = counted.of_case(chip, named("sm_80", "embedding", "embedding.forward/positions+dropout"))
-amd = counted.of_case(CHIPS["gfx942"], named("gfx942", "partial_sums"))
-print(json.dumps({
-    "spilled": [large.spill > 0, *budgets.broken_rules(chip, case, large)],
-    "grown": budgets.regressions(dropped.resources, plain.resources),
-    "shrunk": budgets.regressions(plain.resources, dropped.resources),
-    "amd": amd.resources.bound,
-    "names": [name for name, _ in counted.source_of(named("sm_90", "attention.hopper.forward").kernel) if name],
-    "text": [text for _, text in counted.source_of(named("sm_80", "attention.forward").kernel)],
-    "again": counted.of_case(chip, named("sm_80", "embedding", "embedding.forward/plain")) == plain,
-}))
-"""
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """What COMPILED prints in a process without Triton's interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["FASTTFM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    words = [sys.executable, "-c", COMPILED]
-    done = forked.run(words, popen=forked.BarePopen, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_heavier_kernel_is_a_regression_and_a_tile_that_is_too_large_spills(compiled):
-    assert compiled["spilled"][0]
-    assert compiled["spilled"][1].startswith("spills ")
-    assert any(line.startswith("bound ") for line in compiled["grown"])
-    assert not any(line.startswith("bound ") for line in compiled["shrunk"])
-    assert compiled["amd"] > 0
-    assert compiled["again"], "a cached count must equal the first one"
-
-
-def test_the_source_of_a_kernel_is_everything_that_it_names(compiled):
-    parts = [name.rpartition(".") for name in compiled["names"]]  # qualified: names of two modules must not collide
-    assert parts
-    assert all(hasattr(importlib.import_module(module), name) for module, _, name in parts)
-    text = "\n".join(compiled["text"])
-    assert all(named in text for named in ("def hide(", "1.442695", "class Masking("))  # the number is LOG2E
-    assert not any(left in text for left in ("#", '"""', " at 0x"))  # comments, docstrings, addresses of a process
 
 
 def usual(**changes) -> CompileCase:

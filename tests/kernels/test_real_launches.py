@@ -23,6 +23,7 @@ def test_a_cached_kernel_gets_the_current_arguments_and_a_gluon_kernel_compiles_
         "loops": [128.0, 128.0],  # of the consumers; the producer has no products
         "orders": [order, order],
         "counted again": True,
+        "sources": [True, True, False, False],  # what the kernel names, without addresses and comments
         "as launched": True,
         "last cells": [order, order, ""],
     }

@@ -44,25 +44,6 @@ def test_every_cell_of_a_table_is_an_answer(name):
     assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
 
 
-POWERS = {str(16 << power) for power in range(10)}
-CLASSES = {
-    "kind": {"fp32", "tf32", "fp16", "bf16"},
-    "width": {"64", "128", "256"},
-    "extras": {"0", "1", "2", "3", "4"},
-    "masking": {"causal", "full"},
-    **dict.fromkeys(("queries", "keys", "rows"), POWERS),
-}
-"""Part of a size -> values that calls of attention have."""
-
-
-@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("attention.")])
-def test_the_sizes_of_a_table_of_attention_are_sizes_that_calls_have(name):
-    table = TABLES[name]
-    for part, values in zip(table.parts, zip(*table.sizes)):
-        if part in CLASSES:
-            assert {value for each in values for value in each} <= CLASSES[part] | {"*"}, part
-
-
 @pytest.mark.parametrize(
     "name", [name for name in TABLES if name.startswith("rows.") or name.endswith("MASKED_SOFTMAX")]
 )
@@ -111,23 +92,6 @@ def test_the_first_matching_cell_is_the_answer(chip, kind, rows):
 def test_a_row_applies_to_the_versions_of_triton_that_it_lists(monkeypatch, version, rows):
     monkeypatch.setattr(tables, "compiler", lambda: version)
     assert Table("kind | *\nfp32 | 1 @ 3.5,3.9+\nfp32 | 2", int)(CHIPS["sm_80"], "fp32") == rows
-
-
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        (lambda: TABLE(CHIPS["sm_86"], "tf32"), "no tile is listed for sm_86, kind tf32"),
-        (lambda: Tile.parse("64x32"), "invalid tile 64x32: write it as 128x64w4s3"),
-        (lambda: Table("kind | sm_80\n1", int), "the row '1' of a table of tiles"),
-        (lambda: Table("kind | sm_80\nfp32 1", int), "the row 'fp32 1' of a table of tiles"),
-        (lambda: Table("kind | sm_80 sm_90\nfp32 | 1", int), "must have a cell for each column of"),
-        (lambda: Table("kind | sm_99\nfp32 | 1", int), "a column for sm_99, which is neither a chip nor a group"),
-        (lambda: Table("kind | sm_80\nfp32 | 1 @ >3.9", int), "is for Triton '>3.9': write versions as 3.5,3.9+"),
-    ],
-)
-def test_an_invalid_table_size_or_tile_is_refused(call, reason):
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        call()
 
 
 @pytest.mark.parametrize(
