@@ -5,7 +5,6 @@ import torch
 from accuracy import assert_as_accurate
 from search_step import ROOM, a_step, attend, specified
 
-from fasttfm.kernels.attention.ancestors import Ancestors
 from fasttfm.kernels.attention.decode import Decode
 from fasttfm.kernels.tiles.table import Tile
 
@@ -59,12 +58,6 @@ def test_nothing_is_stored_at_an_invalid_position(position):
     assert torch.equal(written, expected)
     if position < 0:
         assert torch.equal(output[3:6], joint[3:6, 32:])  # without a past: the new value
-
-
-def test_strided_tensors_are_refused():
-    joint, cache, ancestors, positions = a_step([5])
-    with pytest.raises(ValueError, match=r"cache has strides \(1, 120\): it must be contiguous"):
-        Ancestors(joint, cache.T.contiguous().T, ancestors, positions, heads=2, scale=1.0)
 
 
 @pytest.mark.parametrize("shares", [1, 3])

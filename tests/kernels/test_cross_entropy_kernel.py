@@ -12,8 +12,6 @@ from shared_fixtures import examples
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import cross_entropy as kernel
-from fasttfm.kernels.chip import CHIPS, INTERPRETER
-from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PAD = 0
@@ -154,11 +152,3 @@ def test_rows_beyond_the_reach_of_32_bit_offsets():
     expected, _ = reference.cross_entropy(logits.clone(), target)
     losses, _ = forward(logits, target, 0.0, overwrite=False)
     assert losses[0].sum().item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)
-def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_per_thread(chip):
-    for size in kernel._SIZES:
-        for tile in (CROSS_ENTROPY.shipped(chip, size), *CROSS_ENTROPY.alternatives(chip, size)):
-            assert 8 * chip.warp * tile.warps <= tile.columns <= size
-            assert chip.warp * tile.warps <= 1024

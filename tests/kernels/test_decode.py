@@ -6,9 +6,6 @@ from accuracy import assert_as_accurate
 from attention_once import append, decode
 
 from fasttfm import reference
-from fasttfm.kernels.attention.decode import shares_of
-from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.kernels.tiles.attention import Tile
 from fasttfm.reference_cache import attention_with_cache
 
@@ -62,21 +59,6 @@ def test_any_tile_window_and_number_of_shares_give_what_the_specification_says(t
     assert_as_accurate(output, specified(**arguments, precision=dtype), exact)
 
 
-def test_keys_outside_of_the_window_are_not_read(monkeypatch):
-    """The number of products depends on the window, not on the cache."""
-    from triton.runtime.interpreter import InterpreterBuilder as Builder
-
-    products, dot = [], Builder.create_dot
-    monkeypatch.setattr(Builder, "create_dot", lambda *a: products.append(1) or dot(*a))
-    arguments = problem(queries=1, key_heads=1, heads=4)
-    counts = []
-    for left in (None, 15):
-        products.clear()
-        decode(**{**arguments, "starts": None, "left": left}, tile=Tile(16, 16, 4, 1), shares=1)
-        counts.append(len(products))
-    assert counts == [2 * (3 + 0 + 2 + 4), 2 * (2 + 0 + 2 + 1)]  # 45, 0, 17 and 64 keys, and their last 16
-
-
 @pytest.mark.parametrize("page", [-1, 1 << 30, -(1 << 31)])
 def test_keys_of_an_invalid_page_are_hidden(page):
     """On a GPU the host does not read the table, and the kernel reads nothing outside of the cache."""
@@ -114,14 +96,3 @@ def test_rows_are_appended_only_within_the_capacity_and_to_valid_pages():
     assert torch.equal(cache, expected)
     append(cache, x, torch.tensor([-9, 1 << 40, 8]), table)
     assert torch.equal(cache, expected)
-
-
-def test_few_sequences_are_split_between_programs():
-    chip = CHIPS["sm_90"]
-    assert shares_of(chip, 8, 64) == 1
-    assert shares_of(chip, 8, 8192) == 32
-    assert shares_of(chip, 8, 1 << 20) == 33
-    assert shares_of(chip, 1000, 8192) == 1
-    with LaunchLog() as log:
-        decode(**problem(), shares=2)
-    assert log.triton == {"attention.decode._decode": 1, "attention.decode._merge": 1}

@@ -9,7 +9,7 @@ from fasttfm import functional as F
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import once
 from fasttfm.kernels.attention.ancestors import Ancestors
-from fasttfm.kernels.attention.launch import masking_arguments, strides
+from fasttfm.kernels.attention.launch import masking_arguments
 
 ROWS = 17
 STRIDE = 2**31 // 15 + 64  # exceeds 32 bits from row 15 of a tile of 16
@@ -116,10 +116,3 @@ def test_a_mask_between_two_products(far, mask):
         for m in masks(far, mask)
     )
     assert torch.equal(near, apart)
-
-
-@pytest.mark.parametrize(("sequences", "numbers"), [(10_000, 3), (20_000, 4)])
-def test_usual_strides_keep_32_bit_offsets(sequences, numbers):
-    """10,000 sequences of width 1,024, positions first, do; 20,000 do not."""
-    x = torch.empty(128, sequences, 16, 64, device="meta")
-    assert len(strides(x.permute(1, 2, 0, 3))[0]) == numbers

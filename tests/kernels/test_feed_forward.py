@@ -116,19 +116,6 @@ def test_more_tiles_than_a_group_has_and_programs_with_several_tiles(route, acti
     check(tensors(150, 24, 140, 40, torch.float32), 0.2, activation, (route, route))
 
 
-def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
-    inputs = tensors(21, 24, 75, 8, torch.float32)
-    _, hidden, bits = forward(**inputs, dropout_p=0.4, route="fused")
-    before = torch.nn.functional.linear(inputs["x"], inputs["weight1"], inputs["bias1"])
-    expected = (before > 0) & reference.keep_mask((1, 21, 75), 0.4, SEED, SITE)[0]
-    unpacked = (bits[:, :, None] >> torch.arange(32)) & 1
-    assert torch.equal(unpacked.view(21, -1)[:, :75].bool(), expected)
-    assert not unpacked.view(21, -1)[:, 75:].any()
-    assert torch.equal(hidden > 0, expected)
-    _, _, bits = forward(**tensors(21, 24, 1024, 8, torch.float32), route="fused")
-    assert bits.numel() * bits.element_size() * 8 == 21 * 1024
-
-
 @BY_ROUTE
 def test_nan_propagates(route):
     inputs = tensors(3, 16, 40, 24, torch.float32)
@@ -183,32 +170,6 @@ def test_an_activation_and_its_derivative_are_accurate_from_far_left_to_far_righ
     torch.testing.assert_close(dx.double(), slope, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float16, 0.8), (torch.bfloat16, 1.05)], ids=str)
-def test_the_error_of_gelu_of_every_16_bit_number_is_little_more_than_its_rounding(dtype, allowed):
-    """Half precision uses a shorter polynomial. Errors are in units in the last place; torch's GELU in float16 has up
-    to 2. The interpreter truncates bfloat16 where a chip rounds, and computes wrong subnormals."""
-    u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
-    limits = torch.finfo(dtype)
-    u = torch.where(u.isfinite() & (u.abs() > 4 * limits.tiny), u, 0)
-    eye = torch.eye(512, dtype=dtype)
-    result = forward(u.view(-1, 512), eye, eye, activation="gelu", route="cublas")[0].flatten().double()
-    exact = u.double() * torch.special.ndtr(u.double())
-    unit = torch.exp2(exact.abs().clamp(min=limits.tiny).log2().floor()) * limits.eps
-    error = (result - exact).abs()
-    assert (error / unit)[u >= -4.5].max() < allowed
-    assert error[u < -4.5].max() < 6e-8
-
-
-def test_both_passes_compute_the_same_hidden_bit_by_bit():
-    """With identities, dW2 is hidden of the backward pass and out is hidden of the forward pass."""
-    inputs = tensors(32, 40, 64, 64, torch.bfloat16, spread=3.0)
-    eye = torch.eye(64, dtype=torch.bfloat16)
-    x, weight1 = inputs["x"], inputs["weight1"]
-    out, *kept = forward(x, weight1, eye, inputs["bias1"], activation="gelu")
-    *_, dweight2, _ = backward(eye[:32].contiguous(), x, *kept, weight1, eye, biases=False, activation="gelu")
-    assert torch.equal(dweight2[:32], out)
-
-
 # -------------------------------------------------------------------------------------------------- tiles and routes
 
 
@@ -220,8 +181,6 @@ def test_tiles_have_whole_words_of_bits_and_as_many_rows_for_two_results(chip):
         assert of_two_results(tile).rows == tile.rows  # else a bias gradient would have another number of partial sums
 
 
-@pytest.mark.parametrize("chip", ["sm_60", "sm_70", "sm_75"])
-@pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16"])
-def test_cublas_is_used_where_triton_cannot_use_matrix_units(chip, kind):
-    for each in ("forward", "forward+dropout", "forward+gelu", "backward", "backward+bits", "backward+gelu"):
+def test_cublas_is_used_where_triton_cannot_use_matrix_units():
+    for chip, kind, each in itertools.product(("sm_60", "sm_75"), ("fp32", "fp16"), ("forward", "backward+bits")):
         assert ROUTE(CHIPS[chip], kind, each) == "cublas"

@@ -184,11 +184,6 @@ def test_steps_of_random_searches_equal_the_operations_of_torch(seed):
     assert searched
 
 
-def test_settings_are_the_columns_that_the_state_has():
-    columns = [getattr(search, name.upper()).value for name in Settings._fields]
-    assert columns == list(range(search.SETTINGS.value))
-
-
 def embedded(dtype):
     """Embeddings of tokens and positions, of which all but the first four are invalid, and the expected first four."""
     slots, beam, vocabulary, width, steps = 5, 2, 7, 600, 5
