@@ -1,4 +1,4 @@
-"""Tests in this folder, except test_problems.py, run on a CUDA or ROCm device and are skipped without one."""
+"""Tests in this folder run on a CUDA or ROCm device and are skipped without one."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ DEVICE = torch.device("cuda")
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.path.name != "test_problems.py":
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
 
 

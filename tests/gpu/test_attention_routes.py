@@ -1,7 +1,5 @@
 """Every route of attention on the device, independent of the table."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,27 +12,8 @@ from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.tiles.attention import LAUNCHES
 
-from .problems import ATTENTION, _attention
+from .problems import ATTENTION
 from .test_kernels import DTYPES, check
-
-
-def _far(offsets, *size, **options):
-    """Attention with a causal offset per sequence."""
-    near = _attention(*size, **options)
-    return replace(
-        near,
-        name=f"{near} offsets {offsets}",
-        inputs=lambda device, dtype: {
-            **near.inputs(device, dtype), "causal_offset": torch.tensor(offsets, device=device)
-        },
-    )  # fmt: skip
-
-
-FAR = [
-    _far([-1000, -990], 2, 2, 150, 200, 64, 64, window=(None, 1000)),
-    _far([1003, 990], 2, 2, 30, 40, 64, 64, window=(1000, None)),
-]
-"""Diagonals farther from all keys than L + S, and one side of a window that reaches some keys."""
 
 
 class TruncatedProducts(TorchDispatchMode):
@@ -52,7 +31,7 @@ def _truncated(x):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("route", ["short", "flash", "softmax"])
-@pytest.mark.parametrize("problem", ATTENTION + FAR, ids=str)
+@pytest.mark.parametrize("problem", ATTENTION, ids=str)
 def test_a_route_errs_at_most_twice_as_much_as_torch(problem, route, dtype, device, ieee, monkeypatch):
     device_chip = launch.chip(device)
     size = (launch.product_kind(dtype, device_chip), attention_launch.width_class(problem.width), problem.keys)

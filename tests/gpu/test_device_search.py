@@ -1,15 +1,12 @@
 """The device search on a GPU: against the CPU's, from CUDA graphs, with slots reused by later sentences."""
 
-import math
 import random
 from unittest import mock
 
 import pytest
-import torch
 
 from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.device.search import _of_models
-from fasttfm.search.streaming import stream_ids
 from fasttfm.system.graphs import Graphs
 from tests.search import device_cases, small_models
 
@@ -46,20 +43,3 @@ def test_graphs_stay_valid_while_slots_are_reused(device, ieee):
     (engine,) = _of_models[model].engines.values()
     assert engine.sizes.slots == 2
     assert captured.call_count <= 3, "a step, and encoders of one sentence and of two"
-
-
-def test_streaming_gives_the_tokens_of_greedy_search(device, ieee):
-    draw = random.Random(2)
-    model, config = device_cases.transformer(draw), DecodingConfig(beam=1, max_len_b=20, min_len=9)
-    source = [5, 6, 7, 8, 3]
-    ((expected,),) = search_ids(model, [source], config)
-    assert [*stream_ids(model.to(device), source, config)] == expected.tokens
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", device_cases.KINDS)
-def test_half_precision_gives_finite_scores(kind, dtype, device):
-    model, sources, config, given = device_cases.a_case(kind, 0)
-    for hypotheses in search_ids(model.to(device, dtype), sources, config, **given):
-        assert hypotheses
-        assert all(math.isfinite(each.score) and math.isfinite(each.log_probability) for each in hypotheses)
