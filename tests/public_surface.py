@@ -29,13 +29,11 @@ class Use(NamedTuple):
     inputs: list[Tensor]
 
 
-def leaf_tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+def new(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape).requires_grad_() for shape in shapes]
 
 
-def functions(
-    length: int = 5, width: int = 16, batch: int = 2, dropout_p: float = 0.0, dtype: torch.dtype = torch.float32
-) -> dict[str, Use]:
+def functions(length: int = 5, width: int = 16, batch: int = 2, dropout_p: float = 0.0) -> dict[str, Use]:
     """Return calls of functional and compat by name, on (batch, length, width) with heads of size 8."""
     drop: dict[str, Any] = {"dropout_p": dropout_p, "seed": SEED} if dropout_p else {}
     heads, tokens = width // 8, batch * length
@@ -46,9 +44,6 @@ def functions(
     rows, padded, packed = (batch, length, width), (batch, heads, length, 8), (tokens, heads, 8)
     flash = (batch, length, heads, 8)
     hidden = 2 * width
-
-    def new(*shapes: tuple[int, ...]) -> list[Tensor]:
-        return leaf_tensors(*shapes, dtype=dtype)
 
     def varlen_arguments(*x: Tensor) -> tuple[Any, ...]:
         return (*x, starts, starts, length, length)

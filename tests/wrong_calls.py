@@ -272,11 +272,11 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
         yield "a number", True, 3
 
 
-def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | None:
+def fault(target: Target, wrong: Wrong) -> str | None:
     """Return what is wrong with the answer to a wrong call; None if it is right.
 
-    Right are one-line errors of ours that name the argument (or one of `named`), and finite results if the value is
-    allowed. torch.use_deterministic_algorithms() must be on: it fills uninitialized memory with NaN.
+    Right are one-line errors of ours that name the argument, and finite results if the value is allowed.
+    torch.use_deterministic_algorithms() must be on: it fills uninitialized memory with NaN.
     """
     arguments = {**target.arguments, wrong.argument: wrong.value}
     try:
@@ -292,7 +292,7 @@ def fault(target: Target, wrong: Wrong, named: set[str] | None = None) -> str | 
         if "\n" in text:
             return f"has several lines: {text[:100]!r}"
         either = wrong.change == "meta" or not wrong.always  # if two arguments disagree, either may be named
-        names = set(target.arguments) if either else named or {wrong.argument}
+        names = set(target.arguments) if either else {wrong.argument}
         return None if names & set(re.findall(r"\w+", text)) else f"does not name it: {text[:150]!r}"
     except Exception as error:
         return f"is a {type(error).__name__}: {str(error)[:100]!r}"

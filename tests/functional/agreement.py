@@ -89,17 +89,17 @@ class Seen(TorchDispatchMode):
 
 
 class Inside(TorchDispatchMode):
-    """Records PyTorch's operators that ours are made of: name, and elements of the largest output; no views."""
+    """Records the elements of the largest output of PyTorch's operators that ours are made of; no views."""
 
     sees_through_operators = True
 
     def __init__(self):
         super().__init__()
-        self.made = []
+        self.sizes = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         output = func(*args, **(kwargs or {}))
-        tensors = [x for x in (output if isinstance(output, tuple | list) else [output]) if torch.is_tensor(x)]
         if not func.is_view:
-            self.made.append((func.overloadpacket.__name__, max((x.numel() for x in tensors), default=0)))
+            outputs = output if isinstance(output, tuple | list) else [output]
+            self.sizes.append(max((x.numel() for x in outputs if torch.is_tensor(x)), default=0))
         return output

@@ -6,7 +6,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import products
 
 from .agreement import agree
 
@@ -16,29 +15,6 @@ on_each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 def heads(*shape, dtype=torch.float32, **options):
     return torch.randn(*shape, dtype=dtype, **options)
-
-
-@on_each_backend
-@pytest.mark.parametrize("shape", [(2, 2, 18, 20), (1, 2, 1, 20), (18, 1), ()])
-def test_the_gradient_of_an_additive_mask_has_its_shape_and_dtype(backend, shape):
-    q, k, v = heads(2, 2, 18, 16), heads(2, 2, 20, 16), heads(2, 2, 20, 16)
-    mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    (wanted,) = torch.autograd.grad(reference.attention(q, k, v, mask=mask.float())[0].square().sum(), mask)
-    with F.backend(backend):
-        for output in (F.attention(q, k, v, mask=mask), F.attention_weights(q, k, mask=mask) @ v):
-            (actual,) = torch.autograd.grad(output.square().sum(), mask)
-            assert actual.dtype == torch.float64
-            torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-3)
-
-
-def test_backends_drop_the_same_weights_and_join_the_heads_by_a_view():
-    q, k, identity = heads(2, 2, 9, 8), heads(2, 2, 30, 8), torch.eye(30).expand(2, 2, 30, 30)
-    outputs = []
-    for backend in BACKENDS:
-        with F.backend(backend):
-            outputs.append(F.attention(q, k, identity, dropout_p=0.3, seed=torch.tensor([8]), site=1))
-        assert outputs[-1].transpose(1, 2).is_contiguous()
-    assert torch.equal(outputs[0] != 0, outputs[1] != 0)
 
 
 def test_a_compiled_call_follows_a_change_of_backend():
@@ -83,34 +59,6 @@ def test_scaled_dot_product_attention_beyond_torch():
     q, k = heads(3, 1, 6, 5, 8), heads(1, 2, 3, 7, 8)
     expected = scaled_dot_product_attention(q.expand(3, 2, 6, 5, 8), *[k.expand(3, 2, 3, 7, 8)] * 2, enable_gqa=True)
     torch.testing.assert_close(F.scaled_dot_product_attention(q, k, k, enable_gqa=True), expected)
-
-
-@pytest.mark.parametrize("mask", [torch.bool, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_scaled_dot_product_attention_takes_the_mask_dtypes_of_torch(dtype, mask):
-    q, given = torch.ones(1, 2, 5, 8, dtype=dtype), torch.ones(5, 5).to(mask)
-    try:
-        expected = scaled_dot_product_attention(q, q, q, given)
-    except RuntimeError:
-        with pytest.raises(ValueError, match=r"attn_mask has dtype .*bool"):
-            F.scaled_dot_product_attention(q, q, q, given)
-        if mask.is_floating_point:
-            with torch.autocast("cpu", torch.bfloat16):
-                assert F.scaled_dot_product_attention(q, q, q, given).isfinite().all()
-    else:
-        torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, given), expected)
-
-
-def test_calls_that_torchs_kernel_does_not_support(monkeypatch):
-    monkeypatch.setattr(products, "fused_forward", None)  # calling it would fail
-    q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
-    F.attention(q, k, v, dropout_p=0.5)
-    F.attention(q, k, v, mask=torch.zeros(64, 64, requires_grad=True))
-    F.attention(q, k, v[..., :4])
-    F.attention(q[:, :, :3], k, v)
-    F.attention(q.half(), k.half(), v.half())
-    with torch.autocast("cpu", torch.float16):
-        F.attention(q, k, v)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (70,), (20, 1), (3, 20, 70), (2, 1, 1, 70), (2, 1, 20, 1)])

@@ -1,6 +1,5 @@
 """The choice of attention's backend: made once per call, from its tensors and the settings at that time."""
 
-import itertools
 import os
 import sys
 from contextlib import nullcontext
@@ -11,9 +10,7 @@ import torch
 
 import fasttfm
 from fasttfm import functional as F
-from fasttfm.functional import backends
-from fasttfm.functional.attention import backend, products
-from fasttfm.functional.attention.arguments import options_of
+from fasttfm.functional.attention import backend
 from fasttfm.functional.attention.backend import backend_of
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import launch as attention_launch
@@ -35,19 +32,6 @@ def on_sm_80(monkeypatch):
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-STARTS = torch.tensor([0, 9, 20])
-CALLS = {
-    "attention": lambda x: F.attention(x, x, x),
-    "packed_qkv_attention": lambda x: F.packed_qkv_attention(
-        x.transpose(1, 2).unsqueeze(2).expand(-1, -1, 3, -1, -1)
-    ).unflatten(2, (2, 8)),
-    "varlen_attention": lambda x: F.varlen_attention(*3 * [x[0].transpose(0, 1)], STARTS, STARTS, 11, 11),
-    "varlen_packed_qkv_attention": lambda x: F.varlen_packed_qkv_attention(
-        torch.stack(3 * [x[0].transpose(0, 1)], 1), None, STARTS, STARTS, 11, 11
-    ),
-}
-
-
 def switch_tf32(monkeypatch, precision):
     torch.backends.cuda.matmul.fp32_precision = precision
 
@@ -56,7 +40,6 @@ def switch_table(monkeypatch, route):
     monkeypatch.setattr(attention_launch, "route", lambda *size: route)
 
 
-@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("seen", [nullcontext, Seen], ids=["direct", "dispatcher"])
 @pytest.mark.parametrize(
     ("switch", "first", "second"),
@@ -68,32 +51,21 @@ def switch_table(monkeypatch, route):
         (switch_table, "short", "softmax"),
     ],
 )
-def test_the_backward_pass_takes_the_backend_of_its_forward_pass(
-    name, seen, switch, first, second, on_sm_80, monkeypatch
-):
+def test_the_backward_pass_takes_the_backend_of_its_forward_pass(seen, switch, first, second, on_sm_80, monkeypatch):
     """Even if TF32 or the table changes in between."""
     x = heads(1, 2, 20, 8, requires_grad=True)
     with F.backend("torch"):
-        (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
+        (wanted,) = torch.autograd.grad(F.attention(x, x, x).square().sum(), x)
     chosen = []
     for setting in (second, first):
         switch(monkeypatch, setting)
         chosen.append(backend_of("triton", x, x, 100))
     assert chosen[0] != chosen[1]
     with F.backend("triton"), seen():
-        total = CALLS[name](x).square().sum()
+        total = F.attention(x, x, x).square().sum()
         switch(monkeypatch, second)
         (output,) = torch.autograd.grad(total, x)
     torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("seen", [nullcontext, Seen], ids=["direct", "dispatcher"])
-def test_a_computation_is_told_the_backend_that_was_decided(seen, monkeypatch):
-    told, forward = [], products.forward
-    monkeypatch.setattr(products, "forward", lambda backend, *a, **o: told.append(backend) or forward(backend, *a, **o))
-    with F.backend("torch"), seen():
-        F.attention(*3 * [heads(1, 2, 3, 8)])
-    assert told == ["explicit"]
 
 
 def test_a_planned_query_passes_at_most_six_files_to_its_launch():
@@ -120,28 +92,6 @@ def test_a_planned_query_passes_at_most_six_files_to_its_launch():
     assert len(files) <= 6, "\n".join(files)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("name", ["sm_60", "sm_70", "sm_75"])
-def test_chips_without_fast_matrix_units_take_cublas_except_for_narrow_windows(name, dtype, monkeypatch):
-    """At a quarter of the keys the flash kernel, which computes only the window, is no slower than cuBLAS."""
-    monkeypatch.setattr(launch, "chip", lambda device: CHIPS[name])
-    taken = []
-    for width, keys in itertools.product((64, 128, 256, 300), (20, 300, 1000, 3000)):
-        x = heads(1, 1, 2, width, dtype=dtype)
-        options = options_of(x, (1, 1, 2, keys), causal=True)
-        plain, wide, narrow = (
-            backend_of("triton", x, x, keys, options._replace(window=window, softcap=2.0, sinks=torch.ones(1)))
-            for window in (-1, keys // 4, keys // 4 - 1)
-        )
-        taken.append(plain)
-        assert wide == plain
-        if width < 256:
-            assert narrow == ("flash" if plain == "softmax" else plain)
-        else:  # wide heads of float32, which no kernel for long rows takes
-            assert narrow == plain or (narrow, dtype) == ("flash", torch.float16)
-    assert set(taken) == {"short", "flash", "softmax"}
-
-
 @pytest.mark.parametrize("window", [None, (9, 0)])
 def test_long_rows_of_bfloat16_take_torchs_kernel_where_tiles_multiply_and_nothing_needs_a_gradient(
     monkeypatch, window
@@ -158,14 +108,3 @@ def test_long_rows_of_bfloat16_take_torchs_kernel_where_tiles_multiply_and_nothi
         assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in names) == expected
         exact = F.attention(*3 * [x.detach().double()], causal=causal, window=window)
         torch.testing.assert_close(y.double(), exact, atol=0.02, rtol=0.02)
-
-
-def test_contexts_that_end_in_another_order_leave_no_choice_behind():
-    """As those of two threads may."""
-    before, first, second = backends.current, backends.backend("torch"), backends.backend("triton")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert backends.current == "triton"
-    second.__exit__(None, None, None)
-    assert backends.current == before

@@ -17,7 +17,6 @@ from fasttfm.functional.attention.call import Call
 from fasttfm.functional.attention.operator import attend
 from fasttfm.kernels import choices, launch
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.tiles.attention import LIBRARY
 
 LENGTH = 640
 USABLE = library.usable
@@ -94,15 +93,6 @@ def test_other_chips_keep_their_kernels_and_so_do_calls_that_this_cudnn_does_not
     assert operator._decide(call_of()) == "cudnn"
     monkeypatch.setattr(library, "usable", USABLE)  # PyTorch's own answer: no cuDNN here
     assert operator._decide(call_of()) == "flash"
-
-
-def test_tuned_choices_override_the_table(on_sm_90):
-    size = "bf16", 64, "causal"
-    tuned = {1024: "kernels", 512: "cudnn"}
-    choices.keep(on_sm_90, {("attention.library", (*size, keys)): answer for keys, answer in tuned.items()})
-    assert operator._decide(call_of()) == "flash"
-    assert operator._decide(call_of(rows(1, 2, 512, 64))) == "cudnn"
-    assert set(LIBRARY.answers(on_sm_90, *size, 1024)) == {"cudnn", "kernels"}
 
 
 def test_the_public_function_uses_cudnn_in_both_passes_while_it_is_switched_on(on_sm_90, cudnn, monkeypatch):

@@ -22,7 +22,7 @@ from fasttfm.kernels.attention import mask_gradient
 from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.tiles.attention import Tile
 
-from .agreement import Inside, attended
+from .agreement import attended
 from .agreement import attention_of_the_reference as expected
 
 
@@ -194,22 +194,6 @@ def test_packed_sequences_use_their_own_lengths(name, route, monkeypatch):
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
 
 
-def test_empty_packed_sequences_have_zero_gradients():
-    starts = torch.tensor([0, 0, 0])
-    for queries, keys in ((0, 3), (4, 0), (0, 0)):
-        tensors = [torch.randn(n, H, 8) for n in (queries, keys, keys)]
-        options = {"sinks": torch.randn(H), "window": (2, 0)}
-        results = attended(lambda *t, **o: F.varlen_attention(*t, starts, starts, 0, 0, **o), tensors, options)
-        assert not any(each.any() for each in results)
-
-
-@pytest.mark.parametrize("route", ["torch", "flash", "short", "softmax", "softmax, walked"])
-def test_nan_in_a_sink_propagates(route, monkeypatch):
-    with small_tiles(monkeypatch, route):
-        output = F.attention(*operands(), sinks=torch.tensor([torch.nan, 0.5]))
-    assert output.isnan().all(dim=(0, 2, 3)).tolist() == [True, False]
-
-
 # ------------------------------------------------------------------------------------------------------- random calls
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -292,31 +276,9 @@ def in_a_map_of_places(tensors, options):
     return output, torch.stack((of(expected)(*ones), of(expected)(*others)))
 
 
-def in_a_gradient(tensors, options):
-    def of(function):
-        return torch.func.grad(lambda *x: function(*x, **options).sin().sum(), (0, 1, 2))(*tensors)
-
-    return of(F.attention), of(expected)
-
-
-def in_a_graph(tensors, options):
-    torch.compiler.reset()
-    compiled = torch.compile(lambda *x: F.attention(*x, **options), backend="aot_eager", fullgraph=True)
-    return compiled(*tensors), expected(*tensors, **options)
-
-
-def of_second_order(tensors, options):
-    def of(function):
-        x = [t.detach().requires_grad_() for t in tensors]
-        first = torch.autograd.grad(function(*x, **options).sin().sum(), x, create_graph=True)
-        return torch.autograd.grad(sum((g * g).sum() for g in first), x, materialize_grads=True)
-
-    return of(F.attention), of(expected)
-
-
-@pytest.mark.parametrize("way", [in_a_map, in_a_map_of_places, in_a_gradient, in_a_graph, of_second_order])
+@pytest.mark.parametrize("way", [in_a_map, in_a_map_of_places])
 def test_transformations_of_any_call(way):
-    for seed in range(1000, 1006 if way is in_a_graph else 1020):
+    for seed in range(1000, 1020):
         _, tensors, options = drawn(seed, dtypes=(torch.float64,), lengths=LENGTHS[1:5], dropout=False)
         if not len(tensors[0]):
             continue
@@ -370,28 +332,3 @@ def test_a_window_on_a_cpu_skips_keys_outside_it(name, monkeypatch):
     ours, theirs = (attended(f, tensors, options, torch.float64) for f in (F.attention, expected))
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
     assert sum(multiplied) <= queries * 260 * {"lengths": 1, "all": 0.75}.get(name, 0.55)
-
-
-def test_a_soft_cap_takes_four_passes_over_the_scores_and_four_back_and_sinks_alone_none():
-    """Product, cap, mask and softmax; bmm, softmax, the recomputed tanh and its gradient, the scale."""
-    tensors = [torch.randn(B, H, 128, 8, requires_grad=True) for _ in range(3)]
-    for options, forward, backward in (
-        ({"softcap": 50.0}, ["bmm", "tanh_", "add", "_softmax"], 4),
-        ({"sinks": torch.randn(H)}, [], 0),
-    ):
-        with Inside() as inside:
-            output = F.attention(*tensors, causal=True, **options)
-            output.sum().backward()
-        passes = [name for name, elements in inside.made if elements >= B * H * 128 * 128]
-        assert passes[: len(forward)] == forward
-        assert len(passes) == len(forward) + backward, passes
-
-
-@pytest.mark.parametrize(
-    "options", [{"alibi_slopes": torch.ones(2) / 4}, {"key_lengths": torch.tensor([300])}], ids=str
-)
-def test_the_addend_of_the_scores_is_computed_once_for_both_passes(options, monkeypatch):
-    made, bias = [], products.bias
-    monkeypatch.setattr(products, "bias", lambda *given: made.append(1) or bias(*given))
-    attended(F.attention, [torch.randn(1, 2, 512, 16)] * 3, options)
-    assert len(made) == 1

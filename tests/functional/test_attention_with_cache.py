@@ -129,23 +129,11 @@ def test_empty_calls_and_a_full_cache(backend):
         torch.testing.assert_close(F.attention_with_cache(query, key, value), F.attention(query, key, value))
 
 
-def test_it_compiles_to_one_graph():
-    given = problem(queries=3, causal=True, cos=True)
-    expected = F.attention_with_cache(**copied(given))
-    compiled = torch.compile(F.attention_with_cache, backend="aot_eager", fullgraph=True)
-    again = copied(given)
-    torch.testing.assert_close(compiled(**again), expected)
-    assert not torch.equal(again["key_cache"].nan_to_num(), given["key_cache"].nan_to_num())
-
-
 WRONG = {
     "block_table has page 36: there are 0 to 35": {"block_table": torch.full((3, 10), 36)},
-    "block_table has page -1": {"block_table": torch.full((3, 10), -1)},
     "cache_lengths reach from 0 to 40, and 2 are appended: ": {"cache_lengths": torch.tensor([13, 0, 40])},
-    "cache_lengths reach from -1": {"cache_lengths": torch.tensor([13, -1, 7])},
     "cache_lengths=9223372036854775808 must fit 64 bits": {"cache_lengths": 1 << 63},
     "has 1180591620717411303424: it must be below 2^62": {"window": (1 << 70, 1)},
-    "there is 10 pages of 4 in block_table": {"cache_lengths": 39},
     "cache_lengths is needed beside key": {"cache_lengths": None},
     "cache_starts must lie between 0 and cache_lengths": {"cache_starts": torch.tensor([14, 0, 0])},
     "block_table is torch.int32 (30,)": {"block_table": torch.zeros(30).int()},

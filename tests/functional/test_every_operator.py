@@ -4,7 +4,6 @@ derivatives.
 A dispatch mode records the calls of the public functions; an operator that none of them calls fails.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from fasttfm import functional as F
-from fasttfm.functional import backends
 from fasttfm.functional.operator import MARK
 
 ROUTES = ["torch", "triton"]
@@ -188,94 +186,9 @@ def test_without_a_seed_torchs_generator_draws_the_mask(name, monkeypatch):
     assert not torch.equal(*results[0])
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("route", ["auto", *ROUTES])
-def test_meta_outputs_have_the_shapes_and_dtypes_of_real_ones(route, dtype, dropout_p, monkeypatch):
-    def solve():
-        uses = public_surface.functions(dropout_p=dropout_p, dtype=dtype)
-        for name in sorted(uses):
-            call, leaf_tensors = uses[name]
-            outputs = call(*leaf_tensors)
-            outputs = [x for x in outputs if x.requires_grad] if isinstance(outputs, tuple) else [outputs]
-            gradients = torch.autograd.grad(sum(x.sum() for x in outputs), leaf_tensors)
-            yield name, [(x.shape, x.dtype) for x in (*outputs, *gradients)], {x.device.type for x in outputs}
-
-    with F.backend(route):
-        expected = {name: [found, {"meta"}] for name, found, _ in solve()}
-        monkeypatch.setattr(public_surface, "SEED", SEED.to("meta"))
-        with torch.device("meta"):
-            assert {name: each for name, *each in solve()} == expected
-
-
-def weighed(y: Tensor) -> Tensor:
-    """The sum of squares, each with a weight of its own: after a norm the plain sum is constant."""
-    return (y.square() * torch.cos(torch.arange(y.numel(), dtype=y.dtype)).view(y.shape)).sum()
-
-
-def second(name: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Second derivatives, through a function of the gradients of all leaves."""
-    function, leaf_tensors = use(name)
-    leaf_tensors = [leaf.detach().to(dtype).requires_grad_() for leaf in leaf_tensors]
-    gradients = torch.autograd.grad(weighed(function(*leaf_tensors)), leaf_tensors, create_graph=True)
-    return torch.autograd.grad(sum(d.square().mean() for d in gradients), leaf_tensors)
-
-
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("name", USES)
 def test_second_derivatives_equal_finite_differences(name):
     function, leaf_tensors = use(name)
     leaf_tensors = [leaf.detach().double().requires_grad_() for leaf in leaf_tensors]
     assert torch.autograd.gradgradcheck(function, leaf_tensors, fast_mode=True)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.filterwarnings("ignore:a second derivative is computed")
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", USES)
-def test_second_derivatives_in_float32_equal_float64(name, route):
-    with F.backend(route):
-        actual, exact = second(name), second(name, torch.float64)
-    largest = max(float(x.abs().max()) for x in exact)
-    assert largest > 5e-4
-    for got, expected in zip(actual, exact, strict=True):
-        torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5 * largest)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.filterwarnings("ignore:a second derivative is computed")
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", USES)
-def test_torch_func_differentiates_twice(name, route):
-    function, leaf_tensors = use(name)
-    first, *others = (x.detach() for x in leaf_tensors)
-
-    def penalty(gradient):
-        return lambda x: gradient(lambda y: weighed(function(y, *others)))(x).sin().sum()
-
-    def gradient(of):
-        def differentiate(x):
-            y = x if x.requires_grad else x.detach().requires_grad_()
-            return torch.autograd.grad(of(y), y, create_graph=True)[0]
-
-        return differentiate
-
-    with F.backend(route):
-        got = torch.func.grad(penalty(torch.func.grad))(first)
-        expected = gradient(penalty(gradient))(first).detach()
-    assert expected.abs().max() > 1e-3
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
-
-
-def test_a_second_derivative_warns_once():
-    backends.warn_once.cache_clear()
-    x = torch.randn(3, 16, requires_grad=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (gradient,) = torch.autograd.grad(F.rms_norm(x, None).square().sum(), x, create_graph=True)
-    assert gradient.requires_grad
-    with pytest.warns(RuntimeWarning, match="a second derivative is computed in plain PyTorch, which is slower"):
-        torch.autograd.grad(gradient.square().sum(), x, retain_graph=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        torch.autograd.grad(gradient.square().sum(), x)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
-import fasttfm.nn
 from fasttfm import functional as F
 
 STARTS, OTHERS = torch.tensor([0, 4, 9]), torch.tensor([0, 3, 9])
@@ -17,8 +16,8 @@ TARGET = torch.tensor([3, 0, 5, 1, 2])
 QUERY, KEY, VALUE = (2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 6, 16)
 
 
-def sequences(q: Tensor, k: Tensor, v: Tensor, starts: Tensor = STARTS) -> Tensor:
-    parts = zip(q.tensor_split(starts[1:-1]), *(x.tensor_split(OTHERS[1:-1]) for x in (k, v)))
+def sequences(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    parts = zip(q.tensor_split(STARTS[1:-1]), *(x.tensor_split(OTHERS[1:-1]) for x in (k, v)))
     return sum(scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in part)).sum() for part in parts)
 
 
@@ -33,14 +32,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     "long rows": (F.attention, scaled_dot_product_attention, [(1, 2, 18, 8), (1, 2, 20, 8), (1, 2, 20, 8)]),
     "weights": (F.attention_weights, lambda q, k: q @ k.transpose(-2, -1), [QUERY, KEY]),
     "varlen": (lambda *t: F.varlen_attention(*t, STARTS, OTHERS, 5, 6), sequences, [(9, 2, 8)] * 3),
-    "packed_qkv": (
-        F.packed_qkv_attention, lambda x: scaled_dot_product_attention(*x.permute(2, 0, 3, 1, 4).unbind()),
-        [(2, 6, 3, 2, 8)],
-    ),
-    "packed_qkv, varlen": (
-        lambda x: F.varlen_packed_qkv_attention(x, None, OTHERS, OTHERS, 6, 6),
-        lambda x: sequences(*x.unbind(1), OTHERS), [(9, 3, 2, 8)],
-    ),
     "feed_forward": (
         lambda *tensors: F.feed_forward(*tensors, dropout_p=0.5), lambda x, a, b, c, d: linear(linear(x, a, b), c, d),
         [(2, 3, 8), (40, 8), (40,), (16, 40), (16,)],
@@ -62,7 +53,7 @@ def counted(function: Callable[..., Tensor], tensors: list[Tensor], backward: bo
     return counter.get_total_flops()
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CASES)
 def test_operators_are_counted_as_torchs_own_work(name, route):
@@ -78,24 +69,8 @@ def test_operators_are_counted_as_torchs_own_work(name, route):
         assert got == expected
 
 
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_recomputed_scores_are_counted_as_in_torchs_fused_kernels(route):
-    query, key = torch.randn(1, 2, 18, 8, requires_grad=True), torch.randn(1, 2, 20, 8)
-    shapes = query.shape, key.shape, key.shape
-    expected = sdpa_flop_count(*shapes) + sdpa_backward_flop_count(query.shape, *shapes)
-    with F.backend(route):
-        assert counted(F.attention, [query, key, key], True) == expected
-
-
 def test_only_used_keys_of_a_cache_are_counted():
     query, cache = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 10, 8)
     with FlopCounterMode(display=False) as counter:
         F.attention_with_cache(query, cache, cache, cache_lengths=torch.tensor([7, 4]))
     assert counter.get_total_flops() == 2 * 4 * 3 * (7 + 4) * (8 + 8)
-
-
-@pytest.mark.parametrize(("name", "inputs"), [("TransformerEncoderLayer", 1), ("TransformerDecoderLayer", 2)])
-def test_layers_are_counted_as_torchs(name, inputs):
-    tensors = [torch.randn(3, 5, 16, requires_grad=True) for _ in range(inputs)]
-    expected, got = (counted(getattr(nn, name)(16, 2, 32), tensors, True) for nn in (torch.nn, fasttfm.nn))
-    assert got == expected

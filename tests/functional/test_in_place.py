@@ -98,15 +98,3 @@ def test_an_output_of_a_module_may_be_changed_in_place_as_torch_nn(name, size):
     got = gradients(output.add_(1).mul_(2), [*inputs, *module.parameters()])
     wanted = gradients((first(twin(*inputs)) + 1) * 2, [*inputs, *twin.parameters()])
     torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.sample(8)
-@pytest.mark.parametrize("name", sorted(set(functions()) - FUSED))
-def test_an_output_without_a_gradient_may_be_changed_where_gradients_are_recorded(name, size):
-    """Which a view made under no_grad may not."""
-    call, inputs = functions(**size)[name]
-    with torch.no_grad():
-        outputs = call(*[x.detach().clone() for x in inputs])
-    factor = torch.full((), 2.0, requires_grad=True)
-    for output in set(outputs) if isinstance(outputs, tuple) else (outputs,):
-        output.mul_(factor).sum().backward()

@@ -1,4 +1,4 @@
-"""A kernel's launch that a plan keeps: prepared once, also by two threads, and started as Triton's launcher does."""
+"""A kernel's launch that a plan keeps: started as Triton's launcher does."""
 
 import importlib
 from types import SimpleNamespace
@@ -7,28 +7,6 @@ import pytest
 from triton.runtime import _allocation
 
 from fasttfm.kernels import jit
-
-
-def test_a_launch_that_two_threads_prepare(monkeypatch):
-    """The second thread arrives while the first reads the device."""
-    ran, asked = [], []
-    compiled = SimpleNamespace(run=lambda *all: ran.append(all[-1]), function=1, packed_metadata=2)
-    kernel = SimpleNamespace(compiled=lambda *_: (compiled, ()), kinds={"x": "Varying"})
-
-    def device():
-        asked.append(0)
-        if len(asked) == 1:
-            launch(2)
-        return 0
-
-    active = SimpleNamespace(get_current_device=device, get_current_stream=lambda device: device)
-    monkeypatch.setattr(jit.triton.runtime.driver, "_active", active)
-    launch = jit.Launch(kernel, (1,), {})
-    with jit.triton.knobs.runtime.scope():
-        jit.triton.knobs.runtime.interpret = False
-        launch(1)
-        launch(3)
-    assert ran == [2, 1, 3]
 
 
 @pytest.mark.parametrize("scratch", [0, 16])

@@ -9,19 +9,16 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-import wrong_calls
 from public_surface import functions
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
-from fasttfm.functional import backends, derivative, operator
+from fasttfm.functional import derivative, operator
 from fasttfm.functional.backends import backend
 from fasttfm.functional.plan import Plan
 from fasttfm.functional.record import Whole
@@ -153,12 +150,6 @@ def twice(call, leaves, gradients):
 def compiled(call, leaves, gradients):
     torch._dynamo.reset()
     return solve(torch.compile(call, backend="aot_eager", fullgraph=True), leaves, gradients)
-
-
-class SeenByCheckpoints(Seen):
-    @classmethod
-    def ignore_compile_internals(cls):
-        return True
 
 
 WAYS = {
@@ -381,68 +372,3 @@ def test_eight_threads_get_the_results_of_one(name):
 
 
 # ----------------------------------------------------------------------------------------------- calls without a plan
-
-
-class Plain(torch.Tensor):
-    """A subclass that overrides nothing."""
-
-
-@pytest.mark.sample(3)
-@each
-def test_modes_profilers_and_compilers_see_operators_that_have_plans(name):
-    call, leaves = in_bfloat16(name)
-    for _ in range(2):
-        call(*leaves)
-    before = plans()
-    for mode in (Seen(), SeenByCheckpoints()):
-        with mode:
-            y = called(call, leaves)[0]
-            assert mode.names
-            mode.names.clear()
-            y.backward(torch.ones_like(y))
-            assert mode.names
-    with torch.profiler.profile() as profile:
-        call(*leaves)
-    assert any(each.key.startswith("fasttfm::") for each in profile.key_averages())
-    graphs = []
-    torch._dynamo.reset()
-    torch.compile(call, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)(*leaves)
-    assert any("fasttfm" in str(node.target) for node in graphs[0].graph.nodes)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        assert isinstance(called(call, map(mode.from_tensor, leaves))[0], torch._subclasses.FakeTensor)
-    call(*(x.detach().as_subclass(Plain) for x in leaves))
-    assert plans() <= before + 4  # the dispatcher's plans of both passes
-
-
-@pytest.mark.parametrize("name", [name for name in PLANNED if name in wrong_calls.functions()])
-@pytest.mark.sample(4)
-def test_a_wrong_call_has_the_same_error_with_and_without_a_plan(name):
-    target = wrong_calls.functions()[name]
-    odd = {"eps": ([1e-5], {}, True, np.float32(1e-5), np.float64(1e-5), 1 + 0j, "1"), "site": (True, 1.0, 1 << 31, -1),
-           "dropout_p": (True, [0.5], np.float32(0.5), 1.5, float("nan"))}  # fmt: skip
-
-    def outcome(**changed):
-        try:
-            result = target.call(**(target.arguments | changed))
-        except Exception as error:
-            return type(error), str(error)
-        return [x.detach().numpy().tobytes() for x in (result if isinstance(result, tuple) else (result,))]
-
-    wrong = [{each.argument: each.value} for _, each in wrong_calls.wrong_calls() if each.name == name]
-    wrong += [{name: value} for name, values in odd.items() if name in target.arguments for value in values]
-    for changed in wrong:
-        operator.forget_plans()
-        first = outcome(**changed)
-        assert isinstance(outcome(), list)
-        assert outcome(**changed) == first, changed
-
-
-@on_each_route
-def test_a_call_through_the_dispatcher_is_checked_before_it_is_planned(route):
-    x, weight = torch.randn(2, 4), torch.ones(3)
-    call = x, None, None, weight, None, None, 1e-5, 0.0, 0, False
-    with backend(route):
-        with pytest.raises(ValueError, match=r"weight \(3,\) must be \(4,\)"):
-            torch.ops.fasttfm.residual_norm(*call, backends.current)
-        with pytest.raises(ValueError, match=r"weight \(3,\) must be \(4,\)"):
-            F.layer_norm(x, weight, None)

@@ -51,11 +51,8 @@ def packed(starts, most=3, keys=None, joint=False, make=tensor):
 REFUSED = {
     # attention
     "window=(2, -3) has -3: each side must be an int from 0 up": lambda: attend(window=(2, -3)),
-    "it must be below 2^62; None is no bound": lambda: attend(window=(None, 1 << 62)),
-    "window=(2.5, 1) has 2.5": lambda: attend(window=(2.5, 1)),
     "window is 3: a tuple or None is needed": lambda: attend(window=3),
     "softcap=-1.0 must be 0 (off) or a number from 1e-30": lambda: attend(softcap=-1.0),
-    "softcap=1e-40 must be": lambda: attend(softcap=1e-40),
     "scale=-1e+31 must be": lambda: attend(scale=-1e31),
     "alibi_slopes must hold numbers between": lambda: attend(alibi_slopes=tensor([-torch.inf, 1.0])),
     "alibi_slopes torch.float32 (3,) must be floats (2,)": lambda: attend(alibi_slopes=torch.ones(3)),
@@ -64,21 +61,17 @@ REFUSED = {
     "causal_offset=2305843009213693952 must be below": lambda: attend(causal_offset=1 << 61, window=(1, 0)),
     "causal_offset torch.int64 (2,) must be an int": lambda: attend(causal_offset=tensor([1, 1])),
     "causal_offset torch.float32": lambda: attend(causal_offset=tensor([1.0])),
+    "attn_mask has dtype torch.int64": lambda: F.scaled_dot_product_attention(Q, Q, Q, torch.ones(5, 5).long()),
     "both given": lambda: sdpa((5, 8), (5, 5), is_causal=True),
     "attn_mask (1, 5, 5) does not broadcast to (": lambda: sdpa((5, 8), (1, 5, 5)),
-    "attn_mask (3, 5, 5) does not broadcast to (": lambda: sdpa((4, 5, 8), (3, 5, 5)),
     "attn_mask (5, 4) does not broadcast to (": lambda: sdpa((4, 5, 8), (5, 4)),
-    "attn_mask (2, 1, 5, 5) does not broadcast to (": lambda: sdpa((2, 3, 4, 5, 8), (2, 1, 5, 5)),
     "multiple of the heads": lambda: sdpa((2, 6, 5, 8), key=(2, 4, 7, 8), enable_gqa=True),
     "which need equally many": lambda: F.scaled_dot_product_attention(Q, Q, Q[:, :1], enable_gqa=True),
     # packed sequences
     "max_seqlen_q is 2 but a sequence of cu_seqlens_q has 3": lambda **o: packed([0, 3, 6], 2, **o),
-    "max_seqlen_k is 3 but a sequence of cu_seqlens_k has 4": lambda **o: packed([0, 3, 6], 3, [0, 2, 6], **o),
     "max_seqlen_q is 2147483648: it must be below 2^31": lambda **o: packed([0, 3, 6], 1 << 31, **o),
     "max_seqlen_q is -1: it must be below": lambda **o: packed([0, 0, 0], -1, **o),
     "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 4, 3": lambda **o: packed([0, 4, 3], 6, **o),
-    "cu_seqlens_q must rise from 0 to at most 6 rows: -1": lambda **o: packed([-1, 3, 6], 6, **o),
-    "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 3, 7": lambda **o: packed([0, 3, 7], 6, **o),
     "cu_seqlens_k must rise": lambda **o: packed([0, 3, 6], 6, [0, 3, 7], **o),
     "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 3, 8": lambda **o: packed([0, 3, 8], 6, make=constant, **o),
     # rotary positions
@@ -91,10 +84,7 @@ REFUSED = {
     "the tables have rows 0 to 8: ": lambda: rotate(X, 9, tensor([-1, 1, 2, 3, 8])),
     "even": lambda: F.rotary_tables(4, 7),
     "base=0.0": lambda: F.rotary_tables(4, 8, base=0.0),
-    "base=1e-40": lambda: F.rotary_tables(4, 8, base=1e-40),
     "bands=(0, 1.0, 4.0)": lambda: F.rotary_tables(4, 8, bands=(0, 1.0, 4.0)),
-    "bands=(nan, 1.0, 4.0)": lambda: F.rotary_tables(4, 8, bands=(torch.nan, 1.0, 4.0)),
-    "bands=(3, -inf, 4.0)": lambda: F.rotary_tables(4, 8, bands=(3, -torch.inf, 4.0)),
     "bands=(3, 1.0, inf)": lambda: F.rotary_tables(4, 8, bands=(3, 1.0, torch.inf)),
     # embeddings and losses
     "tokens reach from 0 to 8: weight (8, 8) has rows 0 to 7": lambda: embed([0, 8]),
@@ -139,16 +129,6 @@ def test_parameters_that_take_no_gradient_are_refused_only_where_gradients_are_r
         assert torch.equal(function(parameter), expected)
     with pytest.raises(ValueError, match="gradient"):
         function(parameter)
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_padding_allocates_for_the_longest_sequence_not_for_max_seqlen(joint):
-    """On a CPU: 2^31 - 1 would not fit."""
-    results = []
-    for most in (3, (1 << 31) - 1):
-        torch.manual_seed(1)
-        results.append(packed([0, 3, 6], most, joint=joint))
-    assert torch.equal(*results)
 
 
 def test_values_on_a_gpu_are_checked_only_on_request(monkeypatch):

@@ -7,7 +7,6 @@ import torch
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.kernels.rotary import Rotation
 
 P = 40
 on_each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -83,13 +82,3 @@ def test_an_unchecked_position_out_of_range_gives_zeros(monkeypatch):
         turned = F.rotary(torch.ones(1, 1, 3, 8), *tables(8), torch.tensor([1, P, -1]))
     assert turned[0, 0, 0].all()
     assert not turned[0, 0, 1:].any()
-
-
-def test_positions_whose_stride_does_not_fit_32_bits_are_read_by_torch_and_refused_by_the_kernel():
-    """The launcher cuts integers off at 32 bits."""
-    x, (cos, sin), near = torch.randn(1, 2, 4, 8), tables(8), torch.arange(3, 7)
-    far = near.as_strided((1, 4), (1 << 31, 1))
-    with F.backend("triton"):
-        torch.testing.assert_close(F.rotary(x, cos, sin, far), F.rotary(x, cos, sin, near))
-    with pytest.raises(ValueError, match="position_strides is 2,147,483,648; kernels take 32-bit integers"):
-        Rotation(x, cos, far)(x, cos, sin, far)
