@@ -8,7 +8,7 @@ import random
 import pytest
 
 from fasttfm.cpu import step_passes
-from fasttfm.search import DecodingConfig, continuous, search_ids
+from fasttfm.search import DecodingConfig, search_ids
 from fasttfm.search.batches import inference
 from fasttfm.search.continuous import RunningSearch
 from fasttfm.search.cpu.decoder_step import DecoderStep
@@ -90,41 +90,6 @@ def alone(model, configs, allowed=()):
 
 
 @joins
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *((kind, "beam") for kind in ("fp32", "bf16", "int8")),
-        *(("bf16", name) for name in ("early", "greedy", "sampling", "constraints")),
-    ],
-)
-def test_bits_do_not_depend_on_concurrent_sentences(kind, name):
-    """In one batch, and joining in random order, a few before each step."""
-    model, config, draw = model_of(kind, VOCABULARY), SETTINGS[name], random.Random(len(name))
-    expected = alone(model, [config] * len(SOURCES))
-    assert search_ids(model, SOURCES, config, prefixes=PREFIXES, banned=BANNED) == expected
-    assert len({tuple(hypotheses[0].tokens) for hypotheses in expected}) > len(SOURCES) / 2
-    left, found = draw.sample(range(len(SOURCES)), len(SOURCES)), []
-    with inference(model, batch_invariant=True):
-        running = RunningSearch(model, config, banned=BANNED)
-        assert running.continues
-        while left or not running.idle:
-            for _ in range(min(len(left), draw.choice([0, 0, 1, 5]))):
-                place = left.pop()
-                running.waiting.append(Waiting(place, SOURCES[place], PREFIXES[place], place))
-            found += running.step()
-    assert sorted(found, key=lambda each: each[0]) == list(enumerate(expected))
-
-
-@joins
-def test_results_equal_those_of_fixed_batches(monkeypatch):
-    model, config = model_of("fp32", VOCABULARY), SETTINGS["beam"]
-    found = search_ids(model, SOURCES, config)
-    monkeypatch.setattr(continuous, "can_continue", lambda *_: False)
-    assert search_ids(model, SOURCES, config) == found
-
-
-@joins
 def test_finished_rows_are_replaced_at_once_within_the_budget(monkeypatch):
     """Forced outputs: four long ones, and many short ones that fill the rest of the budget."""
     model, config = model_of("fp32", VOCABULARY), DecodingConfig(beam=2, max_len_a=0.0, max_len_b=0, batch_tokens=128)
@@ -144,11 +109,13 @@ def test_finished_rows_are_replaced_at_once_within_the_budget(monkeypatch):
 
 
 @joins
-@pytest.mark.parametrize("search", [RunningSearch, DeviceSearch])
-def test_sentences_join_with_their_own_options_and_leave(search):
+@pytest.mark.parametrize(
+    ("search", "kind"), [*((RunningSearch, kind) for kind in ("fp32", "bf16", "int8")), (DeviceSearch, "fp32")]
+)
+def test_sentences_join_with_their_own_options_and_leave(search, kind):
     """Options, lists of allowed tokens and cancelled sentences mix; sentences with equal options share rows."""
     host = search is RunningSearch
-    model, draw = model_of("bf16" if host else "fp32", VOCABULARY), random.Random(11)
+    model, draw = model_of(kind, VOCABULARY), random.Random(11)
     kinds = list(SETTINGS) if host else ["beam", "another penalty", "beam", "another penalty", "groups"]
     configs = [SETTINGS[draw.choice(kinds)] for _ in SOURCES]
     limited = [bool(number % 3) == host for number in range(len(SOURCES))]
@@ -157,6 +124,7 @@ def test_sentences_join_with_their_own_options_and_leave(search):
     gone, found, left = {3, 8, 9}, {}, list(range(len(SOURCES)))
     with inference(model, batch_invariant=True):
         running = search(model, SETTINGS["beam"], banned=BANNED)
+        assert not host or running.continues
         while left or not running.idle:
             for number in [left.pop(0) for _ in range(min(len(left), draw.choice([0, 0, 1, 3] if host else [0, 8])))]:
                 given = SOURCES[number], PREFIXES[number], number, allowed[number], (), configs[number]

@@ -19,6 +19,7 @@ from fasttfm.search import DecodingConfig
         ({"max_len_a": 1e20}, r"max_len_a 1e\+20 must be at most 1,000"),
         ({"beam": 4_097}, "beam 4097 must be at most 4,096"),
         ({"max_len_b": 10**30}, "max_len_b 10+ must be at most 1,000,000"),
+        ({"mbr_samples": 1}, "mbr_samples 1 must be 0, or at least 2"),
         ({"sampling_seed": 1 << 63}, "sampling_seed 9223372036854775808 must be at most"),
     ],
 )

@@ -13,11 +13,9 @@ from unittest import mock
 import pytest
 import torch
 from replayable import Watched
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.host import function_calls
 from fasttfm.errors import UserError
-from fasttfm.functional import backend
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
 from fasttfm.search.device import capacity, engine
@@ -58,15 +56,6 @@ def test_kernels_equal_pytorch_operations(settings, on_device, monkeypatch):
     theirs = search_ids(model, sources, config, banned=[[7], [8, 9]])
     monkeypatch.setattr("fasttfm.search.device.search.use_triton", lambda _: True)
     assert_same(search_ids(model, sources, config, banned=[[7], [8, 9]]), theirs)
-
-
-def test_a_reused_place_holds_nothing_of_its_previous_sentence(monkeypatch):
-    """A dozen sentences in four places."""
-    model, sources = drawn(3, 12)
-    config = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=5, batch_tokens=32)
-    theirs = search_ids(model, sources, config)
-    monkeypatch.setattr(search, "running_search", lambda *_: DeviceSearch)
-    assert_same(search_ids(model, sources, config), theirs)
 
 
 def an_engine(model, slots=3) -> Engine:
@@ -205,86 +194,6 @@ def test_engines_are_freed_with_their_model(ensemble, on_device, monkeypatch):
         gc.enable()
 
 
-def positions_in_place(model):
-    with torch.no_grad():
-        for each in model.models:
-            each.target_positions.weight.normal_()
-
-
-def another_class(model):
-    model.__class__ = type("Another", (Ensemble,), {"together": lambda self, logits: -sum(logits)})
-
-
-@pytest.mark.parametrize("change", [positions_in_place, another_class])
-def test_a_changed_ensemble_is_searched_as_it_is_now(change, on_device):
-    """In half precision, whose learned positions a step converts to float32."""
-    fields = {"positional_encoding": "learned", "max_length": 64}
-    model = Ensemble([model_of("bf16", VOCABULARY, 32, **fields), model_of("bf16", VOCABULARY, 32, std=2.0, **fields)])
-    config, sources = DecodingConfig(max_len_b=4), sources_of(random.Random(4), 3)
-    before = search_ids(model, sources, config)
-    change(model)
-    after = search_ids(model, sources, config)
-    assert before != after == search_ids(copy.deepcopy(model), sources, config)
-
-
-@pytest.mark.parametrize(("chosen", "dtype", "kernels"), [
-    ("triton", torch.float32, True), ("torch", torch.float32, False), ("triton", torch.float64, False)
-])  # fmt: skip
-def test_steps_launch_kernels_if_the_current_backend_has_them(chosen, dtype, kernels, on_device):
-    model = model_of("fp32", VOCABULARY, 32).to(dtype)
-    search_ids(model, [[5, EOS]], config := DecodingConfig(max_len_b=4))
-    with backend(chosen), mock.patch.object(Engine, "advance", return_value=[]), inference(model):
-        running = DeviceSearch(model, config)
-        assert not running.join([Waiting(0, [5, EOS])])
-        (searched,) = running._engines.values()
-    assert (searched._choices is not None) == kernels
-
-
-@pytest.mark.parametrize("settings", STEPS)
-def test_default_dtype_and_device_of_pytorch_are_ignored(settings, on_device):
-    (model, sources), config = drawn(4, 5), DecodingConfig(max_len_b=4, **settings)
-    given = {"banned": [[5], [6, 7]], "allowed": [[*range(4, 40)] for _ in sources], "prefixes": [[8]] * 5}
-    expected = search_ids(model, sources, config, **given)
-    _of_models.clear()
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    try:
-        assert search_ids(model, sources, config, **given) == expected
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-
-
-def test_the_key_of_a_cancelled_sentence_can_be_reused(on_device):
-    """Even before it has left; it no longer counts as searched."""
-    model, config = transformer(random.Random(5)), DecodingConfig(max_len_b=4)
-    expected = search_ids(model, [[9, 10, EOS]], config)
-    with inference(model):
-        running = DeviceSearch(model, config)
-        running.join([Waiting(0, [5, 6, EOS])])
-        running.step()
-        running.drop({0})
-        assert [each.searched for each in running._engines.values()] == [0]
-        running.join([Waiting(0, [9, 10, EOS])])
-        assert_same([hypotheses for _, hypotheses in running.run()], expected)
-
-
-def test_copies_without_events_are_synchronous(on_device):
-    """GPUs other than CUDA copy asynchronously too."""
-    seen: list[bool] = []
-
-    class Copies(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            copies = function._schema.name in ("aten::copy_", "aten::_to_copy")
-            seen.append(copies)
-            assert not (copies and (True in args[2:] or (kwargs or {}).get("non_blocking"))), function
-            return function(*args, **(kwargs or {}))
-
-    with Copies():
-        search_ids(transformer(random.Random(4)), [[5, EOS]], DecodingConfig(max_len_b=4), allowed=[[6, 7]])
-    assert any(seen)
-
-
 def test_threads_use_separate_engines(on_device):
     """Even with one model at the same time, and with any options."""
     model, sources = drawn(4, 5)
@@ -367,30 +276,6 @@ def test_idle_engines_are_freed_when_memory_is_short(on_device, monkeypatch):
     search_ids(model, sources, config)
     assert not _of_models[idle].engines
     assert search_ids(idle, sources, config) == expected
-
-
-def test_memory_cached_by_pytorch_counts_as_free(monkeypatch):
-    sizes = Sizes(2, 4, 4, 64, 32, 4, VOCABULARY)
-    needed = capacity.needed_bytes(model := transformer(random.Random(8)), sizes)
-    answers = {"mem_get_info": (needed - 60, needed * 9), "memory_reserved": needed, "memory_allocated": needed - 60}
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
-    capacity.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: needed - 59)
-    with pytest.raises(UserError, match="free on cuda:1"):
-        capacity.refuse_more_than_free(model, sizes, torch.device("cuda", 1), 16)
-
-
-def test_the_memory_estimate_is_close_to_what_is_allocated():
-    model = transformer(random.Random(8))
-    for slots in (2, 16):
-        sizes = Sizes(slots, 4, 4, 64, 32, 2 * slots, VOCABULARY)
-        with torch.inference_mode():
-            made = Engine(model, sizes, DecodingConfig(), CPU, kernels=False)
-        owners = (made.state, *made._decoders, *(each.layers for each in made._decoders))
-        tensors = [x for owner in owners for x in vars(owner).values() if isinstance(x, torch.Tensor)]
-        real = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
-        assert real <= made.held_bytes() <= 1.5 * real
 
 
 def test_idle_slots_touch_only_the_dummy_place():

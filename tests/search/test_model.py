@@ -7,7 +7,7 @@ import torch
 
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.search import DecodingConfig, score_ids, search_ids, translate_ids
+from fasttfm.search import DecodingConfig, score_ids, search_ids
 from fasttfm.search.coverage import cross_attention
 
 BOS, EOS = 2, 3
@@ -40,25 +40,6 @@ def test_cross_attention_is_the_mean_over_the_heads_of_a_layer(model, layer):
     for source, target, weights in zip(batch, targets, actual, strict=True):
         every = model.attention_weights(torch.tensor([source]), torch.tensor([[BOS, *target]]))["cross"]
         torch.testing.assert_close(weights, every[layer - 1][0].mean(0))
-
-
-def greedy_without_cache(model: Transformer, source: list[int], longest: int) -> list[int]:
-    target: list[int] = []
-    with torch.inference_mode():
-        while len(target) < longest:
-            logits = model(torch.tensor([source]), torch.tensor([[BOS, *target]]))[0, -1]
-            token = EOS + int(logits[EOS:].argmax())
-            if token == EOS:
-                break
-            target.append(token)
-    return target
-
-
-def test_greedy_search_with_caches_is_greedy_search_without(model):
-    batch = sources(12, seed=3000)
-    expected = [greedy_without_cache(model, source, len(source) - 1 + 5) for source in batch]
-    assert translate_ids(model, batch, DecodingConfig(beam=1, max_len_b=5)) == expected
-    assert len({tuple(tokens) for tokens in expected}) > 6
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,6 @@ def test_a_file_translates_like_its_folder_and_has_a_readme(packed):
         assert 'fasttfm.pipeline("translation", "demo.zip")' in archive.read("README.md").decode()
 
 
-def test_the_same_model_is_the_same_file(packed, tmp_path):
-    pack(tmp_path / "MODEL", tmp_path / "again.zip")
-    with ZipFile(packed) as one, ZipFile(tmp_path / "again.zip") as other:
-        names = [info.filename for info in one.infolist() if info.filename != "README.md"]
-        assert [one.read(name) for name in names] == [other.read(name) for name in names]
-
-
 def test_a_full_disk_is_not_called_damage(packed):
     told = r"demo\.zip: cannot be unpacked into .*give the unpacked folder"
     with pytest.raises(UserError, match=told), largest_file(99):

@@ -75,19 +75,6 @@ def test_other_options_work_with_groups(groups):
     assert all(small)
 
 
-@pytest.mark.parametrize("phrases", [[], [[[5, 6]]]], ids=["plain", "phrases"])
-def test_early_stopping_takes_fewer_steps_and_may_change_results(phrases):
-    results, rows = [], []
-    for early_stopping in (False, True):
-        model = TableModel(vocab_size=12)
-        settings, required = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping), [phrases] * len(SOURCES)
-        results.append(search_ids(model, SOURCES, settings, max_tokens=10_000, required=required if phrases else None))
-        rows.append(sum(model.rows_computed))
-    assert rows[1] < (rows[0] if phrases else rows[0] / 2)
-    assert phrases or results[0] != results[1]
-    assert not phrases or all(holds(some[0].tokens, [5, 6]) for each in results for some in each)
-
-
 def test_finished_sentences_leave_the_batch_and_the_first_step_runs_one_row_a_sentence():
     model = TableModel(vocab_size=12)
     search_ids(model, SOURCES, config(beam=4), max_tokens=10_000)
@@ -96,12 +83,6 @@ def test_finished_sentences_leave_the_batch_and_the_first_step_runs_one_row_a_se
     assert rows[1] <= 4 * len(SOURCES)
     assert rows[1:] == sorted(rows[1:], reverse=True)
     assert rows[-1] < rows[1] / 2
-
-
-def test_a_certain_ending_stops_the_search_at_once():
-    model = TableModel(vocab_size=12, end=30.0)
-    assert translate_ids(model, SOURCES, config(max_len_b=50)) == [[] for _ in SOURCES]
-    assert len(model.rows_computed) == 1
 
 
 @pytest.mark.parametrize("settings", [config(beam=1), config(), config(sampling=True)])
@@ -169,15 +150,6 @@ def test_the_best_output_without_repeated_n_grams_or_banned_sequences_is_found(s
         assert [each.tokens for each in actual] == [tokens for _, tokens in allowed[:3]]
     with pytest.raises(ValueError, match="banned sequence has no tokens"):
         search_ids(model, SOURCES, settings, banned=[[]])
-
-
-def test_a_prefix_may_contain_banned_sequences():
-    model = TableModel(vocab_size=9)
-    prefixes = [[4, 5, 4, 5] for _ in SOURCES]
-    settings = config(max_len_b=6, no_repeat_ngram=2)
-    actual = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[4, 5], [7]])
-    assert all(each[0].tokens[:4] == [4, 5, 4, 5] for each in actual)
-    assert not any(7 in each[0].tokens for each in actual)
 
 
 @pytest.mark.parametrize(

@@ -20,40 +20,28 @@ pytestmark = pytest.mark.usefixtures("either_engine")
 LINES = ["a dog runs", "", "two men sit in a small boat", " \t", "zwei Männer", "the green grass"]
 
 
-@pytest.fixture(params=[{}, {"sampling": True}, {"no_repeat_ngram": 2, "max_len_b": 3}], ids=str)
-def single(translator, request) -> Translator:
-    translator.config = replace(translator.config, **{"beam": 1, "max_len_b": 12, **request.param})
-    return translator
-
-
-def test_pieces_together_are_the_translation(single):
-    prefixes = ["", "", "zwei", "", "Männer", ""]
-    for prefix in (None, prefixes):
-        expected = single.translate(LINES, prefix)
-        actual = [
-            list(single.stream(line, "" if prefix is None else prefix[position], number=position + 1))
-            for position, line in enumerate(LINES)
-        ]
-        assert ["".join(pieces) for pieces in actual] == expected
-        assert all(pieces.count("") == 0 for pieces in actual)
-        assert max(map(len, actual)) > 1
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_transformer_streams_its_translation_and_leaves_no_mode_set(tokenizer, dtype):
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_len_b": 12}, {"sampling": True, "sampling_topk": 20}, {"no_repeat_ngram": 2, "max_len_b": 3}],
+    ids=str,
+)
+def test_pieces_together_are_the_translation_and_no_mode_stays_set(tokenizer, settings, dtype):
     model = model_of("fp32", len(tokenizer), 32).to(dtype).train()
-    for settings in ({"beam": 1}, {"sampling": True, "sampling_topk": 20}):
-        translator = Translator(model, tokenizer, tokenizer)
-        translator.config = replace(translator.config, max_len_b=8, **settings)
-        for position, line in enumerate(LINES):
-            expected = translator.translate_nbest([line], numbers=[position])[0][0].text
-            pieces = []
-            for piece in translator.stream(line, number=position + 1):
-                assert model.training
-                assert torch.is_grad_enabled()
-                assert not torch.is_inference_mode_enabled()
-                pieces.append(piece)
-            assert "".join(pieces) == expected
+    config = DecodingConfig(**{"beam": 1, "max_len_b": 8, **settings})
+    translator, longest = Translator(model, tokenizer, tokenizer, config), 0
+    for position, (line, prefix) in enumerate(zip(LINES, ["", "", "zwei", "", "Männer", ""], strict=True)):
+        expected = translator.translate_nbest([line], [prefix], numbers=[position])[0][0].text
+        pieces = []
+        for piece in translator.stream(line, prefix, number=position + 1):
+            assert model.training
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+            pieces.append(piece)
+        assert "".join(pieces) == expected
+        assert "" not in pieces
+        longest = max(longest, len(pieces))
+    assert longest > 1
 
 
 def test_a_vocabulary_with_a_target_prefix_streams_it(translator, tokenizer):
