@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import forked
-import numpy as np
 import pytest
 
 pytest.importorskip("numba")
-from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
 import fasttfm
@@ -27,10 +25,10 @@ from fasttfm.cpu import (
     panel_tiles,
     search_loops,
     step_loops,
+    step_passes,
     training_loops,
 )
 
-LOOPS = [amx, embedding_loops, launches, norm_loops, panel_tiles, search_loops, step_loops, training_loops]
 PROGRAM = """
 import hashlib, sys
 import numpy as np
@@ -79,41 +77,11 @@ def test_loops_loaded_from_disk_give_the_same_bits_and_are_outdated_by_a_change_
     assert before[1] != after[1]
 
 
-@pytest.mark.parametrize("loops", LOOPS, ids=lambda each: each.__name__)
-def test_functions_are_either_cached_entry_points_or_inlined(loops):
-    functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
-    assert functions
-    for each in functions:
-        called = not isinstance(each._cache, NullCache)
-        assert called != each.targetoptions.get("forceinline", False), each.__name__
-
-
-@pytest.mark.parametrize("width", [8, 33, 48])
-def test_bits_do_not_depend_on_addresses(width):
-    memory = np.random.default_rng(0).standard_normal(1 << 14).astype(np.float32)
-    x, residual, weight, bias, s, statistics = (memory[1024 * n :][:width] for n in range(6))
-    rows = [each[None] for each in (x, residual, s)]
-    results = set()
-    just_behind_inputs = [at + more for at in (2048, 3072) for more in (width, width + 16)]
-    for at in (9000, *just_behind_inputs):
-        y = memory[at : at + width]
-        step_loops.add_layer_norm(
-            (1, 0, 0), *rows[:1], None, None, rows[1], weight, bias, 1e-5, 1, y[None], rows[2], None, None
-        )
-        of_step = y.tobytes()
-        norm_loops.residual_layer_norm(
-            (1, 0, 0), 1, width, np.float32(0), np.float32(0),
-            *(each.ctypes.data for each in (x, residual, weight, bias)),
-            np.float32(1e-5), np.uint64(0), np.uint64(0), 0, np.float32(1), 0,
-            *(each.ctypes.data for each in (y, s, statistics, statistics[1:])),
-        )  # fmt: skip
-        results.add((of_step, y.tobytes()))
-    assert len(results) == 1
-
-
+LOOPS = amx, attention_loops, attention_scores, embedding_loops, launches, loop_parts, norm_loops
+LOOPS += panel_tiles, search_loops, step_loops, training_loops
 FAST = {
     each.__name__: each
-    for loops in (*LOOPS, attention_loops, attention_scores, loop_parts)
+    for loops in LOOPS
     for each in vars(loops).values()
     if isinstance(each, Dispatcher) and each.targetoptions.get("fastmath")
 }
@@ -126,3 +94,9 @@ def test_functions_with_fast_math_only_reduce(name):
     stores = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
     assert not stores, f"{name} stores in line {stores[0].lineno}"
     assert any(isinstance(node, ast.For) for node in nodes), f"{name} has no loop"
+
+
+def test_a_numba_that_does_not_work_is_reported(monkeypatch):
+    monkeypatch.setattr(step_passes, "loops", lambda: 1 // 0)
+    with pytest.warns(RuntimeWarning, match="by zero.*set NUMBA_CACHE_DIR"):
+        assert not step_passes.usable.__wrapped__()

@@ -2,7 +2,6 @@
 
 import gc
 
-import numpy as np
 import pytest
 import torch
 
@@ -40,33 +39,3 @@ def test_launches_read_the_content_of_the_moment(monkeypatch, team):
         torch.testing.assert_close(out[0], expected.logsumexp(1), rtol=1e-4, atol=1e-4)
         again = (out[1].float() - 128) * out[2][:, None]
         assert (again - expected).abs().max() <= 1.01 * out[2].max() / 2
-
-
-def test_a_loop_without_work_is_left_out():
-    calls = launches.Launches()
-    calls.add(*PanelProduct(torch.randn(96, 64), None, False).launch(torch.zeros(0, 64), torch.zeros(0, 96)))
-    calls()
-    assert not calls._kept
-
-
-def test_arguments_beyond_a_record_are_refused(monkeypatch):
-    monkeypatch.setattr(launches, "_WORDS", 40)
-    product = PanelProduct(torch.randn(96, 64), None, False).launch(torch.zeros(3, 64), torch.zeros(3, 96))
-    with pytest.raises(OverflowError, match="record"):
-        launches.Launches().add(*product)
-
-
-def test_records_fit_and_arrays_live_as_long_as_they():
-    rows, heads, size, positions = 4, 2, 16, 8
-    calls, out = launches.Launches(), np.zeros((rows, heads * size), np.float32)
-    keys, values = np.zeros((2, rows, positions, heads, size), np.float32)
-    joint = np.random.default_rng(0).standard_normal((rows, 3 * heads * size)).astype(np.float32)
-    tables = np.zeros((rows, positions), np.int32), np.arange(rows, dtype=np.int32), np.zeros(rows, np.int64)
-    quantized = np.zeros((rows, heads * size), np.uint8), np.zeros(rows, np.float32)
-    scaled = np.ones(rows, np.float32), np.zeros(3 * heads * size, np.float32)
-    calls.add(step_loops.attend_to_ancestors, joint.copy(), *scaled, keys, values, *tables, out, *quantized)
-    del keys, values, tables
-    gc.collect()
-    calls()
-    np.testing.assert_allclose(out, joint[:, 2 * heads * size :], rtol=1e-6)  # the only position
-    assert len(calls._kept[0][0]) < launches._WORDS / 2

@@ -1,8 +1,6 @@
 """Linear layers with frozen weights match torch's, and never use stale weights."""
 
 import functools
-import gc
-import threading
 
 import pytest
 import torch
@@ -11,11 +9,7 @@ from torch.nn import functional as nnF
 
 from fasttfm.cpu import linear as module
 from fasttfm.cpu.linear import frozen, frozen_weights, linear
-from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, multiply, row_classes
-from fasttfm.cpu.step_passes import usable
-from fasttfm.functional.dropout import NO_DROPOUT
-from fasttfm.functional.feed_forward import ACTIVATIONS
-from fasttfm.models.layers import feed_forward
+from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 packs = pytest.mark.skipif(not module._packed_dtypes(), reason="needs oneDNN's prepacked weights")
@@ -111,42 +105,6 @@ def test_weights_are_packed_once_and_again_after_a_change(packed):
     check(1)
 
 
-@packs
-def test_weights_of_a_model_that_never_changes_are_not_looked_at(packed):
-    x, layer = layer_of()
-    results = []
-    for _ in range(2):
-        with torch.inference_mode(), frozen_weights(layer):
-            results.append(linear(x, layer.weight, layer.bias))
-        module.never_changes(layer)
-        layer.weight.data.add_(1.0)  # a process that only searches does not do this
-    assert torch.equal(*results)
-    assert len(packed) == 1
-
-
-@packs
-def test_packed_weights_are_freed_with_the_model():
-    x, layer = layer_of()
-    gc.collect()
-    before = len(module._of_models)
-    with torch.inference_mode(), frozen_weights(layer):
-        linear(x, layer.weight)
-    assert len(module._of_models) == before + 1
-    del layer
-    gc.collect()
-    assert len(module._of_models) == before
-
-
-@packs
-def test_autocast_selects_the_dtype():
-    x, layer = layer_of()
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), frozen_weights(layer):
-        for _ in range(3):
-            actual, expected = linear(x, layer.weight, layer.bias), layer(x)
-            assert actual.dtype == expected.dtype == torch.bfloat16
-            torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
-
-
 def test_weights_are_frozen_only_inside_the_block_and_without_gradients():
     x, layer = layer_of()
     with frozen_weights(layer):
@@ -160,27 +118,6 @@ def test_weights_are_frozen_only_inside_the_block_and_without_gradients():
     torch.testing.assert_close(layer.weight.grad, 3 * expected)
     with torch.no_grad():
         assert not frozen(x)
-
-
-@packs
-def test_blocks_nest_and_are_thread_local():
-    x, layer = layer_of()
-    _, other = layer_of()
-    elsewhere = []
-    with torch.no_grad(), frozen_weights(layer):
-        kept = module.on_this_thread.kept
-        with frozen_weights(other):
-            assert module.on_this_thread.kept is not kept
-        assert module.on_this_thread.kept is kept
-
-        def look() -> None:
-            with torch.no_grad():
-                elsewhere.append(frozen(x))
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-    assert elsewhere == [False]
 
 
 @pytest.mark.sample(1)
@@ -208,19 +145,6 @@ def test_rows_of_few_inputs_or_outputs_have_the_same_bits_at_any_row_count(input
             for count in (1, 2, 3, 4, 8, 33):
                 parts = torch.cat([linear(part, layer.weight, bias) for part in x.split(count)])
                 assert torch.equal(parts, together), count
-
-
-@pytest.mark.skipif(not usable(), reason="needs numba")
-@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
-def test_rows_of_a_feed_forward_network_have_the_same_bits_at_any_row_count(name):
-    x, layer = layer_of((5,), 24, 31)
-    layers = nn.ModuleList([layer, nn.Linear(31, 24)])
-
-    def forward(rows):
-        return feed_forward(rows, layers[0], ACTIVATIONS[name], NO_DROPOUT, layers[1])
-
-    with torch.inference_mode(), frozen_weights(layers, batch_invariant=True):
-        assert torch.equal(torch.cat([forward(row) for row in x.split(1)]), forward(x))
 
 
 def test_row_classes_contain_only_counts_of_one_summation_order(threads):
@@ -251,22 +175,3 @@ def test_row_classes_contain_only_counts_of_one_summation_order(threads):
     assert classes("many", with_threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
     assert classes("threads", with_threads=lambda rows: True) == RowClasses(ROW_COUNTS, one_thread=True)
     assert torch.get_num_threads() == 2
-
-
-def test_a_product_whose_last_row_differs_is_computed_row_by_row(threads):
-    threads(2)
-
-    def make(weight, bias):
-        def product(rows):
-            assert torch.get_num_threads() == 1
-            result = rows @ weight.t()
-            result[-1] += len(rows) > 1
-            return result
-
-        return product
-
-    classes = row_classes(make, 64, 48, torch.float32, ("the last row",))
-    assert classes == RowClasses((1,), one_thread=True)
-    rows, weight = torch.randn(3, 48), torch.randn(64, 48)
-    product = multiply(make(weight, None), rows, classes)
-    assert torch.equal(product, torch.cat([rows[index : index + 1] @ weight.t() for index in range(3)]))

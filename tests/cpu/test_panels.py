@@ -1,6 +1,5 @@
 """Products with a packed weight: their numbers, batch-invariant bits, and memory bounds."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -12,33 +11,15 @@ from torch.nn import functional as nnF
 
 pytest.importorskip("numba")
 
-from fasttfm.cpu import amx, step_passes
-from fasttfm.cpu import linear as linear_module
+from fasttfm.cpu import amx
 from fasttfm.cpu.int8 import LARGEST, ZERO, quantize_weight
-from fasttfm.cpu.linear import FrozenLinear, frozen_weights
 from fasttfm.cpu.panel_tiles import _BLOCK, PANEL, TILE, UNROLLED
 from fasttfm.cpu.panels import IntegerPanelProduct, PanelProduct, multiplies_integers, multiplies_pairs
-from fasttfm.search.cpu.buffers import AtOnce
 
 BLOCK = _BLOCK // 4
 """Rows of a block in float32; four times as many in integers."""
-ROWS = (
-    *range(2 * TILE + 2),
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    48,
-    49,
-    BLOCK - 1,
-    BLOCK,
-    BLOCK + 1,
-    3 * BLOCK + 5,
-    4 * BLOCK,
-    4 * BLOCK + 1,
-)
+BOUNDS = *range(15, 18), *range(31, 34), 48, 49, *range(BLOCK - 1, BLOCK + 2), 3 * BLOCK + 5, 4 * BLOCK, 4 * BLOCK + 1
+ROWS = *range(2 * TILE + 2), *BOUNDS
 needs_avx2 = pytest.mark.skipif(not multiplies_integers(), reason="needs AVX2")
 needs_pairs = pytest.mark.skipif(not multiplies_pairs(), reason="needs AVX512_BF16")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2**-8, "uint8": 0.0}
@@ -82,13 +63,6 @@ def test_products_are_accurate_and_a_row_has_the_same_bits_in_any_batch(threads,
                     assert same, (inputs, count, rows)
 
 
-def test_rows_may_be_a_view_and_the_weight_may_need_a_gradient():
-    weight, bias = torch.randn(40, 48, requires_grad=True), torch.randn(40, requires_grad=True)
-    x = torch.randn(48, 9).t()
-    expected = nnF.linear(x, weight, bias).detach()
-    torch.testing.assert_close(PanelProduct(weight, bias, False)(x), expected, rtol=1e-5, atol=1e-5)
-
-
 @needs_avx2
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("without", ["avx512 avxvnni", "avx512vnni avxvnni amx"])
@@ -129,13 +103,6 @@ def test_nothing_is_written_outside_the_output(kind, inputs, rows, outputs):
     assert (around[2:-2] != 7).any(axis=1).all()
 
 
-def test_weights_share_an_allocation_aligned_to_cache_lines_and_without_overlap():
-    products = [example("float32", UNROLLED * (n + 1), 200 * n + 1)[0] for n in range(6)]
-    spans = sorted((each._panels.ctypes.data, each._panels.ctypes.data + each._panels.nbytes) for each in products)
-    assert all(begin % 64 == 0 for begin, _ in spans)
-    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-
-
 @pytest.mark.skipif(not amx.usable(), reason="needs AMX")
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8"])
 def test_tiles_agree_with_vectors_and_are_used_for_whole_lines(monkeypatch, kind):
@@ -149,23 +116,3 @@ def test_tiles_agree_with_vectors_and_are_used_for_whole_lines(monkeypatch, kind
             changed.setattr(amx, "takes", lambda count: False)
             # two roundings to bfloat16 of sums in another order: one unit in the last place apart at most
             torch.testing.assert_close(tiles, product(x), rtol=2 * TOLERANCE[kind], atol=TOLERANCE[kind])
-
-
-def test_without_permission_vectors_multiply(monkeypatch):
-    monkeypatch.setattr(amx, "_TILE_DATA", 63)  # a feature that no system grants
-    assert not amx.usable.__wrapped__()
-
-
-@pytest.mark.parametrize(("inputs", "supported"), [(256, True), (254, False)])
-def test_linear_uses_panels_on_the_processors_they_were_measured_on(monkeypatch, inputs, supported):
-    layer = torch.nn.Linear(inputs, 256)
-    x = torch.randn(3, inputs)
-    for processors, expected in (((torch.backends.cpu.get_cpu_capability(),), supported), ((), False)):
-        monkeypatch.setattr(step_passes, "PANELS", processors)
-        with torch.inference_mode(), frozen_weights(torch.nn.Sequential(layer), batch_invariant=True):
-            linear_module.on_this_thread.kept.clear()
-            product = FrozenLinear(layer.weight, layer.bias)
-            assert isinstance(product._product, PanelProduct) == expected
-            assert product.size(3) == 3 or not expected, "rows are not padded"
-            out = product.add_to(AtOnce(), x, torch.empty(3, 256))
-            torch.testing.assert_close(torch.from_numpy(out), layer(x), rtol=1e-5, atol=1e-5)

@@ -15,8 +15,6 @@ from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.cpu.linear import frozen_weights
-from fasttfm.models import Transformer, TransformerConfig
-from fasttfm_pretraining.models.gpt import GPT, GPTConfig
 
 pytest.importorskip("numba")
 
@@ -75,18 +73,6 @@ def test_residual_layer_norm_and_its_gradients_match_pytorch(p, dtype, by_pytorc
     for value, expected in zip(run(), by_pytorch(run), strict=True):
         bounds = {"rtol": max(2 * torch.finfo(value.dtype).eps, 1e-5), "atol": 2e-5 if value.dim() > 1 else of_sums}
         torch.testing.assert_close(value, expected, **bounds)
-
-
-def test_without_eps_a_constant_row_is_nan_as_in_pytorch(by_pytorch):
-    def run():
-        x = tensor(torch.float32, 512, 96)
-        x[7] = 0.0
-        return F.residual_layer_norm(x, torch.zeros_like(x), torch.ones(96), torch.zeros(96), 0.0)[0]
-
-    with torch.no_grad():  # as in validation
-        result, expected = run(), by_pytorch(run)
-    assert result[7].isnan().all()
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=2e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -238,25 +224,3 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "0\n"
-
-
-@pytest.mark.parametrize("kind", ["transformer", "gpt"])
-def test_no_loop_pins_the_memory_of_a_parameter(kind, monkeypatch):
-    """FSDP frees it after every layer, which is impossible once Tensor.numpy() has been called on it."""
-    tokens, sizes = (
-        torch.randint(4, 64, (16, 32)),
-        {"vocab_size": 64, "d_model": 128, "heads": 8, "d_ff": 256, "max_length": 64},
-    )
-    model = GPT(GPTConfig(layers=2, **sizes)) if kind == "gpt" else Transformer(TransformerConfig(**sizes))
-    entered = set()
-    for name in ("residual_layer_norm", "residual_layer_norm_gradient"):
-        function = getattr(training_passes, name)
-        monkeypatch.setattr(
-            training_passes, name, lambda *args, of=name, function=function: (entered.add(of), function(*args))[1]
-        )
-    torch.set_num_threads(1)
-    loss = model(tokens).square().mean() if kind == "gpt" else model.loss(tokens, tokens[:, :-1], tokens[:, 1:])[0]
-    loss.backward()
-    assert entered == {"residual_layer_norm", "residual_layer_norm_gradient"}
-    pinned = [name for name, p in model.named_parameters() if not p.untyped_storage().resizable()]
-    assert not pinned
