@@ -157,28 +157,6 @@ def test_layers_below_all_that_learns_keep_nothing_for_the_backward_pass():
     assert kept("encoder.layers.3") < 0.4 * kept("encoder")
 
 
-@pytest.mark.parametrize("choice", ["torch", "triton"])
-def test_where_ranks_exchange_gradients_each_layer_is_a_node(choice, monkeypatch):
-    """With kernels, up to the order in which the memory's gradient is summed."""
-    model, batch = model_and_batch()
-    loss, wanted = loss_and_gradients(model, batch, choice)
-    monkeypatch.setattr(stack, "_ranks_exchange", lambda: True)
-    with counted_nodes() as nodes:
-        again, actual = loss_and_gradients(model, batch, choice)
-    assert len(nodes) == 4
-    assert torch.equal(loss, again)
-    rtol = 0.0 if choice == "torch" else 1e-5
-    torch.testing.assert_close(actual, wanted, rtol=rtol, atol=rtol)
-
-
-def test_layers_computed_again_have_the_same_gradients_but_for_the_order_of_sums_over_the_memory():
-    model, batch = model_and_batch()
-    _, wanted = loss_and_gradients(model, batch, "triton")
-    model.checkpoint_activations()
-    _, actual = loss_and_gradients(model, batch, "triton")
-    torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
-
-
 SAVED = {
     "contiguous": (lambda x: x, torch.Tensor.contiguous),
     "copied": (

@@ -1,17 +1,12 @@
 """Learned positions: formulas, gradients and sequences longer than the table."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
-from model_dirs import LINES, write_model_dir
 
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, translate_ids
 from fasttfm.search.scoring import score_ids
-from fasttfm.translate import Translator
 
 SIZES = {"vocab_size": 20, "d_model": 16, "heads": 2, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
 
@@ -71,19 +66,3 @@ def test_a_search_ends_at_the_last_position(beam):
             score_ids(model, [source], [target])
     with pytest.raises(UserError, match="a source has 7 tokens"):
         translate_ids(model, [[4] * 6 + [3]], config)
-
-
-def test_a_directory_translates_scores_and_cuts_long_lines(tmp_path: Path):
-    folder = write_model_dir(tmp_path / "model", positional_encoding="learned", max_length=24)
-    translator = Translator.from_directory(folder, beam=2, max_len_b=40, workers=1)
-    texts = translator.translate(LINES)
-    assert len(set(texts)) > 3
-    assert not translator.cut.count
-    long = " ".join(["a dog"] * 30)
-    assert translator.translate([*LINES, long])[: len(LINES)] == texts
-    assert translator.cut.count == 1
-    assert np.isfinite(translator.score(LINES[:3], texts[:3])).all()
-    with pytest.raises(UserError, match="learned positions for 24"):
-        translator.score([long], ["ein Hund"])
-    with pytest.raises(UserError, match=r"the prefix .* has 90 tokens: 23 at most"):
-        translator.translate(["a dog"], [long])

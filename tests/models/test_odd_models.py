@@ -1,13 +1,10 @@
-"""Models that are not plain: hooked, pruned, wrapped, quantized, on the meta device, loaded by assignment."""
+"""Models that are not plain: hooked, on the meta device, loaded by assignment."""
 
 import copy
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
-
-from fasttfm.search.decoder import decoder_of
 
 from . import test_layer_node
 from .test_layer_node import batch_of, loss_and_gradients
@@ -22,9 +19,6 @@ tiny = partial(test_layer_node.tiny, dropout=0.0)
 
 def step(model, route="torch"):
     return loss_and_gradients(model, batch_of(), route)
-
-
-# --------------------------------------------------------------------------------------------------------------- hooks
 
 
 @pytest.mark.sample(1)
@@ -46,52 +40,6 @@ def test_every_hook_fires_gets_tensors_and_changes_no_result(norm_first, route):
     assert shapes == [(3, 7, 16)] * 2
 
 
-@pytest.mark.parametrize("name", [*INNER, "target_positions"])
-def test_a_hooks_result_replaces_the_output(name):
-    options = {"positional_encoding": "learned", "max_length": 8} if name == "target_positions" else {}
-    model = tiny(**options)
-    wanted = step(model)[0]
-    model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.flip(-1))
-    assert abs(step(model)[0] - wanted) > 1e-4
-
-
-def test_hooks_fire_in_a_search_too():
-    model, seen = tiny().eval(), []
-    for name in INNER[2:]:
-        model.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
-    with torch.no_grad():
-        source, target, *_ = batch_of()
-        cache = decoder_of(model).start_cache(model.encode(source), max_length=2)
-        decoder_of(model).step(target[:, 0], cache)
-    assert set(seen) == set(INNER[2:])
-
-
-# ----------------------------------------------------------------------------------------- modules of another class
-
-
-def near(actual, expected):
-    """Whether the error is at most a tenth of the values."""
-    return (actual - expected).norm() <= 0.1 * expected.norm()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_dynamically_quantised_model_translates():
-    model = tiny().eval()
-    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-    assert type(quantised.encoder.layers[0].linear1) is not nn.Linear
-    source, target, _, lengths, _ = batch_of()
-    with torch.no_grad():
-        logits = model(source, target, lengths)
-        assert near(quantised(source, target, lengths), logits)
-        cache = decoder_of(quantised).start_cache(quantised.encode(source, lengths), lengths, max_length=3)
-        assert near(decoder_of(quantised).step(target[:, 0], cache), logits[:, 0])
-        assert not near(logits[:, 1], logits[:, 0])
-
-
-# ------------------------------------------------------------------------------- the meta device, and state dicts
-
-
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_model_from_the_meta_device_has_its_positions(assign):
     wanted = tiny().eval()
@@ -104,13 +52,6 @@ def test_a_model_from_the_meta_device_has_its_positions(assign):
     assert torch.equal(model(source, target), wanted(source, target))
 
 
-def test_a_position_table_keeps_its_precision_when_it_grows():
-    model = tiny(max_length=4).double()
-    model(*batch_of()[:2])
-    assert model.source_positions.table.dtype == torch.float64
-    assert model.source_positions.table.shape[0] >= 7
-
-
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
 def test_shared_tables_stay_shared_when_a_state_dict_is_assigned(shared):
     model = tiny(share_embeddings=shared)
@@ -119,8 +60,3 @@ def test_shared_tables_stay_shared_when_a_state_dict_is_assigned(shared):
     assert (model.source_embedding.weight is model.target_embedding.weight) == (shared == "all")
     wanted = sum(p.numel() for p in tiny(share_embeddings=shared).parameters())
     assert sum(p.numel() for p in model.parameters()) == wanted
-
-
-def test_torchscript_is_refused_with_a_remedy():
-    with pytest.raises(RuntimeError, match=r"torch\.compile and torch\.export"):
-        torch.jit.script(tiny())

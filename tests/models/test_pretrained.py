@@ -56,12 +56,6 @@ def test_every_choice_of_a_model_survives(tmp_path):
     assert torch.equal(Transformer.from_pretrained(tmp_path / "model")(source, target), model(source, target))
 
 
-def test_positions_are_counted_from_the_first():
-    sizes = {"vocab_size": 20, "d_model": 8, "heads": 2, "d_ff": 8, "encoder_layers": 1, "decoder_layers": 1}
-    plain, later = (Transformer(TransformerConfig(**sizes, first_position=first)) for first in (0, 2))
-    assert torch.equal(later.source_positions.table[:10], plain.target_positions.table[2:12])
-
-
 def test_the_pipeline_answers_as_hugging_faces_did(pretrained):
     pipeline = fasttfm.pipeline("translation", pretrained)
     (one,) = pipeline(LINES[0])

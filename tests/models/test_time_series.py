@@ -92,26 +92,16 @@ def test_every_matrix_is_initialized_and_layers_differ() -> None:
             assert 0.5 * bound < parameter.abs().max() <= bound, name
 
 
-def both_forms() -> list[dict[str, Any]]:
-    """The names of the example on fasttfm.nn and on torch.nn."""
-    text = EXAMPLE.read_text(encoding="utf-8")
-    changed = text.replace("from fasttfm.nn import", "from torch.nn import")
-    assert "fasttfm" not in changed.split('"""', 2)[2]
-    forms: list[dict[str, Any]] = [{"__name__": "example"}, {"__name__": "example"}]
-    for names, source in zip(forms, (text, changed)):
-        exec(compile(source, "example", "exec"), names)
-    assert forms[0]["TransformerEncoder"] is not forms[1]["TransformerEncoder"]
-    return forms
-
-
 @pytest.mark.parametrize("positions", [True, False])
 def test_the_example_gives_outputs_and_gradients_as_on_torch_with_changed_imports(positions: bool) -> None:
     source, target = torch.randn(2, 12, 1), torch.randn(2, 6, 1)
-    outputs = []
-    for names in both_forms():
+    text, outputs = EXAMPLE.read_text(encoding="utf-8"), []
+    for library in ("fasttfm.nn", "torch.nn"):
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(compile(text.replace("from fasttfm.nn import", f"from {library} import"), "example", "exec"), names)
+        assert names["TransformerEncoder"].__module__.startswith(library.split(".")[0])
         torch.manual_seed(0)
         model = names["SeriesModel"](d_model=16, dropout=0.0, positional_encoding=positions)
-        found = [model(source, target), model(source, target[:, :4]), model(source[:, :5], target)]
-        outputs.append([*found, *torch.autograd.grad(sum(y.square().sum() for y in found), list(model.parameters()))])
+        y = model(source, target)
+        outputs.append([y, *torch.autograd.grad(y.square().sum(), list(model.parameters()))])
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
-    assert outputs[0][0].shape == (2, 6, 1)

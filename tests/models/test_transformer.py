@@ -36,14 +36,6 @@ def test_the_papers_models_have_the_papers_number_of_parameters(preset, count):
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_separate_vocabularies_add_their_tables():
-    shared = sum(p.numel() for p in tiny().parameters())
-    decoder = sum(p.numel() for p in tiny(share_embeddings="decoder", source_vocab_size=70).parameters())
-    none = sum(p.numel() for p in tiny(share_embeddings="none", source_vocab_size=70).parameters())
-    assert decoder == shared + 70 * 16
-    assert none == decoder + 50 * 16
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
