@@ -1,6 +1,5 @@
 """TransformerDecoder's cache: token-by-token decoding equals one causal pass."""
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,16 +106,6 @@ def test_masks_count_all_positions(kind: str) -> None:
     cache = DecoderCache()
     pieces = [model(tgt[:, a:b], memory, cache=cache, **masks(a, b)) for a, b in itertools.pairwise((0, 3, 4, L))]
     close(torch.cat(pieces, 1), whole(model, tgt, memory, **masks(0, L)))
-
-
-@torch.no_grad()
-def test_the_memory_is_projected_once() -> None:
-    model = decoder(batch_first=True)
-    tgt, memory, cache = rand(N, L, E), rand(N, S, E), DecoderCache()
-    first = model(tgt[:, :1], memory, cache=cache)
-    repeated = model(tgt[:, 1:2], torch.zeros_like(memory), cache=cache)  # only its shape matters
-    full = whole(model, tgt[:, :2], memory)
-    close(torch.cat([first, repeated], 1), full)
 
 
 def test_a_cache_is_refused_where_it_would_be_wrong() -> None:
@@ -228,18 +217,6 @@ def test_steps_with_masks_and_wrong_inputs_call_the_layers(route: str) -> None:
         model(tgt[:, :1, 1:], memory, cache=cache)
     with pytest.raises(ValueError, match="must have one batch size"):
         model(tgt[:, :1], memory[:2], cache=cache)
-
-
-@torch.no_grad()
-def test_a_copied_cache_is_independent() -> None:
-    model, tgt, memory, cache = decoder(batch_first=True), rand(N, 5, E), rand(N, S, E), DecoderCache()
-    for piece in tgt[:, :3].split(1, 1):
-        model(piece, memory, cache=cache)
-    twin, other = copy.deepcopy(cache), rand(N, 2, E)
-    for new, each in ((tgt[:, 3:], cache), (other, twin)):
-        tgt = torch.cat([tgt[:, :3], new], 1)
-        pieces = [model(piece, memory, cache=each) for piece in new.split(1, 1)]
-        close(torch.cat(pieces, 1), whole(model, tgt, memory)[:, 3:])
 
 
 @pytest.mark.sample(4)

@@ -15,8 +15,6 @@ from .twins import E, F, H
 def made(name: str, **options: Any) -> Any:
     torch.manual_seed(0)
     kind, options = getattr(fasttfm.nn, name), {"batch_first": True} | options
-    if name == "MultiheadAttention":
-        return kind(E, H, **options)
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 1} if name == "Transformer" else {}
     return kind(E, H, dim_feedforward=F, dropout=0.0, **layers, **options)
 
@@ -46,22 +44,3 @@ def test_layers(batch: int, length: int, memory: int, norm_first: bool, route: s
                 assert encode.eval()(x, src_key_padding_mask=torch.zeros(x.shape[:2]).bool()).shape == x.shape
                 assert decode.eval()(x, y, memory_key_padding_mask=padding).shape == x.shape
         finite_with_gradients(both, both(y, x), x.shape)
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize(("batch", "length", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
-def test_attention_with_masks(batch: int, length: int, keys: int, need_weights: bool) -> None:
-    module = made("MultiheadAttention")
-    x, y = torch.randn(batch, length, E), torch.randn(batch, keys, E)
-    for mask in (None, torch.zeros(length, keys, dtype=torch.bool), torch.zeros(batch * H, length, keys)):
-        output, weights = module(x, y, y, attn_mask=mask, need_weights=need_weights)
-        finite_with_gradients(module, output, x.shape)
-        assert (None if weights is None else weights.shape) == ((batch, length, keys) if need_weights else None)
-        if not keys:
-            torch.testing.assert_close(output, module.out_proj.bias.expand(x.shape))
-
-
-def test_a_stack_whose_sequences_are_all_padding() -> None:
-    stack = fasttfm.nn.TransformerEncoder(made("TransformerEncoderLayer"), 2).eval()
-    with torch.no_grad():
-        assert not stack(torch.randn(2, 3, E), src_key_padding_mask=torch.ones(2, 3, dtype=torch.bool)).any()

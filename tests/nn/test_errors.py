@@ -14,8 +14,8 @@ import fasttfm.nn
 B, L, S, E, H = 2, 3, 4, 8, 2
 
 
-def z(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
+def z(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
 
 
 def call(make: Callable[..., torch.nn.Module]) -> Callable[..., Any]:
@@ -34,47 +34,32 @@ def layer(nn: Any, kind: str, **options: Any) -> torch.nn.Module:
 mha = call(lambda nn, **options: nn.MultiheadAttention(E, H, **({"batch_first": True} | options)))
 encoder_layer = call(lambda nn, **options: layer(nn, "Encoder", **options))
 decoder_layer = call(lambda nn, **options: layer(nn, "Decoder", **options))
-encoder = call(lambda nn: nn.TransformerEncoder(layer(nn, "Encoder"), 1))
-decoder = call(lambda nn: nn.TransformerDecoder(layer(nn, "Decoder"), 1))
 transformer = call(lambda nn: nn.Transformer(E, H, 1, 1, 16, batch_first=True))
-PRE_NORM = {"norm_first": True}
 LAYERS = ("TransformerEncoderLayer", "TransformerDecoderLayer", "Transformer")
 
-
-X, Y, TWO_D = z(B, L, E), z(B, S, E), (z(L, E), z(S, E), z(S, E))
+X, Y = z(B, L, E), z(B, S, E)
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     # constructors
     "embed_dim not divisible": (lambda nn: nn.MultiheadAttention(9, 2), "embed_dim 9.*num_heads 2"),
     **{f"d_model not divisible, {k}": (lambda nn, k=k: getattr(nn, k)(9, 2), "d_model 9.*nhead 2") for k in LAYERS},
     **{f"activation, {k}": (lambda nn, k=k: getattr(nn, k)(8, 2, activation="swish"), "swish") for k in LAYERS},
-    "dropout above one, encoder": (lambda nn: nn.TransformerEncoderLayer(8, 2, dropout=1.1), r"dropout is 1\.1"),
     # shapes of inputs
     "query 1-D": (lambda nn: mha(nn, z(E), z(E), z(E)), r"query \(8,\)"),
-    "key 2-D for query 3-D": (lambda nn: mha(nn, X, z(S, E), Y), r"key \(4, 8\)"),
-    "query too wide": (lambda nn: mha(nn, z(B, L, 9), Y, Y), r"query \(2, 3, 9\).*8 wide"),
     "kdim": (lambda nn: mha(nn, X, Y, Y, options={"kdim": 5}), r"key \(2, 4, 8\).*kdim"),
     "batch sizes": (lambda nn: mha(nn, X, z(3, S, E), z(3, S, E)), "batch size"),
     # masks
     "attn_mask transposed": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(S, L)), r"attn_mask \(4, 3\) must be \(3, 4\)"),
-    "attn_mask 3-D of the batch alone": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(B, L, S)), r"\(4, 3, 4\)"),
     "padding of another batch": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(3, S).bool()), r"\(3, 4\)"),
     # layers and stacks
-    "src too wide": (lambda nn: encoder_layer(nn, z(B, L, 9)), r"src \(2, 3, 9\) must be 8 wide.*d_model"),
     "src 4-D": (lambda nn: encoder_layer(nn, z(1, B, L, E)), r"src \(1, 2, 3, 8\).*3-D"),
-    "encoder mask shape": (lambda nn: encoder(nn, X, mask=z(S, S)), r"mask \(4, 4\) must be \(3, 3\)"),
-    "memory too wide": (lambda nn: decoder_layer(nn, X, z(B, S, 9)), r"memory \(2, 4, 9\) must be 8 wide.*d_model"),
     "transformer batches": (lambda nn: transformer(nn, X, z(3, L, E)), "src.*tgt.*batch size"),
     "transformer tgt width": (lambda nn: transformer(nn, X, z(B, L, 9)), r"tgt \(2, 3, 9\).*d_model"),
     # dtypes
-    "query float64": (
-        lambda nn: mha(nn, X.double(), Y, Y),
-        r"query has dtype torch\.float64.*module has torch\.float32",
-    ),
+    "query float64": (lambda nn: mha(nn, X.double(), Y, Y), r"query has dtype torch\.float64.*torch\.float32"),
     "src float64, pre-norm": (
-        lambda nn: encoder_layer(nn, X.double(), options=PRE_NORM),
+        lambda nn: encoder_layer(nn, X.double(), options={"norm_first": True}),
         r"src has .*float64",
     ),
-    "tgt half": (lambda nn: decoder_layer(nn, X.half(), Y), r"tgt has dtype torch\.float16"),
     "memory float64": (lambda nn: decoder_layer(nn, X, Y.double()), r"memory has dtype torch\.float64"),
     # LayerNorm
     "normalized_shape": (lambda nn: nn.LayerNorm((2, 8))(z(3, 8)), r"\(3, 8\).*\(2, 8\)"),
@@ -96,20 +81,3 @@ def test_wrong_input_is_refused_as_torch_does_and_named(case: str, grad: bool) -
     if theirs.type is not KeyError and issubclass(theirs.type, (AssertionError, RuntimeError, ValueError, TypeError)):
         of_dtype = "dtype" in str(ours.value)  # always a TypeError here
         assert isinstance(ours.value, (theirs.type, TypeError) if of_dtype else theirs.type)
-
-
-def test_a_wrong_dtype_is_named_on_meta_too() -> None:
-    x = z(B, L, E, dtype=torch.float64, device="meta")
-    with torch.device("meta"):
-        modules = [fasttfm.nn.LayerNorm(E), fasttfm.nn.TransformerEncoderLayer(E, H, 16)]
-    for module in modules:
-        with pytest.raises(TypeError, match=r"has dtype torch\.float64 but the module has torch\.float32"):
-            module(x)
-
-
-def test_autocast_takes_what_it_converts() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert mha(fasttfm.nn, X.bfloat16(), Y, Y)[0].dtype == torch.bfloat16
-        assert torch.isfinite(encoder_layer(fasttfm.nn, X.bfloat16())).all()
-        assert torch.isfinite(decoder_layer(fasttfm.nn, X.bfloat16(), Y, options=PRE_NORM)).all()
-        assert torch.isfinite(fasttfm.nn.LayerNorm(E)(X.bfloat16())).all()

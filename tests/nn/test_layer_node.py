@@ -1,7 +1,5 @@
 """With kernels, a layer run as one autograd node gives the results of its operators."""
 
-import pickle
-
 import pytest
 import torch
 
@@ -129,10 +127,3 @@ def test_inputs_of_two_dtypes_have_plans_of_their_own():
     layer, x = layer_of("Encoder"), torch.randn(3, LENGTH, WIDTH)
     with backend("triton"), torch.autocast("cpu", torch.bfloat16):
         assert layer(layer(x)).dtype == torch.bfloat16
-
-
-def test_a_restored_layer_pickles_without_fasttfm():
-    layer = layer_of("Encoder")
-    output_and_gradients(layer, inputs(layer, LENGTH))
-    fasttfm.restore_modules(layer)
-    assert b"fasttfm" not in pickle.dumps(layer)

@@ -68,17 +68,6 @@ def test_constructor_options(option: str, mask: str, weights: str) -> None:
     compare(theirs, ours, tensor("batch first", L), key, value, **options("batch first", mask, weights))
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("extra", ["", "padding"])
-@pytest.mark.parametrize("keys", [4, 6])
-def test_a_true_causal_hint_changes_nothing(keys: int, extra: str, weights: str) -> None:
-    theirs, ours = twins("MultiheadAttention", E, H, batch_first=True)
-    mask = torch.ones(4, keys, dtype=torch.bool).triu(1)
-    padded = {"key_padding_mask": padding(*range(keys - N + 1, keys + 1))} if extra else {}
-    x, y = tensor("batch first", 4), tensor("batch first", keys)
-    compare(theirs, ours, x, y, y, attn_mask=mask, is_causal=True, **padded, **WEIGHTS[weights])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_causal_needs_no_mask(layout: str) -> None:
     theirs, ours = twins("MultiheadAttention", E, H, batch_first=layout == "batch first")
@@ -86,17 +75,6 @@ def test_causal_needs_no_mask(layout: str) -> None:
     expected, _ = theirs(x, x, x, attn_mask=causal(L), need_weights=False)
     got, _ = ours(x, x, x, is_causal=True, need_weights=False)
     torch.testing.assert_close(got, expected)
-
-
-def test_an_additive_mask_may_be_learned() -> None:
-    theirs, ours = twins("MultiheadAttention", E, H, batch_first=True)
-    x, bias = tensor("batch first", L), rand(N * H, L, L)
-    gradients = []
-    for module in (theirs, ours):
-        mask = bias.clone().requires_grad_()
-        module(x, x, x, attn_mask=mask, need_weights=False)[0].square().sum().backward()
-        gradients.append(mask.grad)
-    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_non_contiguous_and_expanded_inputs() -> None:

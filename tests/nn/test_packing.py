@@ -75,29 +75,6 @@ def test_a_sequence_shorter_than_the_batch_may_be_packed_already() -> None:
     torch.testing.assert_close(packing.unpack(packed), model(x, packing=packing))
 
 
-def test_the_dropout_of_attention_is_that_of_the_padded_batch() -> None:
-    mha = fasttfm.nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True).double()
-    mask, x = padding(S, 2, 1, 4), rand(N, S, E)
-    packing = Packing.from_padding_mask(mask)
-    torch.manual_seed(2)
-    padded = mha(x, x, x, key_padding_mask=mask, need_weights=False)[0]
-    torch.manual_seed(2)
-    y = packing.pack(x)
-    packed = packing.unpack(mha(y, y, y, need_weights=False, packing=packing)[0])
-    torch.testing.assert_close(packed[~mask], padded[~mask])
-
-
-class Convolution(nn.Module):
-    """Convolution over the sequence of (N, S, E), as a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Conv1d(E, 12, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.transpose(1, 2)).transpose(1, 2)
-
-
 class Centred(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(1, keepdim=True)
@@ -115,7 +92,6 @@ CHANGES: dict[str, Any] = {
         setattr(e.layers[0], "activation", nn.ReLU()),
         e.layers[0].activation.register_forward_hook(lambda m, args, y: y - y.mean(1, keepdim=True)),
     ),
-    "linear1": lambda e: setattr(e.layers[0], "linear1", Convolution()),
     "norm": lambda e: setattr(e.layers[0], "norm1", nn.LayerNorm([S, E])),
     "last norm": lambda e: setattr(e, "norm", Centred()),
     "class": lambda e: setattr(e.layers[1], "__class__", Changed),

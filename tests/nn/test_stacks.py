@@ -146,16 +146,6 @@ def test_constructing_and_bool_masks_give_no_warning_and_no_log(caplog: pytest.L
     assert not caplog.records
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("lengths", [(1020, 1024), (1024, 1025, 1031, 1040)])
-@torch.no_grad()
-def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:
-    theirs, ours = (each.float().eval() for each in stacks("Encoder"))
-    mask, x = padding(*lengths), torch.randn(len(lengths), max(lengths), E)
-    expected = theirs(x, src_key_padding_mask=mask)
-    torch.testing.assert_close(ours(x, src_key_padding_mask=mask)[~mask], expected[~mask], rtol=1e-4, atol=1e-5)
-
-
 def test_as_many_sequences_as_positions_are_not_confused() -> None:
     mask = torch.tensor([[False, True], [False, False]])
     compare(*stacks("Encoder", stack={"enable_nested_tensor": False}), rand(2, 2, E), mask=mask)

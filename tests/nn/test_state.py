@@ -80,16 +80,3 @@ def test_device_and_dtype(name: str) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(p.dtype == torch.float64 for p in ours.parameters())
-
-
-def test_layers_are_ours_even_if_the_names_in_torch_nn_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.nn, "MultiheadAttention", fasttfm.nn.MultiheadAttention)
-    monkeypatch.setattr(torch.nn, "LayerNorm", fasttfm.nn.LayerNorm)
-    layer = fasttfm.nn.TransformerDecoderLayer(8, 2, 12)
-    assert type(layer.self_attn) is type(layer.multihead_attn) is fasttfm.nn.MultiheadAttention
-    assert {type(layer.norm1), type(layer.norm2), type(layer.norm3)} == {fasttfm.nn.LayerNorm}
-
-
-def test_positions_from_the_meta_device_are_the_sinusoids() -> None:
-    module = fasttfm.nn.PositionalEncoding(8, 0.0, 16, device="meta").to_empty(device="cpu")
-    assert torch.equal(module.table, fasttfm.nn.PositionalEncoding(8, 0.0, 16).table)
