@@ -14,7 +14,6 @@ from waiting import PATIENCE
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.cpu.linear import frozen_weights
 
 pytest.importorskip("numba")
 
@@ -147,18 +146,6 @@ def test_cross_entropy_of_nan_or_inf_is_nan(value):
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.isnan()
     assert gradient.isnan().all(1).nonzero().tolist() == [[3]]
-
-
-def test_pytorch_computes_few_elements_searches_and_many_threads_without_a_team(monkeypatch):
-    assert not training_passes.takes(torch.zeros(100, 100))
-    with torch.no_grad(), frozen_weights(torch.nn.Linear(2, 2)):
-        assert not training_passes.takes(torch.zeros(200, 200))
-    assert thread_team.start(), "PyTorch for a CPU has an OpenMP library that starts teams"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert training_passes.takes(torch.zeros(200, 200))
-    monkeypatch.setattr(thread_team, "start", lambda: 0)
-    assert not training_passes.takes(torch.zeros(200, 200))
-    assert thread_team.team() == (1, 0, 0)
 
 
 def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:

@@ -7,7 +7,6 @@ import torch
 
 from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig, stack
-from tests.functional.agreement import saved_bytes
 
 
 def tiny(**changes):
@@ -145,16 +144,6 @@ def test_frozen_parameters_get_no_gradient_and_all_others_theirs(frozen, norm_fi
     _, actual = loss_and_gradients(model, batch, choice)
     assert actual.keys() == wanted.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
     torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_layers_below_all_that_learns_keep_nothing_for_the_backward_pass():
-    def kept(learning) -> int:
-        model, (source, _, _, lengths, _) = model_and_batch(encoder_layers=4)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.startswith(learning))
-        return saved_bytes(lambda: model.encode(source, lengths))
-
-    assert kept("encoder.layers.3") < 0.4 * kept("encoder")
 
 
 SAVED = {

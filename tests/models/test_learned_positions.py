@@ -1,5 +1,6 @@
 """Learned positions: formulas, gradients and sequences longer than the table."""
 
+import model_dirs
 import pytest
 import torch
 
@@ -7,13 +8,15 @@ from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.search import DecodingConfig, translate_ids
 from fasttfm.search.scoring import score_ids
+from fasttfm.translate import Translator
 
-SIZES = {"vocab_size": 20, "d_model": 16, "heads": 2, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
+SIZES = {"d_model": 16, "heads": 2, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
 
 
 def tiny(**fields):
     torch.manual_seed(0)
-    return Transformer(TransformerConfig(**SIZES, positional_encoding="learned", **{"max_length": 6, **fields})).eval()
+    sizes = {**SIZES, "vocab_size": 20, "max_length": 6, **fields}
+    return Transformer(TransformerConfig(**sizes, positional_encoding="learned")).eval()
 
 
 def by_formula(model, source, target):
@@ -66,3 +69,5 @@ def test_a_search_ends_at_the_last_position(beam):
             score_ids(model, [source], [target])
     with pytest.raises(UserError, match="a source has 7 tokens"):
         translate_ids(model, [[4] * 6 + [3]], config)
+    pieces = model_dirs.tokenizer()  # longer lines are cut
+    assert Translator(tiny(vocab_size=len(pieces)), pieces, pieces).config.max_source_length == 5

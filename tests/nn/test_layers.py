@@ -90,6 +90,17 @@ def test_a_layer_drops_in_its_four_places_and_a_decoders_in_six(name: str) -> No
     torch.testing.assert_close(got, sub_layer_norm(z, y, last, p, seed, Site.FEED_FORWARD))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("name", ["linear1", "linear2", "norm1", "norm2", "dropout", "dropout1", "self_attn.out_proj"])
+def test_a_changed_sub_module_is_called(name: str, norm_first: bool) -> None:
+    """Its class is derived. torch.nn reads the output projection but never calls it."""
+    pair = twins("TransformerEncoderLayer", E, H, F, 0.0, batch_first=True, norm_first=norm_first)
+    for part in (layer.get_submodule(name) for layer in pair):
+        kind = type(part)
+        part.__class__ = type("Doubled", (kind,), {"forward": lambda self, x, kind=kind: 2 * kind.forward(self, x)})
+    compare(*pair, tensor("batch first", L), inference=False)  # torch.nn's fast path reads the weights
+
+
 @pytest.mark.parametrize(("name", "block"), list(zip(LAYERS, ("_ff_block", "_mha_block"))))
 def test_a_subclass_may_override_a_block(name: str, block: str) -> None:
     def scaled(library: Any) -> nn.Module:

@@ -106,15 +106,6 @@ def test_required_phrases_occur_with_all_other_options(seed):
         assert hypotheses[0].log_probability == pytest.approx(model.log_probability(source[0], tuple(tokens)), abs=1e-4)
 
 
-def test_many_equal_requirements_are_met():
-    model = TableModel(vocab_size=12)
-    requirements = [[[5], [6]], [[6], [7]], [[5, 6], [7]], [[7, 5]]] * 4
-    results = search_ids(model, SOURCES[:2], config(max_len_b=30), required=[requirements] * 2)
-    for hypotheses in results:
-        tokens = hypotheses[0].tokens
-        assert tokens.count(5) + tokens.count(6) + tokens.count(7) >= 20
-
-
 def test_invalid_requirements_are_refused():
     model = TableModel(vocab_size=12)
     for wrong, message in (
