@@ -9,7 +9,7 @@ from torch.nn import functional as nnF
 
 from fasttfm.cpu import linear as module
 from fasttfm.cpu.linear import frozen, frozen_weights, linear
-from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, row_classes
+from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 packs = pytest.mark.skipif(not module._packed_dtypes(), reason="needs oneDNN's prepacked weights")
@@ -175,3 +175,16 @@ def test_row_classes_contain_only_counts_of_one_summation_order(threads):
     assert classes("many", with_threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
     assert classes("threads", with_threads=lambda rows: True) == RowClasses(ROW_COUNTS, one_thread=True)
     assert torch.get_num_threads() == 2
+
+    def last_row_differs(weight, bias):
+        def product(x):
+            y = x @ weight.t()
+            y[-1] += len(x) > 1
+            return y
+
+        return product
+
+    assert row_classes(last_row_differs, 64, 48, torch.float32, ("last row",)) == RowClasses((1,), one_thread=True)
+    x, weight = torch.randn(3, 48), torch.randn(64, 48)
+    product = multiply(last_row_differs(weight, None), x, RowClasses((1,), one_thread=True))
+    assert torch.equal(product, torch.cat([row[None] @ weight.t() for row in x]))

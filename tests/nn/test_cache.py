@@ -1,5 +1,6 @@
 """TransformerDecoder's cache: token-by-token decoding equals one causal pass."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,6 +140,7 @@ def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bo
         cache.reorder(index, memory=memory_too or len(rows) != len(past))
         new = rand(len(rows), 2 if number == 6 else 1, E)
         past, memory = torch.cat([past[index % len(past)], new], 1), memory[index % len(past)]
+        cache = copy.deepcopy(cache)
         got = model(new, memory, cache=cache)
         assert cache.length == past.shape[1]
         close(got, whole(model, past, memory)[:, -new.shape[1] :])

@@ -16,6 +16,7 @@ from replayable import Watched
 
 from benchmarks.host import function_calls
 from fasttfm.errors import UserError
+from fasttfm.functional import backend
 from fasttfm.search import DecodingConfig, greedy, search, search_ids, top_k
 from fasttfm.search.batches import inference
 from fasttfm.search.device import capacity, engine
@@ -49,13 +50,14 @@ def test_results_equal_those_of_the_host(kind, seed, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"beam": 2, "nbest": 2}, {"beam": 1, "no_repeat_ngram": 2}])
-def test_kernels_equal_pytorch_operations(settings, on_device, monkeypatch):
+def test_kernels_equal_pytorch_operations(settings, on_device):
     """In the interpreter; three sentences in two slots."""
     model, sources = drawn(10, 3)
     config = DecodingConfig(max_len_a=0.0, max_len_b=3, batch_tokens=32, **settings)
     theirs = search_ids(model, sources, config, banned=[[7], [8, 9]])
-    monkeypatch.setattr("fasttfm.search.device.search.use_triton", lambda _: True)
-    assert_same(search_ids(model, sources, config, banned=[[7], [8, 9]]), theirs)
+    with backend("triton"):
+        assert_same(search_ids(model, sources, config, banned=[[7], [8, 9]]), theirs)
+    assert [kernels for _, _, kernels, _ in _of_models[model].engines] == [True]
 
 
 def an_engine(model, slots=3) -> Engine:
@@ -176,6 +178,18 @@ def test_engines_are_cached_until_the_model_changes(on_device, monkeypatch):
     assert len(made) == 2
 
 
+def test_an_ensemble_is_searched_with_the_positions_of_the_moment(on_device):
+    """In half precision, whose learned positions a step converts to float32."""
+    fields = {"positional_encoding": "learned", "max_length": 64}
+    model = Ensemble([model_of("bf16", VOCABULARY, 32, std=std, **fields) for std in (3.0, 2.0)])
+    config, sources = DecodingConfig(max_len_b=4), sources_of(random.Random(4), 3)
+    before = search_ids(model, sources, config)
+    for each in model.models:
+        each.target_positions.weight.data.normal_()
+    after = search_ids(model, sources, config)
+    assert before != after == search_ids(copy.deepcopy(model), sources, config)
+
+
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_engines_are_freed_with_their_model(ensemble, on_device, monkeypatch):
     """At once, without garbage collection."""
@@ -276,6 +290,12 @@ def test_idle_engines_are_freed_when_memory_is_short(on_device, monkeypatch):
     search_ids(model, sources, config)
     assert not _of_models[idle].engines
     assert search_ids(idle, sources, config) == expected
+
+
+def test_memory_cached_by_pytorch_counts_as_free(monkeypatch):
+    for name, answer in {"mem_get_info": (7, 900), "memory_reserved": 50, "memory_allocated": 20}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    assert capacity._free_on_gpu(torch.device("cuda", 1)) == 7 + 50 - 20
 
 
 def test_idle_slots_touch_only_the_dummy_place():
