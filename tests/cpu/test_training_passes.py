@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from fasttfm.cpu import training_passes
 
 pytest.importorskip("numba")
 
-from fasttfm.cpu import thread_team, training_loops
+from fasttfm.cpu import thread_team
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -182,13 +181,6 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, threads):
         assert thread_team.team()[0] == count
         for name, values in every_pass(dtype).items():
             assert all(torch.equal(x, y) for x, y in zip(values, expected[name], strict=True)), (name, count)
-
-
-def test_each_part_is_computed_once_with_more_threads_than_cores_and_parts():
-    keep, seed = torch.zeros(1, 40, 512, dtype=torch.uint8), torch.tensor([7])
-    team = 8, thread_team.start(), 0
-    training_loops.keep_mask(team, training_passes.unsigned(seed), np.uint64(3), 77, keep.numpy())
-    assert torch.equal(keep.bool(), reference.keep_mask((1, 40, 512), 77 / 256, seed, 3))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

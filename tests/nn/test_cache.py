@@ -154,7 +154,6 @@ NOT_PLAIN: dict[str, Callable[[Any], object]] = {
     "a hook": lambda model: model.layers[1].norm2.register_forward_hook(lambda *_: None),
     "another activation": replaced("activation", nn.SiLU),
     "another linear layer": replaced("linear2", lambda: nn.Sequential(nn.Linear(12, E))),
-    "another norm": replaced("norm3", lambda: nn.RMSNorm(E)),
     "another order": lambda model: setattr(model.layers[1], "norm_first", True),
     "other heads": replaced("self_attn", lambda: fasttfm.nn.MultiheadAttention(E, 4, batch_first=True)),
     "a key more": replaced(

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, score_ids, search_ids
 from fasttfm.search.batches import evaluating, inference
+from fasttfm.search.capacity import search_bytes
 from fasttfm.search.ensemble import Ensemble
 from fasttfm.translate.mbr import minimum_bayes_risk
 from fasttfm.translate.translator import Translator
@@ -78,6 +80,15 @@ def test_every_module_keeps_its_training_mode(entered):
     with entered(ensemble):
         assert not any(each.training for each in ensemble.modules())
     assert [each.training for each in ensemble.modules()] == before
+
+
+def test_memory_is_estimated_for_all_models(monkeypatch):
+    models, settings = [model_of("fp32", 60) for _ in range(2)], DecodingConfig(max_len_b=5)
+    needed = search_bytes(models[0].config, settings, 1, len(SOURCES[0]), 4)
+    monkeypatch.setattr("fasttfm.search.capacity.available_bytes", lambda: needed * 3 // 2)
+    search_ids(models[0], SOURCES[:1], settings)
+    with pytest.raises(UserError, match="--beam 4 needs about"):
+        search_ids(Ensemble(models), SOURCES[:1], settings)
 
 
 def test_the_sample_that_the_others_agree_with_is_chosen():

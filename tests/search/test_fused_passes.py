@@ -199,8 +199,3 @@ def test_a_sentence_has_the_same_bits_alone_and_without_lengths(int8):
 def test_a_source_token_that_the_model_lacks_is_refused(token):
     with pytest.raises(ValueError, match=f"tokens reach from .*{token}"):
         search_ids(model_of(), [[5, token, 3]], DecodingConfig())
-
-
-def test_an_empty_batch_has_an_empty_output():
-    no_tokens, no_lengths = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-    assert encoded(model_of(), no_tokens, no_lengths).shape == (0, 3, 48)

@@ -58,6 +58,12 @@ def test_beams(passes, monkeypatch, vocab_size, changes, moves_nothing):
     assert found(model, settings) == expected(model, settings)
 
 
+def test_excluded_endings_do_not_count_for_early_stopping(passes):
+    """One word, and a beam of three: endings come among the best before they are allowed."""
+    results = found(Tied(5), config(beam=3, nbest=3, early_stopping=True, min_len=3, max_len_b=4))
+    assert all(sorted(some) == [[4] * 3, [4] * 4] for some in results)
+
+
 def greedy_by_hand(model, source: int, longest: int) -> list[int]:
     target: tuple[int, ...] = ()
     while len(target) < longest:
