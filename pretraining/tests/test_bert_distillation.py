@@ -5,8 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.autograd import gradcheck
 from training.runs import assert_same_weights, records
 
 from fasttfm.cli.main import main
@@ -18,15 +16,12 @@ from fasttfm_pretraining.data.masked_rows import MaskedBatch
 from fasttfm_pretraining.models.bert import BertPretraining
 from fasttfm_pretraining.models.distillation import (
     attention_loss,
-    attention_scores,
     cosine_loss,
     hidden_loss,
-    soft_target_loss,
     watch,
 )
 from fasttfm_pretraining.models.kinds import read_model
 from fasttfm_pretraining.models.student import Student
-from fasttfm_pretraining.training import distillation
 
 TEACHER = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 4, "max_length": 20}
 TEACHER |= {"dropout": 0.0, "attention_dropout": 0.0}
@@ -58,34 +53,6 @@ def draw(*shape: int, seed: int = 0, grad: bool = True) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_(grad)
 
 
-def test_soft_targets_are_the_divergence_and_their_gradient_keeps_its_size_at_every_temperature():
-    # d/dz_s of T^2 KL is T (q - p): for large T the difference of the centred logits over V (Hinton et al. 2015)
-    student, teacher = draw(4, 6), draw(4, 6, seed=1)
-    for temperature in (1.0, 2.0, 7.5):
-        p, q = (torch.softmax(logits / temperature, -1) for logits in (teacher, student))
-        loss = soft_target_loss(student, teacher, temperature)
-        torch.testing.assert_close(loss, temperature**2 * (p * (p / q).log()).sum())
-        torch.testing.assert_close(torch.autograd.grad(loss, student)[0], temperature * (q - p))
-    assert soft_target_loss(teacher, teacher, 2.0).item() == pytest.approx(0, abs=1e-12)
-    (hot,) = torch.autograd.grad(soft_target_loss(student, teacher, 1e5), student)
-    centred = [logits.detach() - logits.detach().mean(-1, keepdim=True) for logits in (student, teacher)]
-    torch.testing.assert_close(hot, (centred[0] - centred[1]) / 6, rtol=1e-3, atol=1e-4)
-
-
-def test_gradients_are_those_of_differences():
-    teacher, scores = draw(3, 4, seed=1), draw(2, 2, 3, 3, seed=2)
-    projection = nn.Linear(5, 4).double()
-    lengths = torch.tensor([3, 2])
-    assert gradcheck(lambda z: soft_target_loss(z, teacher, 3.0), (draw(3, 4),))
-    assert gradcheck(lambda h: cosine_loss(h, teacher), (draw(3, 4),))
-    assert gradcheck(lambda h, w: hidden_loss(h, teacher, lambda x: x @ w), (draw(3, 5), draw(5, 4, seed=3)))
-    assert gradcheck(lambda a: attention_loss(a, scores, lengths), (draw(2, 2, 3, 3),))
-    loss = hidden_loss(draw(3, 5), teacher, projection)
-    loss.backward()
-    assert projection.weight.grad.abs().sum() > 0  # the map is learned
-    assert teacher.grad is None  # the teacher is not
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_losses_of_halves_are_sums_in_float32(dtype):
     """Over more tokens and pairs than float16 has numbers, as in the batches of the presets."""
@@ -100,30 +67,19 @@ def test_losses_of_halves_are_sums_in_float32(dtype):
         torch.testing.assert_close(loss(*given).double(), loss(*(x.double() for x in given)), rtol=1e-5, atol=0.0)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_trace_holds_what_passes_through_the_layers(shared):
+def test_a_layer_that_occurs_three_times_leaves_three_values_each():
+    """What the values are, the losses tell, which are compared with TinyBERT's formulas."""
     torch.manual_seed(0)
-    config = TransformerConfig(vocab_size=5, d_model=8, heads=2, d_ff=12, dropout=0.0)
-    one = EncoderLayer(config)
-    stack = Stack([one] * 3 if shared else [one, EncoderLayer(config), EncoderLayer(config)]).double()
+    stack = Stack([EncoderLayer(TransformerConfig(vocab_size=5, d_model=8, heads=2, d_ff=12, dropout=0.0))] * 3)
     for parameter in stack.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    x, lengths = draw(2, 4, 8, grad=False), torch.tensor([4, 3])
-    plain = stack(x, lengths)
+        torch.nn.init.normal_(parameter, std=0.4)
+    x = torch.randn(2, 4, 8)
     with watch(stack.layers, scores=True) as trace:
-        traced = stack(x, lengths)
-    torch.testing.assert_close(traced, plain)
+        last = stack(x)
     assert len(trace.inputs) == len(trace.outputs) == len(trace.scores) == 3
-    torch.testing.assert_close(trace.inputs[0], x)
-    torch.testing.assert_close(trace.outputs[-1], plain)
-    torch.testing.assert_close(trace.inputs[1:], trace.outputs[:-1])
-    for number, layer in enumerate(stack.layers):
-        keys = torch.arange(4) < lengths[:, None]
-        weights = trace.scores[number].masked_fill(~keys[:, None, None, :], -torch.inf).softmax(-1)
-        expected = layer.self_attn.weights(trace.inputs[number], lengths=lengths)
-        torch.testing.assert_close(weights, expected)
-    torch.testing.assert_close(attention_scores(one.self_attn, x), trace.scores[0])
-    assert stack(x, lengths).equal(plain)  # and nothing watches any more
+    torch.testing.assert_close([*trace.inputs, last], [x, *trace.outputs])
+    stack(x)
+    assert len(trace.outputs) == 3  # nothing watches any more
 
 
 def test_the_loss_is_the_weighted_sum_by_hand():
@@ -226,16 +182,6 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
     shutil.rmtree(tmp_path / "whole" / "student")
     assert main([*command, "--heads", "2", "--out", str(tmp_path / "whole"), "--dump-config"]) == 0
     assert not (tmp_path / "whole" / "student").exists()  # it prints alone
-
-
-def test_dump_config_completes_a_student_from_its_teacher_as_training_does(tmp_path, monkeypatch, capsys):
-    config = BertConfig(vocab_size=40, d_model=32, heads=2, d_ff=48, layers=2, max_length=32)
-    monkeypatch.setattr(distillation, "read_kind", lambda path: "bert")
-    monkeypatch.setattr(distillation, "read_model", lambda command, path: BertPretraining(config))
-    command = ["mlm", "distill", str(tmp_path), "--preset", "tinybert", "--d-model", "16", "--dump-config"]
-    assert main(command) == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {line}\n" in shown for line in ("d_model: 16", "heads: 2", "d_ff: 48", "layers: 1"))
 
 
 def test_what_does_not_fit_ends_in_one_line(teacher, tmp_path, refusal_of):
