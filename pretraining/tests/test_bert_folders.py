@@ -112,28 +112,6 @@ def test_the_body_alone_gives_their_hidden_states(name, changes, tmp_path):
         close(repeated(**given).last_hidden_state[mask], wanted.last_hidden_state[mask])
 
 
-@pytest.mark.parametrize(
-    ("name", "left_out"),
-    [
-        ("BertForSequenceClassification", "left out the weights classifier.bias and 1 other, for which"),
-        ("AlbertForQuestionAnswering", "left out the weights qa_outputs.bias and 1 other, for which"),
-        ("BertForPreTraining", ""),
-        ("BertForMaskedLM", ""),
-        ("AlbertForPreTraining", ""),
-    ],
-)
-def test_heads_that_are_left_out_and_those_that_begin_anew_are_told(tmp_path, recwarn, name, left_out):
-    saved(name, tmp_path)
-    recwarn.clear()
-    interop.read_pretraining(tmp_path)
-    told = [str(each.message) for each in recwarn]
-    assert len(told) == 2 * bool(left_out)
-    for message, wanted in zip(
-        told, ("has no head of masked tokens: this model's begins with fresh weights", left_out)
-    ):
-        assert wanted in message
-
-
 def test_electra_is_two_folders(tmp_path):
     discriminator, generator = saved_electra(tmp_path)
     ours = interop.read_electra(tmp_path / "d", tmp_path / "g")

@@ -74,15 +74,6 @@ def test_logits_and_gradients_are_equal_and_ours_goes_back(kind, changes, tmp_pa
     assert_same_gradients(ours, their_model, files.read, tmp_path / "gradients", **near)
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_weights_in_several_files_are_read(kind, tmp_path):
-    theirs(kind, tmp_path / "one").save_pretrained(tmp_path / "several", max_shard_size="8KB")
-    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 1
-    one, several = (FILES[kind].read(tmp_path / name) for name in ("one", "several"))
-    tokens = torch.randint(0, 37, (2, 9))
-    assert torch.equal(several(tokens), one(tokens))
-
-
 def test_an_activation_that_gpt_1_has_not_is_refused(tmp_path):
     theirs("openai-gpt", tmp_path / "theirs")
     ours = gpt.read(tmp_path / "theirs")

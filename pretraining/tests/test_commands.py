@@ -28,18 +28,8 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_the_directory_says_what_it_holds_and_the_configuration_can_be_given_back(made, capsys):
-    assert (made / "M" / "curve.png").stat().st_size > 1000
-    assert (made / "M" / "config.yaml").read_text().startswith("kind: gpt\n")
-    assert main(["lm", "train", "--preset", "gpt-tiny", "--dump-config"]) == 0
-    (made / "c.yaml").write_text(capsys.readouterr().out)
-    assert main(["lm", "train", "--config", str(made / "c.yaml"), "--dump-config"]) == 0
-    assert capsys.readouterr().out == (made / "c.yaml").read_text()
-    assert main(["train", "--config", str(made / "c.yaml"), "--dump-config"]) == 2
-    assert "kind gpt" in capsys.readouterr().err
-
-
 def test_evaluate_prints_loss_perplexity_and_bits_per_byte(made, capsys):
+    assert (made / "M" / "curve.png").stat().st_size > 1000
     command = ["lm", "evaluate", str(made / "M")]
     assert main([*command, "--text", str(made / "text.txt")]) == 0
     told = capsys.readouterr().out

@@ -11,7 +11,7 @@ from fasttfm.errors import UserError
 from fasttfm_pretraining.config.data import DocumentOptions
 from fasttfm_pretraining.data.documents import Documents, PreparedDocuments, RowBatches
 from fasttfm_pretraining.data.prepare_documents import prepare_documents
-from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer, load_text_tokenizer
+from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
 
 END = 3
 LINES = [f"line {number} of  a  text, with the words that it has" for number in range(60)]
@@ -103,12 +103,6 @@ def test_an_epoch_is_a_permutation_that_its_number_decides():
     assert batch.tokens.shape == (1, batch.target_tokens)
     assert batch.target_tokens == int(batch.lengths.sum())
     assert torch.equal(batch.tokens, batches.batch(batches.epoch(0)[0]).tokens)
-
-
-def test_bytes_are_what_they_say():
-    tokenizer = ByteTokenizer()
-    assert tokenizer.decode([*tokenizer.encode("é\n"), tokenizer.end]) == "é\n"
-    assert max(tokenizer.encode("ÿ")) < len(tokenizer) == 261
 
 
 @pytest.mark.parametrize(

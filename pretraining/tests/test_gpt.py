@@ -70,17 +70,6 @@ def test_a_cached_step_equals_the_full_pass(norm_first, route):
     assert (cache._step is not None) == (route == "triton")
 
 
-def test_embeddings_that_are_called_give_the_plain_ones_results():
-    """With the positions of a cached step, too."""
-    model, cache = gpt().eval(), DecoderCache()
-    tokens = torch.randint(0, 31, (3, 12))
-    whole = model(tokens)
-    for module in (model.embedding, model.positions):
-        module.register_forward_hook(lambda *_: None)
-    model.step(tokens[:, :5], cache)
-    torch.testing.assert_close(model.step(tokens[:, 5:], cache), whole[:, -1], rtol=1e-4, atol=1e-4)
-
-
 def test_the_loss_of_packed_documents_is_that_of_each_alone():
     model = gpt().double()
     batch = packed_batch()

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from their_models import saved, saved_electra
@@ -15,7 +14,6 @@ from fasttfm.training.run import train
 from fasttfm.training.updates import Updates
 from fasttfm_pretraining.config.data import DocumentOptions, MaskingConfig
 from fasttfm_pretraining.data.documents import PreparedDocuments
-from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.prepare_documents import prepare_documents
 from fasttfm_pretraining.interop import bert as interop
 from fasttfm_pretraining.models import electra
@@ -162,27 +160,6 @@ def test_packed_rows_have_the_loss_of_padded_ones(data):
             torch.manual_seed(0)
             losses.append(model.batch_loss(batch, packed=packed)[0])
         torch.testing.assert_close(*losses)
-
-
-def test_the_markers_are_those_of_the_vocabulary(data):
-    documents = PreparedDocuments.open(data)
-    vocabulary = masking_vocabulary(documents.tokenizer)
-    assert (vocabulary.begin, vocabulary.end, vocabulary.mask, vocabulary.size) == (2, 3, 4, 261)
-    assert vocabulary.is_special.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
-    assert vocabulary.begins_word.nonzero()[0].tolist() == [5 + ord("\n"), 5 + ord(" ")]
-
-
-def test_pairs_of_bytes_are_cut_where_a_line_begins(data):
-    documents = PreparedDocuments.open(data)
-    config = MaskingConfig(objective="mlm+nsp", row_length=96)
-    made = masked_batches(config, documents.train, documents.tokenizer)
-    whole = np.flatnonzero(
-        made.spans.ends - made.spans.begins == 93
-    )  # shorter ones may have no line break in the middle
-    assert len(whole) > 9
-    for number in whole:
-        row, second, _ = made.row(number, np.random.default_rng(number))
-        assert row[second - 2 : second].tolist() == [5 + ord("\n"), 3]
 
 
 @pytest.mark.parametrize(

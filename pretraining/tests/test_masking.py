@@ -260,19 +260,6 @@ def test_one_document_lends_its_other_spans():
     assert {row_of(alone, 0, epoch)[2] for epoch in range(10)} == {0, 1}
 
 
-def test_rows_of_like_length_are_together():
-    random = np.random.default_rng(0)
-    made = batches(in_memory([random.integers(6, WIDE, n) for n in random.integers(1, 60, 200)]))
-    assert made.skipped > 0
-    assert made.padding_ratio < 0.25
-    cells = tokens = 0
-    for indices in made.epoch(0):
-        batch = made.batch(indices)
-        cells, tokens = cells + batch.cells, tokens + batch.source_tokens + batch.target_tokens
-    assert made.padding_ratio == pytest.approx(1 - tokens / cells)
-    assert made.target_tokens == sum(made.batch(indices).target_tokens for indices in made.in_order())
-
-
 @pytest.mark.parametrize("update_freq", [1, 2])
 def test_an_update_of_rows_of_unknown_tokens_alone_changes_nothing(update_freq):
     made = batches(in_memory([np.ones(20, np.int64)] * 4))

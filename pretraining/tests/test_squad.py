@@ -3,7 +3,6 @@
 import copy
 import gzip
 import json
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from fasttfm.data.tokenizer import train_tokenizer
 from fasttfm.errors import UserError
-from fasttfm_pretraining.data import task_inputs
 from fasttfm_pretraining.data.squad import Answer, read_squad
 from fasttfm_pretraining.data.task_inputs import Markers, answer_tokens, join, question_windows
 
@@ -24,7 +22,6 @@ ASKED = [
 NORMANS = {"title": "Normans", "paragraphs": [{"context": CONTEXT, "qas": ASKED}]}
 FILE = {"version": "1.1", "data": [{"title": "Empty", "paragraphs": []}, NORMANS]}
 CUT = json.dumps(FILE, indent=1)[:200]
-QA = Path(__file__).resolve().parents[3] / "shared" / "data" / "qa"
 
 
 def write(folder: Path, content: object, name: str = "squad.json") -> Path:
@@ -165,29 +162,3 @@ def test_join_cuts_the_longer_text():
     assert join(Markers(7, 8, 9), [10, 11], [20, 21], max_length=9).second == 4
     alone = join(Markers(7, 8, 9), [10, 11, 12], None, max_length=4)
     assert (alone.tokens.tolist(), alone.second) == ([7, 10, 11, 9], 4)
-
-
-@pytest.mark.skipif(not QA.is_dir(), reason="no folder of real question answering data")
-@pytest.mark.parametrize(
-    ("name", "questions", "impossible"),
-    [("squad1_sample_valid", 377, 0), ("squad2_sample", 5349, 2774), ("xquad.de", 1190, 0)],
-)
-def test_real_files_are_read_whole(name, questions, impossible):
-    data = read_squad(QA / f"{name}.json.gz")
-    assert len(data) == questions
-    assert sum(not question.answers for question in data.questions) == impossible
-    assert data.may_be_impossible == bool(impossible)
-
-
-def test_windows_of_a_long_context_take_memory_in_proportion():
-    """Of twice as many tokens twice as much."""
-    peaks = []
-    for tokens in (20_000, 40_000):
-        begins = task_inputs._window_begins(tokens, 300, 128)
-        tracemalloc.start()
-        owners = task_inputs._owners(tokens, 300, begins)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        assert (np.diff(owners) >= 0).all()
-        assert owners[-1] == len(begins) - 1
-    assert peaks[1] < 2.5 * peaks[0] < 10e6

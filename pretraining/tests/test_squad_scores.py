@@ -1,7 +1,5 @@
 """Exact match and F1 by the official rules, worked out by hand."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from fasttfm_pretraining.data.answers import best_span, predict_answers, read_pr
 from fasttfm_pretraining.data.squad import Answer, Question, SquadData
 from fasttfm_pretraining.data.squad_scores import evaluate, exact_match, f1, normalize_answer, question_scores
 from fasttfm_pretraining.data.task_inputs import Row, Window
-from fasttfm_pretraining.data.task_scores import score_file
 
 
 def question(name: str, *golds: str) -> Question:
@@ -51,16 +48,6 @@ def test_normalization(text, normalized):
 def test_one_pair(gold, predicted, exact, overlap):
     assert exact_match(gold, predicted) == exact
     assert f1(gold, predicted) == pytest.approx(overlap)
-
-
-@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
-def test_a_packed_file_of_questions_is_one(tmp_path, ending):
-    """The name tells what a file holds; whether it is packed, its first bytes tell."""
-    asked = {"id": "q", "question": "?", "answers": [{"text": "cat", "answer_start": 2}]}
-    content = {"version": "1.1", "data": [{"paragraphs": [{"context": "a cat", "qas": [asked]}]}]}
-    (tmp_path / f"dev.json{ending}").write_text(json.dumps(content))
-    (tmp_path / "predictions.json").write_text('{"q": "the cat"}')
-    assert score_file(tmp_path / "predictions.json", tmp_path / f"dev.json{ending}")["exact"] == 100.0
 
 
 @pytest.mark.parametrize(

@@ -161,4 +161,7 @@ def test_pre_training_s_import_says_that_it_leaves_a_head_out(tmp_path, capsys):
     (tmp_path / "H").mkdir()
     saved("BertForQuestionAnswering", tmp_path / "H")
     assert main(["mlm", "import", str(tmp_path / "H"), "--out", str(tmp_path / "M")]) == 0
-    assert "the trained head of BertForQuestionAnswering: fasttfm finetune import keeps it" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the trained head of BertForQuestionAnswering: fasttfm finetune import keeps it" in told
+    assert "has no head of masked tokens: this model's begins with fresh weights" in told
+    assert "left out the weights qa_outputs.bias and 1 other" in told

@@ -7,10 +7,8 @@ from their_models import saved
 
 from fasttfm.cli.main import main
 from fasttfm.errors import UserError
-from fasttfm_pretraining.data import text_tokenizer
 from fasttfm_pretraining.data.task_inputs import join
 from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
-from fasttfm_pretraining.interop import tokenizer_files
 from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer
 from fasttfm_pretraining.training.finetuning import markers_of
 
@@ -141,15 +139,3 @@ def test_a_roberta_of_older_files_is_imported_and_its_pairs_are_joined_as_there(
         assert row.tokens.tolist() == theirs(*pair).input_ids
     short = join(markers, tokenizer.encode("the cat sat"), tokenizer.encode("on the mats"), 9)
     assert len(short.tokens) == 9
-
-
-def test_memory_that_runs_out_is_not_told_as_a_damaged_file(tmp_path, monkeypatch):
-    def fails(*args):
-        raise MemoryError
-
-    monkeypatch.setattr(tokenizer_files, "_word_pieces", fails)
-    monkeypatch.setattr(text_tokenizer, "parse_json", fails)
-    for name in ("vocab.txt", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-        with pytest.raises(MemoryError):
-            read_tokenizer(tmp_path)
