@@ -147,16 +147,6 @@ def test_what_is_no_head_of_ours_ends_in_one_line(head, changes, said, tmp_path)
         heads.read(tmp_path)
 
 
-def test_weights_besides_the_head_are_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    saved("BertForQuestionAnswering", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file(weights | {"adapter.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"adapter\.weight"):
-        heads.read(tmp_path)
-
-
 def test_pre_training_s_import_says_that_it_leaves_a_head_out(tmp_path, capsys):
     (tmp_path / "H").mkdir()
     saved("BertForQuestionAnswering", tmp_path / "H")

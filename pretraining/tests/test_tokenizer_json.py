@@ -70,7 +70,12 @@ def test_ids_and_texts_are_ours(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"model_type": "unigram"}, "is no BPE"), ({"normalization": "nfkc"}, "normalizes text")]
+    ("options", "said"),
+    [
+        ({"model_type": "unigram"}, "is no BPE"),
+        ({"normalization": "nfkc"}, "normalizes text"),
+        ({"symbols": ["<2de>"]}, "'<2de>' is never cut"),  # SentencePiece puts no spaces around it, tokenizers does
+    ],
 )
 def test_what_cannot_be_written_is_told(tmp_path, options, said):
     ours = PieceTokenizer(train_tokenizer(TEXT, vocab_size=330, **options))

@@ -20,7 +20,7 @@ from fasttfm.search import translate_ids
 from fasttfm.translate import Translator
 from fasttfm.translate.translator import one_line
 
-from .test_spoiled_folders import import_words
+from .their_folders import import_words
 
 LINES = ["a dog runs", "zwei Männer sitzen", "the small green boat"]
 

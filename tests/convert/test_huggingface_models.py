@@ -85,15 +85,6 @@ def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, paddin
         assert tokens[1] == tokens[0]
 
 
-@pytest.mark.parametrize(("name", "norms"), [("llama", 5), ("mistral", 5), ("qwen3", 9), ("gemma2", 0)])
-def test_copies_of_llama_s_norm_are_replaced(name: str, norms: int) -> None:
-    """Gemma's norm differs: it multiplies by 1 + weight."""
-    eager, ours = pair(name, huggingface.accelerate)
-    assert sum(type(m).__name__ == "FusedRMSNorm" for m in ours.modules()) == norms
-    x = torch.randn(3, 32)
-    torch.testing.assert_close(ours.model.norm(x * 1e-3), eager.model.norm(x * 1e-3), rtol=1e-5, atol=1e-6)
-
-
 def test_an_rms_norm_with_mixed_dtypes_equals_transformers() -> None:
     theirs, ours = (model.model.norm for model in pair("llama", huggingface.accelerate))
     x = torch.randn(3, 32, dtype=torch.bfloat16)
@@ -181,27 +172,6 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
         torch.testing.assert_close(found, right)
 
 
-@torch.no_grad()
-def test_only_the_submodel_with_unsupported_attention_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})  # as if our attention had none
-    text = transformers.Gemma2Config(**TEXT, **SLIDING)
-    vision = transformers.SiglipVisionConfig(
-        hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
-    )
-    sizes = {"image_token_index": 36, "projection_dim": 32}
-    config = transformers.PaliGemmaConfig(vision_config=vision, text_config=text, **sizes)
-    model = transformers.PaliGemmaModel(config).eval()
-    inputs = {"input_ids": torch.cat([torch.full((2, 4), 36), torch.randint(3, 30, (2, 5))], 1)}
-    inputs |= {"attention_mask": torch.ones(2, 9, dtype=torch.long), "pixel_values": torch.randn(2, 3, 16, 16)}
-    expected, own = model(**inputs).last_hidden_state, model.language_model.config._attn_implementation
-    lines = huggingface.accelerate(model).lines
-    assert lines[0].action == "attention fasttfm"
-    assert [line.name for line in lines if "softcap" in line.reason] == ["language_model"]
-    assert model.language_model.config._attn_implementation == own != "fasttfm"
-    assert model.config.vision_config._attn_implementation == "fasttfm"
-    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_an_argument_that_may_change_the_result_is_never_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A paged cache, a tensor of any name, and parameters of eager attention in the modeling file."""
     given = {"cache": object(), "block_indices": object(), "bias": torch.randn(2), "bias_of_tomorrow": 0.5, "stride": 2}
@@ -230,12 +200,3 @@ def test_causal_attention_needs_a_mask_as_eager_does() -> None:
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     every, _ = huggingface.attention_forward(module, x, x, x, mask, is_causal=True)
     torch.testing.assert_close(one, every[:, 4:])
-
-
-def test_dropout_applies_only_in_training() -> None:
-    x, module = torch.randn(1, 2, 5, 8), torch.nn.Module().eval()
-    plain, _ = huggingface.attention_forward(module, x, x, x, None, is_causal=False)
-    got, _ = huggingface.attention_forward(module, x, x, x, None, dropout=0.5, is_causal=False)
-    assert torch.equal(got, plain)
-    got, _ = huggingface.attention_forward(module.train(), x, x, x, None, dropout=0.5, is_causal=False)
-    assert not torch.equal(got, plain)

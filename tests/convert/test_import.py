@@ -133,21 +133,6 @@ def test_the_unknown_token_is_suppressed_by_its_id(tmp_path, folders, suppressed
     assert marian.read(tmp_path / "changed").decoding.allow_unk is allowed
 
 
-def test_the_model_card_names_the_working_folder(tmp_path, folders, monkeypatch):
-    monkeypatch.chdir(folders / "opus")
-    assert main(["import", ".", "--format", "marian-hf", "--out", str(tmp_path / "out"), "--no-check"]) == 0
-    assert "imported from opus (marian-hf)" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_damaged_one_of_two_vocabularies_is_named(tmp_path, folders):
-    shutil.copytree(folders / "opus", tmp_path / "changed")
-    config = tmp_path / "changed" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "share_encoder_decoder_embeddings": False}))
-    (tmp_path / "changed" / "target_vocab.json").write_text('{"a": 1}')
-    with pytest.raises(UserError, match=r"changed/target_vocab\.json: does not number its 1 pieces"):
-        marian.read(tmp_path / "changed")
-
-
 def test_an_untied_output_is_read(tmp_path, folders):
     folder = tmp_path / "untied"
     shutil.copytree(folders / "opus", folder)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main
 
-from .test_spoiled_folders import Weights, import_words, stored, write_folder
+from .their_folders import Weights, import_words, stored, write_folder
 
 pytest.importorskip("transformers")
 
@@ -63,6 +63,14 @@ def shards(change: Callable[[Weights, dict[str, str]], Any]) -> Change:
         for file in (ONE, TWO):
             save_file({name: each for name, each in given.items() if places.get(name, ONE) == file}, folder / file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    return changed
+
+
+def half(name: str) -> Change:
+    def changed(folder: Path) -> None:
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
 
     return changed
 
@@ -135,6 +143,17 @@ REFUSED: list[tuple[str, str, Change, str]] = [  # what it is, of which importer
     ("an embedding without a width", "ctranslate2", one(TABLE, lambda x: x[0]), f"{TABLE} is ("),
     ("a step among the weights", "fairseq", weights(lambda given: {**given, "step": 3}),
      "holds more than weights ('step')"),
+    ("a weight beside a head", "squad", also("adapter.weight", "bert.embeddings.LayerNorm.bias"), "adapter.weight"),
+    *((f"half of {name}", kind, half(name), f"{name}: is truncated") for kind, name in (
+        ("gpt2", "model.safetensors"), ("ctranslate2", "model.bin"), ("fairseq", "checkpoint.pt"))),
+    ("half of a configuration", "llama", half("config.json"), "config.json: is truncated"),
+    ("half of a vocabulary", "m2m100", half("vocab.json"), "its tokenizer cannot be loaded"),
+    ("half of a SentencePiece model", "marian-hf", half("source.spm"), "source.spm"),
+    ("a weight that is NaN", "bert", one(WORDS, lambda x: x * torch.nan), f"{WORDS} contains NaN"),
+    ("a weight with a row more", "fairseq", one("encoder.layers.0.fc1.weight", lambda x: torch.cat([x, x[:1]])),
+     "encoder.layers.0.fc1.weight"),
+    ("a weight that is not there", "m2m100",
+     weights(lambda given: {name: each for name, each in given.items() if name != SHARED}), SHARED),
 ]  # fmt: skip
 TOLD: list[tuple[str, str, Change, str]] = [
     ("search settings", "marian-hf", fields("generation_config.json", repetition_penalty=1.5),

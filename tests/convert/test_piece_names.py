@@ -77,11 +77,3 @@ def test_auto_tokenizer_knows_renamed_special_tokens(tmp_path):
     assert len(theirs) == len(ours)
     for text in ("a <s> dog <pad>", "[PAD] [BOS]", "zwei Männer"):
         assert theirs(text)["input_ids"] == [BOS, *ours.encode(text), EOS], text
-
-
-def test_a_user_defined_piece_prevents_a_tokenizer_json(tmp_path):
-    """Around pieces such as <2de> SentencePiece inserts spaces differently from tokenizers."""
-    ours = load(write_with_piece(tmp_path / "model", "<2de>")).source_tokenizer
-    (told,) = write_tokenizer(ours, tmp_path, "end")
-    assert "no tokenizer.json was written, because '<2de>' is never cut" in told
-    assert not (tmp_path / "tokenizer.json").exists()
