@@ -149,10 +149,7 @@ WRONG = {
         ({"hidden_act": "mish"}, "hidden_act mish is not supported"),
         ({"intermediate_size": 25}, "copy both from one model"),
         ({"num_hidden_layers": 4}, "the layers bert.encoder.layer.0, 1, 2, where config.json's num_hidden_layers is 4"),
-        ({"num_hidden_layers": 10**9}, "layers 1000000000 must be at most 10,000"),
         ({"vocab_size": 10**12}, r"says \(1000000000000, 16\): copy both"),
-        ({"hidden_size": 10**9}, "d_model 1000000000 must be at most 1,000,000"),
-        ({"max_position_embeddings": 10**12}, "copy both from one model"),
         ({"is_decoder": True}, "is_decoder True is not supported"),
     ],
     "RobertaForMaskedLM": [
@@ -162,7 +159,6 @@ WRONG = {
     ],
     "DistilBertForMaskedLM": [
         ({"dim": None}, "dim|hidden_size"),
-        ({"n_layers": 4}, "the layers bert.encoder.layer.0, 1, 2, where"),
         ({"activation": "mish"}, "mish"),
     ],
 }

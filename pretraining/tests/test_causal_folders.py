@@ -109,12 +109,9 @@ WRONG = {
         ({"activation_function": "mish"}, "mish"),
         ({"embd_pdrop": 0.3}, "must be the same"),
         ({"n_layer": 4}, r"have the layers h\.0, 1, 2, where config\.json's n_layer is 4"),
-        ({"n_layer": 2}, r"have the layers h\.0, 1, 2, where config\.json's n_layer is 2"),
-        ({"n_embd": 20}, "another"),
         ({"n_layer": 10**9}, "layers 1000000000 must be at most 10,000"),
         ({"n_embd": 10**9}, "d_model 1000000000 must be at most 1,000,000"),
         ({"n_inner": 10**6}, "another model"),
-        ({"n_positions": 10**12}, "another model"),
         ({"vocab_size": 10**12}, "another vocabulary"),
     ],
     "llama": [
@@ -129,9 +126,7 @@ WRONG = {
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rotary_factor 0.5 must be at least 1"),
         ({"num_key_value_heads": 3}, "not a multiple of kv_heads 3"),
         ({"head_dim": 7}, "7 channels"),
-        ({"num_hidden_layers": 2}, "where config.json's num_hidden_layers is 2"),
         ({"intermediate_size": 41}, "another model"),
-        ({"vocab_size": 10**12}, "another vocabulary"),
     ],
 }
 

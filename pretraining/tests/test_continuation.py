@@ -89,22 +89,18 @@ def test_what_has_no_text_is_never_drawn():
     drawn = continue_ids(padded, [END], 40, 4, Sampling(), None, never)
     assert max(map(max, drawn)) < len(tokenizer)
     assert max(map(max, continue_ids(padded, [END], 40, 4, Sampling(), None))) >= len(tokenizer)
-    assert generate(padded, tokenizer, "a", 40, 1, Sampling())[0].startswith("a")
 
 
 def test_a_prompt_begins_the_text():
     torch.manual_seed(0)
     tokenizer = ByteTokenizer()
     model = GPT(GPTConfig(vocab_size=len(tokenizer), d_model=16, heads=2, d_ff=32, layers=1, max_length=24))
-    texts = generate(model, tokenizer, "Two\nlines", 10, 3, Sampling())
-    assert len(texts) == 3
-    assert all(text.startswith("Two\nlines") for text in texts)
+    assert [text[:9] for text in generate(model, tokenizer, "Two\nlines", 10, 3, Sampling())] == ["Two\nlines"] * 3
     with pytest.warns(RuntimeWarning, match="outgrow the model's 24 positions"):
         (text,) = generate(model, tokenizer, "1234567890" * 5, 40, 1, Sampling(top_k=1))
     assert text.startswith("1234567890" * 5)
-    for wrong in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"seed": -1}):
-        with pytest.raises(UserError, match="--"):
-            Sampling(**wrong)
+    with pytest.raises(UserError, match="--top-p"):
+        Sampling(top_p=0.0)
     for changes in ({"top_k": 3}, {"top_p": 0.5}, {"seed": 2}):
         with pytest.raises(UserError, match="does nothing while --temperature is 0"):
             Sampling(temperature=0, **changes)

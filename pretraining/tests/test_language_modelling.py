@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from training.runs import assert_same_weights, log_without_times, weights_of
+from training.runs import assert_same_weights, log_without_times
 from training.tiny import TINY
 
-from fasttfm.cli.main import main
 from fasttfm.config import gather
 from fasttfm.errors import UserError
 from fasttfm.store.model_dir import read_kind
@@ -22,8 +21,6 @@ CPU = torch.device("cpu")
 RECIPE = {name: value for name, value in TINY.items() if not name.endswith("coder_layers")}
 RECIPE |= {"d_model": 16, "d_ff": 32, "layers": 2, "max_length": 32, "max_tokens": 96, "row_length": 32}
 RECIPE |= {"label_smoothing": 0.0}
-WIDE = {"d_model": 256, "heads": 8, "d_ff": 256, "max_tokens": 512}
-"""Sizes at which half a batch enters the passes compiled by numba."""
 
 
 def values(**changes):
@@ -124,58 +121,18 @@ def test_the_losses_of_fifty_updates_are_those_of_a_plain_loop(data, tmp_path):
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_another_kind_of_model_is_refused_in_one_line(data, tmp_path, capsys):
-    run(data, tmp_path / "M", max_update=2)
-    assert main(["translate", str(tmp_path / "M")]) == 2
-    error = capsys.readouterr().err
-    assert "kind gpt" in error
-    assert error.count("\n") == error.count("\r") + len([line for line in error.splitlines() if line])
-    (tmp_path / "M" / "config.yaml").write_text("kind: transformer\nmodel: {}\n")
-    with pytest.raises(UserError, match="kind transformer"):
-        GPT.from_pretrained(tmp_path / "M")
-    (tmp_path / "M" / "config.yaml").write_text("kind: rnn\n")
-    with pytest.raises(UserError, match="'rnn' is unknown"):
-        GPT.from_pretrained(tmp_path / "M")
-
-
-def test_wrong_settings_and_checkpoints_end_in_one_line(data, tmp_path):
-    with pytest.raises(UserError, match="positions"):
-        run(data, tmp_path / "M", row_length=64)
-    with pytest.raises(UserError, match="a single row"):
-        run(data, tmp_path / "M", max_tokens=16)
+def test_wrong_settings_checkpoints_and_kinds_end_in_one_line(data, tmp_path, refusal_of):
+    for changes, message in (({"row_length": 64}, "positions"), ({"max_tokens": 16}, "a single row")):
+        with pytest.raises(UserError, match=message):
+            run(data, tmp_path / "M", **changes)
     with pytest.raises(UserError, match="encoder_layers is unknown"):
         values(encoder_layers=2)
     run(data, tmp_path / "M", max_update=2)
+    assert "kind gpt" in refusal_of(["translate", tmp_path / "M"])
     with pytest.raises(UserError, match="was not found"):
         GPT.from_pretrained(tmp_path / "M", "7")
     with pytest.raises(UserError, match="layers 2, now it is 3"):
         run(data, tmp_path / "M", max_update=3, layers=3)
-
-
-def command(data, out, **changes):
-    """`fasttfm lm train` of the recipe."""
-    words = ["lm", "train", "--device", "cpu", "--data", str(data), "--out", str(out)]
-    for name, value in {**RECIPE, **WIDE, "dropout": 0.0, "attention_dropout": 0.0, **changes}.items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
-    return words
-
-
-@pytest.mark.whole
-def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(run_ranks, data, tmp_path):
-    """adam_eps: the gradient of a key's bias is 0, and by Adam's 1e-8 its rounding would become steps."""
-    runs = {"one": (1, {}), "two": (2, {}), "divided": (2, {"shard": True})}
-    words = [
-        {"size": size, "words": command(data, tmp_path / name, adam_eps=1e-4, **more)}
-        for name, (size, more) in runs.items()
-    ]
-    statuses, errors = run_ranks(*words)
-    assert [status for each in statuses for status in each] == [0] * 5, errors
-    one = weights_of(tmp_path / "one")
-    for name in ("two", "divided"):
-        other = weights_of(tmp_path / name)
-        assert one.keys() == other.keys()
-        for key in one:
-            torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=2e-5, msg=f"{name} {key}")
-    assert main(["average", str(tmp_path / "divided"), "--last", "1"]) == 0
-    assert GPT.from_pretrained(tmp_path / "divided", "average").config.layers == 2
+    (tmp_path / "M" / "config.yaml").write_text("kind: transformer\nmodel: {}\n")
+    with pytest.raises(UserError, match="kind transformer"):
+        GPT.from_pretrained(tmp_path / "M")

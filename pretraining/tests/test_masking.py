@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from fasttfm.config.training import TrainingConfig
-from fasttfm.errors import UserError
 from fasttfm.training.updates import Updates
 from fasttfm_pretraining.config.bert import BertConfig
 from fasttfm_pretraining.data.documents import Documents
 from fasttfm_pretraining.data.masked_rows import MaskedBatches
-from fasttfm_pretraining.data.masking import ELECTRA_SHARES, Masker, MaskingVocabulary, Phrases, read_phrases
+from fasttfm_pretraining.data.masking import ELECTRA_SHARES, Masker, MaskingVocabulary, Phrases
 from fasttfm_pretraining.models.bert import BertPretraining
 
 SIZE = 60
@@ -99,30 +98,10 @@ def test_phrases_are_hidden_whole_the_longest_first():
     assert any(5 in hidden for hidden in both)  # single tokens are hidden too
 
 
-def test_with_whole_words_a_phrase_takes_the_rest_of_its_last_word():
-    masker = Masker(VOCABULARY, whole_words=True, phrases=Phrases([[9, 10, 11, 12]]))
-    row = np.array([2, 9, 10, 11, 12, 13, 15, 3])
-    for seed in range(20):
-        hidden = set(masker(row, np.random.default_rng(seed)).positions.tolist())
-        assert hidden in ({1, 2, 3, 4, 5}, {6}, {1, 2, 3, 4, 5, 6})
-
-
 def test_a_row_of_markers_stays():
     row = Masker(VOCABULARY)(np.array([2, 3]), np.random.default_rng(0))
     assert len(row.labels) == 0
     assert row.tokens.tolist() == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "no such file"), (b"\xff\xfe", "is not UTF-8"), (b"a\n\n", "no phrase of more than one token")],
-)
-def test_a_wrong_list_of_phrases_ends_in_one_line(content, message, tmp_path):
-    path = tmp_path / "phrases.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_phrases(path, lambda text: [ord(character) for character in text])
 
 
 # Rows of documents
@@ -167,15 +146,6 @@ def test_every_token_of_the_documents_is_in_one_row():
     assert not Counter(seen) - Counter(wanted.tolist())
     assert made.skipped <= left_out.total() <= 3 * made.skipped  # ends of documents that are too short for a row
     assert 0 < made.skipped < 40
-
-
-def test_wrong_and_true_second_segments_begin_with_words_alike():
-    made, begins = batches(pairs="nsp"), ([], [])
-    for number in np.flatnonzero(made.spans.ends - made.spans.begins == 29):
-        row, second, label = row_of(made, int(number), 0)
-        begins[label].append(WORDS.begins_word[row[second]])
-    assert min(map(len, begins)) > 20
-    assert all(np.mean(each) > 0.9 for each in begins)  # a span of few tokens may have no word to begin with
 
 
 def test_a_batch_holds_what_its_rows_say():

@@ -125,11 +125,6 @@ def test_whether_a_model_abstains_goes_out_and_comes_back(tmp_path):
         answers.append(json.loads(out.read_text())["q"])
     assert answers[0]
     assert answers[1] == answers[2]
-    again = ["--train", str(tmp_path / "t.tsv"), "--valid", str(tmp_path / "t.tsv"), "--out", str(tmp_path / "C")]
-    (tmp_path / "t.tsv").write_text("a\tlabel\nthe cat\t1\nsat\t0\n" * 4)
-    quick = ["--row-length", "32", "--max-tokens", "64", "--max-update", "1", "--threads", "1", "--no-tensorboard"]
-    body = ["finetune", "classify", "--init-from", str(tmp_path / "one"), "--device", "cpu"]
-    assert main([*body, *again, *quick]) == 0  # to be trained on, as a body
 
 
 @pytest.mark.parametrize(

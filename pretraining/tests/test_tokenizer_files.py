@@ -86,7 +86,7 @@ def test_word_pieces_are_cut_as_tokenizer_config_says(tmp_path, settings):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["gpt2", "openai-gpt"])
 def test_a_folder_without_tokenizer_json_becomes_a_model_that_writes(tmp_path, kind, capsys):
-    """A padded vocabulary, too: from import to fine-tuning."""
+    """A padded vocabulary, too: from import to training."""
     folder, out, data = (tmp_path / name for name in "HMD")
     folder.mkdir()
     size = byte_level_files(folder, ["<|endoftext|>"]) if kind == "gpt2" else word_end_files(folder)
@@ -105,11 +105,6 @@ def test_a_folder_without_tokenizer_json_becomes_a_model_that_writes(tmp_path, k
     quick = ["--max-tokens", "128", "--warmup-updates", "1", "--max-update", "2", "--threads", "1", "--no-tensorboard"]
     train = ["lm", "train", "--preset", "gpt-tiny", "--data", str(data), "--init-from", str(out)]
     assert main([*train, "--out", str(tmp_path / "N"), "--row-length", "32", *sizes, *quick, "--device", "cpu"]) == 0
-    (tmp_path / "a.tsv").write_text("sentence\tlabel\nthe cat sat\t1\non the mat\t0\n" * 4)
-    files = [f"--{name}={tmp_path / 'a.tsv'}" for name in ("train", "valid")]
-    tuning = ["finetune", "classify", "--init-from", str(out), *files, "--out", str(tmp_path / "C"), "--device", "cpu"]
-    quick = ["--row-length", "32", "--max-tokens", "64", "--max-update", "1", "--threads", "1", "--no-tensorboard"]
-    assert main([*tuning, *quick]) == 0
 
 
 def test_what_is_missing_or_damaged_ends_in_one_line(tmp_path):

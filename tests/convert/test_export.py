@@ -1,17 +1,14 @@
 """Exported models: the other tool translates as we do, as the command has found, and they can be imported again."""
 
 import dataclasses
-import random
 
 import pytest
 import torch
-from docs.blocks import blocks, run
-from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
+from model_dirs import LINES, LONGEST, compare, write_model_dir
 
 from fasttfm.cli.main import main
 from fasttfm.convert import check, ctranslate2, ctranslate2_read, marian
 from fasttfm.convert.exchange import load
-from fasttfm.translate import Translator
 
 PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers"}
 BEAMS = {"ctranslate2": 2, "marian-hf": 4}
@@ -95,28 +92,20 @@ def test_the_other_tool_translates_as_we_do_and_the_model_comes_back(tmp_path, c
         torch.testing.assert_close(back.weights, given.weights)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", PACKAGES)
-@pytest.mark.parametrize(
-    "part",
-    ["encoder.layers.0.self_attn.in_proj_weight", "decoder.layers.1.linear2.weight",
-     "decoder.layers.0.multihead_attn.out_proj.weight"],
-)  # fmt: skip
-def test_a_model_that_differs_in_one_weight_is_not_written(tmp_path, refusal_of, monkeypatch, form, part):
+def test_a_model_that_differs_in_one_weight_is_not_written(tmp_path, refusal_of, monkeypatch, form):
     pytest.importorskip(PACKAGES[form])
     write = WRITERS[form].export
 
     def wrong(model, folder):
-        torch.manual_seed(0)
-        told = write(model, folder)
-        model.weights[part].copy_(torch.randn_like(model.weights[part]))
+        told, weight = write(model, folder), model.weights["decoder.layers.1.linear2.weight"]
+        weight.copy_(torch.randn_like(weight))
         return told
 
     monkeypatch.setattr(WRITERS[form], "export", wrong)
     model_dir = write_model_dir(tmp_path / "model", d_model=64)
     line = refusal_of(["export", model_dir, "--format", form, "--out", tmp_path / form])
     assert f"{PACKAGES[form]} translates" in line
-    assert "--no-check skips the comparison" in line
     assert not (tmp_path / form).exists()
     export(model_dir, form, "--no-check")
 
@@ -126,30 +115,6 @@ def test_a_tool_that_is_not_installed_is_reported(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(check, "find_spec", lambda name: None)
     export(write_model_dir(tmp_path / "model", trained=False), "ctranslate2")
     assert "note: not compared with ctranslate2, which is not installed" in capsys.readouterr().out.splitlines()
-
-
-def test_the_documented_settings_give_the_same_search(tmp_path, monkeypatch):
-    pytest.importorskip("ctranslate2")
-    draw = random.Random(1)
-    words = [word for line in PAIRS for word in line.split()]
-    lines = [*PAIRS, *(" ".join(draw.choices(words, k=draw.randint(1, 6))) for _ in range(100))]
-    (tmp_path / "valid.en").write_text("\n".join(lines), encoding="utf-8")
-    model_dir = write_model_dir(tmp_path / "model", max_len_a=0.0)
-    (model_dir / "data.yaml").write_text(f"files: [a, b, {tmp_path / 'valid.en'}, c]\n", encoding="utf-8")
-    export(model_dir, "ctranslate2").rename(tmp_path / "CT2")
-    assert "100 texts are translated as ctranslate2" in (tmp_path / "CT2/README.md").read_text(encoding="utf-8")
-    (code,) = (block for block in blocks("export.md") if "translate_batch" in block)
-    monkeypatch.chdir(tmp_path)
-    names = run(code, tmp_path)
-    results = names["translator"].translate_batch(
-        [names["source"].encode(line, out_type=str) for line in lines],
-        suppress_sequences=[["<blank>"], ["<s>"]], max_decoding_length=LONGEST, **names["same"],
-    )  # fmt: skip
-    theirs = [names["target"].decode(each.hypotheses[0]).strip() for each in results]
-    search = {"beam": 4, "length_penalty": "power", "alpha": 1.0, "early_stopping": True}
-    ours = Translator.from_directory(model_dir, workers=1, **search).translate(lines)
-    equal = sum(one.strip() == other for one, other in zip(ours, theirs, strict=True))
-    assert equal >= 0.95 * len(lines), f"{equal} of {len(lines)}"
 
 
 def test_settings_survive_a_way_to_hugging_face_and_back(tmp_path):

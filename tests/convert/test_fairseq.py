@@ -8,7 +8,7 @@ import sys
 import pytest
 import sentencepiece
 import torch
-from fairseq_models import EOS, UNK, WIDTH, write
+from fairseq_models import EOS, UNK, write
 from model_dirs import tokenizer
 
 from fasttfm.cli.main import main
@@ -133,13 +133,6 @@ def test_other_forms_of_a_checkpoint_are_read(tmp_path, monkeypatch, change):
     torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=0)
 
 
-def test_unknown_settings_of_the_model_are_reported(tmp_path, capsys):
-    write(tmp_path, encoder_mixing="sum", attention_heads_shared=2, adam_eps=1e-6, relu_dropout=0.25)
-    assert imported(tmp_path) == 0
-    assert "the settings attention_heads_shared 2, encoder_mixing sum are unknown: they" in capsys.readouterr().out
-    assert load(tmp_path / "MODEL").config.relu_dropout == 0.25
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -176,11 +169,6 @@ def test_files_that_do_not_fit_are_named(tmp_path, refusal_of):
     assert "has 6 pieces with the special ones" in refusal_of(words(tmp_path))
     target.write_text("▁a 3\nb\n", encoding="utf-8")
     assert "line 2 is not a piece with its count" in refusal_of(words(tmp_path))
-    assert "give one file for both sides" in refusal_of(words(tmp_path, "--dict", "third"))
-    target.write_text(given, encoding="utf-8")
-    learned = {"encoder.embed_positions.weight": torch.randn(66, WIDTH)}
-    changed_checkpoint(tmp_path, lambda loaded: loaded["model"].update(learned))
-    assert "has the weights encoder.embed_positions.weight, for which" in refusal_of(words(tmp_path))
 
 
 class Code:

@@ -75,35 +75,17 @@ def test_translations_equal_those_of_a_reimplementation(model, corpus):
     assert len(set(translations)) > 1
 
 
-def test_sides_have_their_languages_and_notes_report_inferred_settings(tmp_path, capsys, refusal_of, corpus):
-    write(tmp_path, pieces=corpus.pieces)
-    (tmp_path / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
-    assert "--source-language: Moses' rules need it and the checkpoint lacks it" in refusal_of(with_codes(tmp_path))
-    assert main(with_codes(tmp_path, "--source-language", "en", "--target-language", "en")) == 0
-    told = "source text becomes Moses tokens (en), normalized, escaped, as its dictionary shows"
-    assert told in capsys.readouterr().out
-    given = load(tmp_path / "MODEL")
-    assert given.source_tokenizer is given.target_tokenizer
-
-
-def test_an_imported_vocabulary_prepares_data_and_trains(model, corpus, tmp_path):
-    folder, data, out = model[0] / "MODEL", tmp_path / "DATA", tmp_path / "TUNED"
+def test_an_imported_vocabulary_prepares_data(model, corpus, tmp_path):
     texts = []
-    for split, pairs in (("", corpus.pairs), ("valid-", corpus.pairs[:5])):
+    for split in ("", "valid-"):
         for side, name in enumerate(("src", "tgt")):
             path = tmp_path / f"{split}{name}"
-            path.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+            path.write_text("".join(f"{pair[side]}\n" for pair in corpus.pairs), encoding="utf-8")
             texts.append(f"--{split}{name}={path}")
-    assert main(["prepare", *texts, "--spm", str(folder), "--out", str(data)]) == 0
-    prepared = PreparedData.open(data)
+    assert main(["prepare", *texts, "--spm", str(model[0] / "MODEL"), "--out", str(tmp_path / "DATA")]) == 0
+    prepared = PreparedData.open(tmp_path / "DATA")
     assert prepared.source_tokenizer.pieces(prepared.train.source(0)) == corpus.cut(corpus.pairs[0][0], "en")
     assert prepared.target_tokenizer.decode(prepared.train.target(0)) == corpus.pairs[0][1]
-    settings = "--max-update=2 --d-model=32 --heads=4 --d-ff=48 --encoder-layers=2 --decoder-layers=2 --workers=1"
-    settings += " --positional-encoding=tensor2tensor --first-position=2 --output-bias --no-valid-bleu"
-    settings += " --valid-interval-updates=2"
-    assert main(["train", f"--data={data}", f"--out={out}", f"--init-from={folder}", *settings.split()]) == 0
-    with Translator.from_directory(out, beam=1, workers=1) as translator:
-        assert len(translator.translate(["the dog"])) == 1
 
 
 def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
@@ -121,12 +103,17 @@ def test_codes_of_another_corpus_or_tokenizer_are_refused(model, tmp_path, refus
     (tmp_path / "other").write_text(fastbpe_file(learn(["zyx zyx zyx wvu wvu"], 9)), encoding="utf-8")
     (tmp_path / "codes").write_text(fastbpe_file(corpus.codes), encoding="utf-8")
     write(tmp_path, source_lang="en", target_lang="de")  # its dictionary is of SentencePiece
+    other = tmp_path / "without languages"
+    other.mkdir()
+    write(other, pieces=corpus.pieces)
+    (other / "codes").write_text(subword_nmt_file(corpus.codes), encoding="utf-8")
     spm = tmp_path / "spm.model"
     single = sum(len(piece.removesuffix("@@")) == 1 for piece in corpus.pieces) / len(corpus.pieces)
     for folder, given, message in (
         (model[0], ("--codes", tmp_path / "other"), f"has the pieces of {single:.1%} of the tokens in"),
         (model[0], ("--spm", spm), "give their --codes instead of --spm"),
         (model[0], ("--codes", tmp_path / "none"), "no such file of codes"),
+        (other, ("--codes", other / "codes"), "--source-language: Moses' rules need it"),
         (tmp_path, ("--codes", tmp_path / "codes"), "0% of its tokens end in @@"),
         (tmp_path, ("--codes", tmp_path / "codes", "--spm", spm), "either --spm or --codes"),
     ):

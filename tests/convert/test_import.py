@@ -107,17 +107,9 @@ def test_pickled_and_sharded_weights_are_read(tmp_path, folders):
     whole, *others = (marian.read(each).weights for each in (opus, pickled, folder))
     for other in others:
         torch.testing.assert_close(other, whole, rtol=0, atol=0)
-    content = shards[1].read_bytes()
-    for wrong, message in (
-        (content[:-9], "is truncated"),
-        (shards[0].read_bytes(), "model.safetensors.index.json disagrees"),
-        (None, "is missing, but model.safetensors.index.json lists it"),
-    ):
-        shards[1].unlink()
-        if wrong is not None:
-            shards[1].write_bytes(wrong)
-        with pytest.raises(UserError, match=rf"{shards[1].name}: .*{message}"):
-            marian.read(folder)
+    shards[1].unlink()
+    with pytest.raises(UserError, match=rf"{shards[1].name}: is missing, but model.safetensors.index.json lists it"):
+        marian.read(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(shards[1].name, f"../2/{shards[1].name}"))
     with pytest.raises(UserError, match="only files beside it are read"):
@@ -250,7 +242,8 @@ def test_a_language_must_be_one_of_the_model_s(folders, name, read, languages, m
         read(folders / name, **languages)
 
 
-HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
+HALF, ROW, WHOLE = np.float32(0.5), np.ones(8, np.float32), np.ones((64, 32), np.int8)
+LINEAR = "decoder/layer_0/ffn/linear_0"
 START, BOTH = "decoder/start_from_zero_embedding", ("encoder", "decoder")
 WIDER = {
     "encoder/layer_1/ffn/linear_0/bias": ROW,
@@ -263,23 +256,25 @@ WIDER = {
     ("changed", "settings", "message"),
     [
         ({"decoder/scale_embeddings": np.float32(1.0)}, {}, "the decoder's embeddings are scaled by 1: only sqrt"),
-        ({"encoder/scale_embeddings": np.int8(0)}, {}, "the encoder's embeddings are scaled by 1: only sqrt"),
         ({"decoder/layer_0/ffn/linear_0_noact/weight": ROW}, {}, "has the weights decoder.layer_0.ffn.linear_0_noact"),
         ({"encoder/layer_0/self_attention/relative_position_keys": ROW}, {}, "has encoder/layer_0/.*_position_keys"),
-        ({"encoder/embeddings_1/weight": ROW}, {}, r"has the weights encoder\.embeddings_1\.weight"),
         ({"decoder/alibi": np.int8(1)}, {}, "decoder/alibi is not zero"),
         ({"encoder/num_heads": np.int16(1)}, {}, "encoder/num_heads and decoder/num_heads differ"),
-        ({"encoder/activation": np.int8(0)}, {}, "encoder/activation and decoder/activation differ"),
         ({"encoder/position_encodings/encodings": ROW}, {}, r"encodings are \(8,\): \(positions, 32\) is needed"),
         ({"encoder/position_encodings/encodings": None}, {}, "has decoder/position_encodings/encodings but no encoder"),
-        ({"decoder/position_encodings/encodings": None}, {}, "has encoder/position_encodings/encodings but no decoder"),
         (WIDER, {}, r"encoder\.layer_1\.ffn\.linear_0\.weight is \(8, 32\), where its configuration says \(64, 32\)"),
         ({START: np.int8(0)}, {"decoder_start_token": None}, "decoder_start_token is null"),
-        ({START: np.int8(0)}, {"decoder_start_token": "x"}, "has no token x"),
         ({f"{side}/num_heads": np.int16(5) for side in BOTH}, {}, "32 is not a multiple of heads 5"),
-        ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* must be a number"),
         ({f"{side}/activation": np.int8(4) for side in BOTH}, {}, "activation 4 is not supported"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
+        ({f"{LINEAR}/weight": WHOLE}, {}, f"has no {LINEAR}/weight_scale"),
+        (
+            {f"{LINEAR}/weight": WHOLE, f"{LINEAR}/weight_scale": ROW},
+            {},
+            r"weight_scale is \(8,\), its weight",
+        ),
+        ({"decoder/num_heads": np.ones(2, np.int16)}, {}, "decoder/num_heads has 2 numbers"),
+        ({"decoder/embeddings/weight": ROW}, {}, r"decoder/embeddings/weight is \("),
         ({}, {"add_source_bos": True}, "config.json has add_source_bos True"),
         ({}, {"newer": "x"}, "config.json has newer 'x'"),
     ],

@@ -93,8 +93,6 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "roberta.embeddings.token_type_embeddings.weight"
 OUTPUT = "cls.predictions.decoder.weight"
 SHARED = "model.shared.weight"
-LINEAR = "decoder/layer_0/ffn/linear_0"
-HEADS, TABLE = "decoder/num_heads", "decoder/embeddings/weight"
 
 REFUSED: list[tuple[str, str, Change, str]] = [  # what it is, of which importer, the change, the words
     ("an output that is not the table", "gpt2", also("lm_head.weight", "transformer.wte.weight"),
@@ -134,13 +132,6 @@ REFUSED: list[tuple[str, str, Change, str]] = [  # what it is, of which importer
      "model.bin: is truncated or damaged (it has bytes after its end)"),
     ("a language model", "ctranslate2", of_a_language_model,
      "model.bin: is a TransformerDecoderSpec: only encoder-decoder Transformers"),
-    ("whole numbers without a scale", "ctranslate2", one(f"{LINEAR}/weight", torch.Tensor.char),
-     f"has no {LINEAR}/weight_scale"),
-    ("a scale of another size", "ctranslate2",
-     weights(lambda given: {**given, f"{LINEAR}/weight": given[f"{LINEAR}/weight"].char(),
-                            f"{LINEAR}/weight_scale": torch.ones(3)}), f"{LINEAR}/weight_scale is (3,), its weight"),
-    ("two numbers of heads", "ctranslate2", one(HEADS, lambda x: x.repeat(2)), f"{HEADS} has 2 numbers"),
-    ("an embedding without a width", "ctranslate2", one(TABLE, lambda x: x[0]), f"{TABLE} is ("),
     ("a step among the weights", "fairseq", weights(lambda given: {**given, "step": 3}),
      "holds more than weights ('step')"),
     ("a weight beside a head", "squad", also("adapter.weight", "bert.embeddings.LayerNorm.bias"), "adapter.weight"),

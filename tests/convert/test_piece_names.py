@@ -9,8 +9,7 @@ from model_dirs import TEXT, tokenizer, write_model_dir
 from fasttfm.cli.main import main
 from fasttfm.convert import ctranslate2_read, m2m100
 from fasttfm.convert.exchange import load, store
-from fasttfm.convert.tokenizer_json import write_tokenizer
-from fasttfm.data.tokenizer import BOS, EOS, PAD
+from fasttfm.data.tokenizer import PAD
 
 from .their_folders import write_m2m
 
@@ -66,14 +65,3 @@ def test_two_tokens_of_an_imported_vocabulary_have_two_names(tmp_path, capsys):
     names = ctranslate2_read.vocabulary(tmp_path / "out", "target")
     assert names.count("<s>") == 1
     assert any(name.startswith("<s>#") for name in names)
-
-
-def test_auto_tokenizer_knows_renamed_special_tokens(tmp_path):
-    ours = load(write_with_piece(tmp_path / "model")).source_tokenizer
-    (tmp_path / "there").mkdir()
-    assert not write_tokenizer(ours, tmp_path / "there", "both")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
-    assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (PAD, BOS, EOS)
-    assert len(theirs) == len(ours)
-    for text in ("a <s> dog <pad>", "[PAD] [BOS]", "zwei Männer"):
-        assert theirs(text)["input_ids"] == [BOS, *ours.encode(text), EOS], text

@@ -1,13 +1,11 @@
 """Small random models in the formats of other tools, the commands that import them, and their weights to change."""
 
 import json
-import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fairseq_models import write as write_fairseq
@@ -15,7 +13,6 @@ from model_dirs import tokenizer, write_model_dir
 from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main
-from fasttfm.convert.ctranslate2_read import _TYPES, _read_variables
 
 Weights = dict[str, torch.Tensor]
 
@@ -142,23 +139,5 @@ def stored(folder: Path) -> tuple[Weights, Callable[[Path, Weights], Any]]:
     if (folder / "model.safetensors").exists():
         given = load_file(folder / "model.safetensors")
         return given, lambda to, weights: save_file(weights, to / "model.safetensors", {"format": "pt"})
-    if (folder / "checkpoint.pt").exists():
-        loaded = torch.load(folder / "checkpoint.pt", weights_only=False)
-        return loaded["model"], lambda to, weights: torch.save({**loaded, "model": weights}, to / "checkpoint.pt")
-    given = {name: torch.from_numpy(np.array(each)) for name, each in _read_variables(folder / "model.bin").items()}
-    return given, lambda to, weights: write_variables(to / "model.bin", weights)
-
-
-def write_variables(path: Path, variables: Weights) -> None:
-    """Write a model.bin, whose format ctranslate2_read describes."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<H", len(value) + 1) + value.encode() + b"\0"
-
-    parts = [struct.pack("<I", 6), text("TransformerSpec"), struct.pack("<II", 7, len(variables))]
-    for name, variable in variables.items():
-        array = variable.numpy()
-        kind = next(number for number, dtype in _TYPES.items() if dtype == array.dtype)
-        parts += [text(name), struct.pack(f"<B{array.ndim}I", array.ndim, *array.shape)]
-        parts += [struct.pack("<BI", kind, array.nbytes), array.tobytes()]
-    path.write_bytes(b"".join([*parts, struct.pack("<I", 0)]))
+    loaded = torch.load(folder / "checkpoint.pt", weights_only=False)
+    return loaded["model"], lambda to, weights: torch.save({**loaded, "model": weights}, to / "checkpoint.pt")
