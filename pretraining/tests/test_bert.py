@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from fasttfm.config import build, gather
-from fasttfm.functional import backend
 from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
-from fasttfm_pretraining.models.bert import Bert, BertPretraining, Packing
+from fasttfm_pretraining.models.bert import Bert, Packing
 from fasttfm_pretraining.models.electra import sample
 from fasttfm_pretraining.models.kinds import CLASSES
 
@@ -84,25 +83,6 @@ def test_packed_and_padded_rows_are_the_same(share):
     for row, length in enumerate(lengths):  # neither padding nor a neighbour is seen
         alone = model(tokens[row : row + 1, :length], segments[row : row + 1, :length])
         torch.testing.assert_close(alone[0], padded[row, :length])
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("share", ["none", "attention", "ffn", "all"])
-def test_the_kernels_give_the_same_gradients(share):
-    torch.manual_seed(0)
-    model = BertPretraining(BertConfig(**SMALL, share=share))
-    tokens, segments, lengths = rows()
-    positions, labels = torch.tensor([1, 9, 17]), torch.tensor([3, 4, 5])
-    gradients = []
-    for route in ("torch", "triton"):
-        model.zero_grad()
-        with backend(route):
-            said = model(tokens, segments, lengths, positions)
-            loss = torch.nn.functional.cross_entropy(said.masked, labels)
-            (loss + torch.nn.functional.cross_entropy(said.sentence, torch.tensor([0, 1, 0]))).backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    for plain, kernel in zip(*gradients, strict=True):
-        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=2e-5)
 
 
 def test_layers_that_share_parameters_share_no_mask():

@@ -117,7 +117,6 @@ def test_validation_minimizes_what_training_does_and_the_teacher_is_neither_save
     scores = student.batch_scores(batch())
     assert scores["loss"] == loss != nll == scores["nll"]
     assert "sentences" not in scores
-    assert sum(p.numel() for p in student.parameters()) < sum(p.numel() for p in teacher.parameters())
     assert not any("teacher" in name for name in student.state_dict())
     student.train()
     assert not teacher.training

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from convert.their_folders import tokenizer_json
-from test_imported_tokenizer import byte_level
 from their_models import assert_same_gradients, saved
 from torch.nn.functional import cross_entropy
 
@@ -191,17 +190,3 @@ def test_folders_of_transformers_4_are_read(scaling, tmp_path):
     assert their_model.config.rope_parameters["rope_theta"] == 500.0
     tokens = torch.randint(0, 37, (1, 40))
     torch.testing.assert_close(llama.read(tmp_path)(tokens), their_model(tokens).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_an_imported_llama_writes_after_its_own_first_token(tmp_path, capsys):
-    made = byte_level(end="</s>", mask="<s>")
-    their_model = theirs("llama", tmp_path / "H", vocab_size=258)
-    (tmp_path / "H" / "tokenizer.json").write_text(made.content)
-    assert main(["lm", "import", str(tmp_path / "H"), "--out", str(tmp_path / "M")]) == 0
-    capsys.readouterr()
-    words = ["--prompt", "abc", "--tokens", "12", "--temperature", "0", "--json"]
-    assert main(["lm", "generate", str(tmp_path / "M"), *words]) == 0
-    (text,) = json.loads(capsys.readouterr().out)["texts"]
-    prompt = torch.tensor([[made.begin, *made.encode("abc")]])
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": made.end, "pad_token_id": made.end}
-    assert text == made.decode(their_model.generate(prompt, **options)[0].tolist())

@@ -22,15 +22,6 @@ def model():
     return made
 
 
-def test_the_likeliest_text_is_that_of_full_passes(model):
-    (actual,) = continue_ids(model, [END, 5], 14, 1, Sampling(temperature=0), None)
-    tokens = [END, 5]
-    with torch.no_grad():
-        for _ in range(14):
-            tokens.append(int(model.eval()(torch.tensor([tokens]))[0, -1].argmax()))
-    assert actual == tokens[2:]
-
-
 def test_samples_have_the_models_probabilities(model):
     """Chi-square over the first token of 4,000 samples; with 12 classes it passes 31.3 once in a thousand times."""
     drawn = torch.tensor(continue_ids(model, [END, 5], 1, 4000, Sampling(seed=3), None))[:, 0]

@@ -155,6 +155,7 @@ def test_impossible_questions_are_told_by_a_threshold(tmp_path, bodies, capsys):
     searched = evaluated(capsys, predictions, valid, "--null-scores", null, "--threshold", "1e8")
     assert searched["NoAns_exact"] == 0  # with that threshold every question gets an answer
     assert searched["best_f1"] == pytest.approx(by_training["f1"])
+    assert main(["finetune", "predict", out, valid, "--out", predictions, "--max-tokens", "0"]) == 2
 
 
 def swag(count: int, seed: int) -> str:

@@ -102,16 +102,6 @@ def test_even_rows_and_packed_ones_give_the_same_loss():
     torch.testing.assert_close(loss, model(batch.tokens, packing, targets=batch.targets)[0])
 
 
-def test_attention_weights_look_back_and_sum_to_one():
-    model = gpt().train()
-    weights = model.attention_weights(torch.randint(0, 31, (2, 7)))
-    assert [each.shape for each in weights] == [(2, 2, 7, 7)] * 2
-    for each in weights:
-        torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7))
-        assert not each.triu(1).any()
-    assert model.training
-
-
 def test_wrong_values_and_too_long_rows_are_refused():
     for changes in ({"layers": 0}, {"heads": 3}, {"dropout": 2.0}, {"activation": "tanh"}):
         with pytest.raises(ValueError, match=next(iter(changes))):

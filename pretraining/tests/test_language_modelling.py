@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from training.runs import assert_same_weights, log_without_times
+from training.runs import assert_same_weights, log_without_times, weights_of
 from training.tiny import TINY
 
+from fasttfm.cli.main import main
 from fasttfm.config import gather
 from fasttfm.errors import UserError
 from fasttfm.store.model_dir import read_kind
@@ -136,3 +137,19 @@ def test_wrong_settings_checkpoints_and_kinds_end_in_one_line(data, tmp_path, re
     (tmp_path / "M" / "config.yaml").write_text("kind: transformer\nmodel: {}\n")
     with pytest.raises(UserError, match="kind transformer"):
         GPT.from_pretrained(tmp_path / "M")
+
+
+@pytest.mark.whole
+def test_a_model_divided_among_two_ranks_ends_in_the_weights_of_one(run_ranks, data, tmp_path):
+    """adam_eps: the gradient of a key's bias is 0, and by Adam's 1e-8 its rounding would become steps."""
+    settings = {**RECIPE, "d_model": 256, "heads": 8, "d_ff": 256, "max_tokens": 512, "adam_eps": 1e-4, "dropout": 0.0}
+    del settings["tensorboard"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**settings, "attention_dropout": 0.0}.items()]
+    words = ["lm", "train", "--device", "cpu", "--no-tensorboard", f"--data={data}", *flags]
+    one, divided = tmp_path / "one", tmp_path / "divided"
+    runs = {"size": 1, "words": [*words, f"--out={one}"]}, {"size": 2, "words": [*words, "--shard", f"--out={divided}"]}
+    statuses, errors = run_ranks(*runs)
+    assert [status for each in statuses for status in each] == [0] * 3, errors
+    torch.testing.assert_close(weights_of(divided), weights_of(one), rtol=1e-4, atol=2e-5)
+    assert main(["average", str(divided), "--last", "1"]) == 0
+    assert GPT.from_pretrained(divided, "average").config.layers == 2

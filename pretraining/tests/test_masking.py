@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from fasttfm.config.training import TrainingConfig
+from fasttfm.errors import UserError
 from fasttfm.training.updates import Updates
 from fasttfm_pretraining.config.bert import BertConfig
 from fasttfm_pretraining.data.documents import Documents
 from fasttfm_pretraining.data.masked_rows import MaskedBatches
-from fasttfm_pretraining.data.masking import ELECTRA_SHARES, Masker, MaskingVocabulary, Phrases
+from fasttfm_pretraining.data.masking import ELECTRA_SHARES, Masker, MaskingVocabulary, Phrases, read_phrases
 from fasttfm_pretraining.models.bert import BertPretraining
 
 SIZE = 60
@@ -98,10 +99,31 @@ def test_phrases_are_hidden_whole_the_longest_first():
     assert any(5 in hidden for hidden in both)  # single tokens are hidden too
 
 
+def test_with_whole_words_a_phrase_takes_the_rest_of_its_last_word():
+    masker = Masker(VOCABULARY, whole_words=True, phrases=Phrases([[9, 10, 11, 12]]))
+    row = np.array([2, 9, 10, 11, 12, 13, 15, 3])
+    for seed in range(20):
+        hidden = set(masker(row, np.random.default_rng(seed)).positions.tolist())
+        assert hidden in ({1, 2, 3, 4, 5}, {6}, {1, 2, 3, 4, 5, 6})
+
+
 def test_a_row_of_markers_stays():
     row = Masker(VOCABULARY)(np.array([2, 3]), np.random.default_rng(0))
     assert len(row.labels) == 0
     assert row.tokens.tolist() == [2, 3]
+
+
+def test_phrases_are_read_a_line_each_and_a_wrong_list_ends_in_one_line(tmp_path):
+    path = tmp_path / "phrases.txt"
+    for content, message in (
+        (None, "no such file"), (b"\xff\xfe", "is not UTF-8"), (b"a\n\n", "no phrase of more than one token")
+    ):  # fmt: skip
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_phrases(path, list)
+    path.write_text("ab\nc\ndef\n")
+    assert len(read_phrases(path, list)) == 2
 
 
 # Rows of documents

@@ -136,10 +136,11 @@ def test_an_epoch_has_every_example_once_within_the_budget():
     assert batches.padding_ratio == pytest.approx(1 - lengths.sum() / cells)
 
 
-def test_no_batch_is_wider_than_the_longest_example():
+def test_no_batch_is_wider_than_the_longest_example_and_evaluation_sees_each_once():
     examples = examples_of([100, 99, 97, 40])  # a model of 100 positions has no place for the grid's 104
-    training = TaskBatches(examples, max_tokens=400)
-    for batch in (*map(training.batch, training.epoch(0)), *(batch for _, batch in evaluation_batches(examples, 400))):
+    training, evaluation = TaskBatches(examples, max_tokens=400), [*evaluation_batches(examples, 400)]
+    assert sorted(index for group, _ in evaluation for index in group) == [0, 1, 2, 3]
+    for batch in (*map(training.batch, training.epoch(0)), *(batch for _, batch in evaluation)):
         assert batch.shape[1] <= 100
 
 
@@ -158,9 +159,3 @@ def test_segments_begin_with_the_second_text_and_end_with_it():
     assert batch.segments.tolist() == [[0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]]
     assert batch.tokens.tolist() == [[5] * 4 + [0] * 3, [5] * 6 + [0]]
     assert (batch.target_tokens, batch.source_tokens) == (2, 10)
-
-
-def test_evaluation_sees_every_example_once():
-    lengths = np.random.default_rng(1).integers(3, 40, 50)
-    seen = [index for group, batch in evaluation_batches(examples_of(lengths), 100) for index in group]
-    assert sorted(seen) == list(range(50))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from model_dirs import LINES, LONGEST, compare, write_model_dir
+from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
 
 from fasttfm.cli.main import main
 from fasttfm.convert import check, ctranslate2, ctranslate2_read, marian
@@ -110,6 +110,15 @@ def test_a_model_that_differs_in_one_weight_is_not_written(tmp_path, refusal_of,
     export(model_dir, form, "--no-check")
 
 
+def test_a_hundred_lines_of_its_validation_are_compared_where_they_are_there(tmp_path):
+    pytest.importorskip("ctranslate2")
+    model_dir = write_model_dir(tmp_path / "model")
+    (tmp_path / "valid.en").write_text("".join(f"{line}\n" for line in [*PAIRS] * 120), encoding="utf-8")
+    (model_dir / "data.yaml").write_text(f"files: [a, b, {tmp_path / 'valid.en'}, c]\n", encoding="utf-8")
+    card = (export(model_dir, "ctranslate2") / "README.md").read_text(encoding="utf-8")
+    assert "100 texts are translated as ctranslate2" in card
+
+
 def test_a_tool_that_is_not_installed_is_reported(tmp_path, capsys, monkeypatch):
     pytest.importorskip("ctranslate2")
     monkeypatch.setattr(check, "find_spec", lambda name: None)
@@ -124,19 +133,6 @@ def test_settings_survive_a_way_to_hugging_face_and_back(tmp_path):
     search = model.decoding
     assert (search.no_repeat_ngram, search.beam, search.allow_unk, search.min_len) == (3, 5, False, 4)
     assert {name: getattr(model.config, name) for name in rates} == rates
-
-
-@pytest.mark.parametrize("form", PACKAGES)
-def test_search_settings_that_are_not_recorded_are_told(tmp_path, form):
-    pytest.importorskip("ctranslate2")
-    others = {"diverse_beam_groups": 2, "coverage_penalty": 0.2}
-    model_dir = write_model_dir(tmp_path / "model", trained=False, min_len=4, beam=6, **others)
-    card = (export(model_dir, form, "--no-check") / "README.md").read_text(encoding="utf-8")
-    (told,) = (line for line in card.splitlines() if "left out its search settings" in line)
-    assert all(f"{name} {value}" in told for name, value in others.items())
-    assert "beam" not in told.replace("diverse_beam", "")
-    same = "beam_size=6, length_penalty=0.0, min_decoding_length=4, no_repeat_ngram_size=0, disable_unk=True"
-    assert (same in card) is (form == "ctranslate2")
 
 
 @pytest.mark.parametrize(

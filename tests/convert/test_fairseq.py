@@ -133,6 +133,13 @@ def test_other_forms_of_a_checkpoint_are_read(tmp_path, monkeypatch, change):
     torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=0)
 
 
+def test_unknown_settings_of_the_model_are_reported(tmp_path, capsys):
+    write(tmp_path, encoder_mixing="sum", attention_heads_shared=2, adam_eps=1e-6, relu_dropout=0.25)
+    assert imported(tmp_path) == 0
+    assert "the settings attention_heads_shared 2, encoder_mixing sum are unknown: they" in capsys.readouterr().out
+    assert load(tmp_path / "MODEL").config.relu_dropout == 0.25
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

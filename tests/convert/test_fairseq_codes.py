@@ -11,7 +11,6 @@ from plain_bpe import apply, fastbpe_file, learn, subword_nmt_file
 from fasttfm.cli.main import main
 from fasttfm.convert.exchange import load
 from fasttfm.data.demo import demo_pairs
-from fasttfm.data.prepared import PreparedData
 from fasttfm.translate import Translator
 
 sacremoses = pytest.importorskip("sacremoses")
@@ -73,19 +72,6 @@ def test_translations_equal_those_of_a_reimplementation(model, corpus):
         words = (" ".join(written) + " ").replace("@@ ", "").split()
         assert translation == detokenize([word for word in words if word != "<unk>"])
     assert len(set(translations)) > 1
-
-
-def test_an_imported_vocabulary_prepares_data(model, corpus, tmp_path):
-    texts = []
-    for split in ("", "valid-"):
-        for side, name in enumerate(("src", "tgt")):
-            path = tmp_path / f"{split}{name}"
-            path.write_text("".join(f"{pair[side]}\n" for pair in corpus.pairs), encoding="utf-8")
-            texts.append(f"--{split}{name}={path}")
-    assert main(["prepare", *texts, "--spm", str(model[0] / "MODEL"), "--out", str(tmp_path / "DATA")]) == 0
-    prepared = PreparedData.open(tmp_path / "DATA")
-    assert prepared.source_tokenizer.pieces(prepared.train.source(0)) == corpus.cut(corpus.pairs[0][0], "en")
-    assert prepared.target_tokenizer.decode(prepared.train.target(0)) == corpus.pairs[0][1]
 
 
 def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):

@@ -172,6 +172,27 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
         torch.testing.assert_close(found, right)
 
 
+@torch.no_grad()
+def test_only_the_submodel_with_unsupported_attention_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})  # as if our attention had none
+    text = transformers.Gemma2Config(**TEXT, **SLIDING)
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
+    )
+    sizes = {"image_token_index": 36, "projection_dim": 32}
+    config = transformers.PaliGemmaConfig(vision_config=vision, text_config=text, **sizes)
+    model = transformers.PaliGemmaModel(config).eval()
+    inputs = {"input_ids": torch.cat([torch.full((2, 4), 36), torch.randint(3, 30, (2, 5))], 1)}
+    inputs |= {"attention_mask": torch.ones(2, 9, dtype=torch.long), "pixel_values": torch.randn(2, 3, 16, 16)}
+    expected, own = model(**inputs).last_hidden_state, model.language_model.config._attn_implementation
+    lines = huggingface.accelerate(model).lines
+    assert lines[0].action == "attention fasttfm"
+    assert [line.name for line in lines if "softcap" in line.reason] == ["language_model"]
+    assert model.language_model.config._attn_implementation == own != "fasttfm"
+    assert model.config.vision_config._attn_implementation == "fasttfm"
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_argument_that_may_change_the_result_is_never_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A paged cache, a tensor of any name, and parameters of eager attention in the modeling file."""
     given = {"cache": object(), "block_indices": object(), "bias": torch.randn(2), "bias_of_tomorrow": 0.5, "stride": 2}

@@ -138,6 +138,8 @@ REFUSED: list[tuple[str, str, Change, str]] = [  # what it is, of which importer
     *((f"half of {name}", kind, half(name), f"{name}: is truncated") for kind, name in (
         ("gpt2", "model.safetensors"), ("ctranslate2", "model.bin"), ("fairseq", "checkpoint.pt"))),
     ("half of a configuration", "llama", half("config.json"), "config.json: is truncated"),
+    ("a gap in a vocabulary", "marian-hf", fields("vocab.json", **{">>deu<<": 999}), "does not number its"),
+    ("a number of a hundred bits", "bert", fields(hidden_size=10**30), "has a number of more than"),
     ("half of a vocabulary", "m2m100", half("vocab.json"), "its tokenizer cannot be loaded"),
     ("half of a SentencePiece model", "marian-hf", half("source.spm"), "source.spm"),
     ("a weight that is NaN", "bert", one(WORDS, lambda x: x * torch.nan), f"{WORDS} contains NaN"),
@@ -149,15 +151,12 @@ REFUSED: list[tuple[str, str, Change, str]] = [  # what it is, of which importer
 TOLD: list[tuple[str, str, Change, str]] = [
     ("search settings", "marian-hf", fields("generation_config.json", repetition_penalty=1.5),
      "left out its search settings"),
-    ("a token that is never chosen", "marian-hf", fields("generation_config.json", suppress_tokens=[5]),
-     "suppress_tokens [5]"),
     ("sampling settings", "gpt2", fields("generation_config.json", temperature=0.5, do_sample=True), "temperature 0.5"),
     ("another end of texts", "gpt2", fields(eos_token_id=3), "says eos_token_id 3, but its tokenizer 14"),
     ("another end of pairs", "bert", fields(sep_token_id=9), "says sep_token_id 9, but its tokenizer 3"),
     ("a field of another model", "marian-hf", fields(sliding_window=4, something=None),
      "the fields sliding_window are unknown: they"),
     ("a field that is off", "llama", fields(unheard_of=False), "the fields unheard_of are unknown"),
-    ("a field that is zero", "bert", fields(unheard_of=0), "the fields unheard_of are unknown"),
 ]  # fmt: skip
 
 

@@ -68,3 +68,11 @@ def test_lora_trains_saves_loads_and_merges(folder, tmp_path, targets):
     target = torch.cat([torch.full((2, 1), 2), LABELS[:, :-1]], dim=1)
     ours = Transformer.from_pretrained(tmp_path / "merged")(SOURCE, target)
     torch.testing.assert_close(ours, adapted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_of_transformers_own_is_saved_alone(folder, tmp_path):
+    model = loaded(folder)
+    model.add_adapter(lora(target_modules=["linear1"]))
+    model.save_pretrained(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    torch.testing.assert_close(logits(loaded(tmp_path)), logits(model))

@@ -142,6 +142,15 @@ def test_a_model_whose_layers_norms_and_attentions_are_all_replaced(repository):
     assert type(model.layers[0].norm1) is nn.LayerNorm, "what takes a forward keeps its class"
 
 
+def test_an_overridden_forward_of_an_attention_is_called(repository):
+    layer, (x,), _ = made("TransformerEncoderLayer")
+    layer.self_attn.forward = lambda query, *_, **__: (torch.zeros_like(query), None)
+    kernelized(layer, repository, "TransformerEncoderLayer")
+    normed = layer.norm1(x)
+    want = layer.norm2(normed + layer.linear2(torch.relu(layer.linear1(normed))))
+    torch.testing.assert_close(layer(x), want)
+
+
 @pytest.mark.inductor
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
