@@ -66,6 +66,9 @@ def test_markers_of_any_name_are_found_and_never_masked():
     vocabulary = masking_vocabulary(byte_level(end="<eos>", mask="<mask>", begin="<bos>"))
     assert (vocabulary.end, vocabulary.mask, vocabulary.begin) == (256, 257, 258)
     assert np.flatnonzero(vocabulary.is_special).tolist() == [256, 257, 258]
+    of_bytes = masking_vocabulary(ByteTokenizer())
+    assert np.flatnonzero(of_bytes.is_special).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(of_bytes.begins_word).tolist() == [5 + ord("\n"), 5 + ord(" ")]
     llama = byte_level(end="</s>", mask="<s>")  # whose documents begin with a token of their own
     assert (llama.end, llama.begin) == (256, 257)
 

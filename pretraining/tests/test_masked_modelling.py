@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from their_models import saved, saved_electra
@@ -160,6 +161,19 @@ def test_packed_rows_have_the_loss_of_padded_ones(data):
             torch.manual_seed(0)
             losses.append(model.batch_loss(batch, packed=packed)[0])
         torch.testing.assert_close(*losses)
+
+
+def test_pairs_of_bytes_are_cut_where_a_line_begins(data):
+    documents = PreparedDocuments.open(data)
+    config = MaskingConfig(objective="mlm+nsp", row_length=96)
+    made = masked_batches(config, documents.train, documents.tokenizer)
+    whole = np.flatnonzero(
+        made.spans.ends - made.spans.begins == 93
+    )  # shorter ones may have no line break in the middle
+    assert len(whole) > 9
+    for number in whole:
+        row, second, _ = made.row(number, np.random.default_rng(number))
+        assert row[second - 2 : second].tolist() == [5 + ord("\n"), 3]
 
 
 @pytest.mark.parametrize(
