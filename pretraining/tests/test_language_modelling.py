@@ -22,6 +22,8 @@ CPU = torch.device("cpu")
 RECIPE = {name: value for name, value in TINY.items() if not name.endswith("coder_layers")}
 RECIPE |= {"d_model": 16, "d_ff": 32, "layers": 2, "max_length": 32, "max_tokens": 96, "row_length": 32}
 RECIPE |= {"label_smoothing": 0.0}
+WIDE = {"d_model": 256, "heads": 8, "d_ff": 256, "max_tokens": 512}
+"""Sizes at which half a batch enters the passes compiled by numba."""
 
 
 def values(**changes):
@@ -139,17 +141,30 @@ def test_wrong_settings_checkpoints_and_kinds_end_in_one_line(data, tmp_path, re
         GPT.from_pretrained(tmp_path / "M")
 
 
+def command(data, out, **changes):
+    """`fasttfm lm train` of the recipe."""
+    words = ["lm", "train", "--device", "cpu", "--data", str(data), "--out", str(out)]
+    for name, value in {**RECIPE, **WIDE, "dropout": 0.0, "attention_dropout": 0.0, **changes}.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return words
+
+
 @pytest.mark.whole
-def test_a_model_divided_among_two_ranks_ends_in_the_weights_of_one(run_ranks, data, tmp_path):
+def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(run_ranks, data, tmp_path):
     """adam_eps: the gradient of a key's bias is 0, and by Adam's 1e-8 its rounding would become steps."""
-    settings = {**RECIPE, "d_model": 256, "heads": 8, "d_ff": 256, "max_tokens": 512, "adam_eps": 1e-4, "dropout": 0.0}
-    del settings["tensorboard"]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**settings, "attention_dropout": 0.0}.items()]
-    words = ["lm", "train", "--device", "cpu", "--no-tensorboard", f"--data={data}", *flags]
-    one, divided = tmp_path / "one", tmp_path / "divided"
-    runs = {"size": 1, "words": [*words, f"--out={one}"]}, {"size": 2, "words": [*words, "--shard", f"--out={divided}"]}
-    statuses, errors = run_ranks(*runs)
-    assert [status for each in statuses for status in each] == [0] * 3, errors
-    torch.testing.assert_close(weights_of(divided), weights_of(one), rtol=1e-4, atol=2e-5)
-    assert main(["average", str(divided), "--last", "1"]) == 0
-    assert GPT.from_pretrained(divided, "average").config.layers == 2
+    runs = {"one": (1, {}), "two": (2, {}), "divided": (2, {"shard": True})}
+    words = [
+        {"size": size, "words": command(data, tmp_path / name, adam_eps=1e-4, **more)}
+        for name, (size, more) in runs.items()
+    ]
+    statuses, errors = run_ranks(*words)
+    assert [status for each in statuses for status in each] == [0] * 5, errors
+    one = weights_of(tmp_path / "one")
+    for name in ("two", "divided"):
+        other = weights_of(tmp_path / name)
+        assert one.keys() == other.keys()
+        for key in one:
+            torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=2e-5, msg=f"{name} {key}")
+    assert main(["average", str(tmp_path / "divided"), "--last", "1"]) == 0
+    assert GPT.from_pretrained(tmp_path / "divided", "average").config.layers == 2
