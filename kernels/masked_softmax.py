@@ -55,7 +55,8 @@ def _scores(
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
     offsets = rows[:, None] * S + columns[None, :]
     s = steps.capped(tl.load(x + offsets, mask=inside, other=0.0) * scale, masking)
-    return steps.hide(s, first_row, column, masking, L, visible, CAUSAL, True, "plain")
+    mask = steps.load_mask(masking, first_row, column, L, visible, ROWS, COLUMNS, True, "plain")
+    return steps.hide(s, mask, first_row, column, masking, L, visible, CAUSAL, True, "plain")
 
 
 @triton.jit

@@ -47,12 +47,12 @@ class Dropout(NamedTuple):
     """Factor of kept values."""
 
 
-def _on_cuda(_semantic: Any = None) -> tl.constexpr:
+def on_cuda(_semantic: Any = None) -> tl.constexpr:
     """Return whether the kernel compiles for an NVIDIA chip and may use inline PTX; False in the interpreter."""
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")
 
 
-_on_cuda.__triton_builtin__ = True  # type: ignore[attr-defined]
+on_cuda.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 
 def _threads(_semantic: Any = None) -> tl.constexpr:
@@ -69,7 +69,7 @@ _threads.__triton_builtin__ = True  # type: ignore[attr-defined]
 @triton.jit
 def _two_bytes(word, upper):
     """Unpack two bytes of each word into the halves of an int32: the lower two where upper is 0, the upper where 1."""
-    if _on_cuda():
+    if on_cuda():
         pair = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0, $2;", "=r,r,r", [word, 0x4140 + 0x0202 * upper], dtype=tl.int32, is_pure=True, pack=1
         )
@@ -95,6 +95,16 @@ def spread(COLUMNS: tl.constexpr):
     UNIT: tl.constexpr = unit_of(COLUMNS)
     n = tl.arange(0, COLUMNS)
     return n // (4 * UNIT) * (4 * UNIT) + n // 2 % 4 * UNIT + n % (4 * UNIT) // 8 * 2 + n % 2
+
+
+@triton.jit
+def spread_columns(x):
+    """Return x (R, COLUMNS) with its columns in the order of spread()."""
+    R: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    UNIT: tl.constexpr = unit_of(COLUMNS)
+    x = tl.reshape(x, (R * COLUMNS // (4 * UNIT), 4, UNIT // 2, 2))
+    return tl.reshape(tl.permute(x, (0, 2, 1, 3)), (R, COLUMNS))
 
 
 @triton.jit
@@ -203,14 +213,14 @@ def lanes_spread(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
 def select(values, lane, threshold):
     """Return values where lane >= threshold, else zero; lane: from lanes(), threshold int32."""
     BITS: tl.constexpr = values.dtype.primitive_bitwidth
-    if _on_cuda() and BITS == 16:
+    if on_cuda() and BITS == 16:
         # Lanes are compared as float16 bit patterns: subnormals, which order like the integers.
         bits = tl.inline_asm_elementwise(
             "{ .reg .b32 keep; set.ge.u32.f16x2 keep, $2, $3; and.b32 $0, $1, keep; }", "=r,r,r,r,r",
             [values.to(tl.int16, bitcast=True), lane, threshold * 65537], dtype=tl.int16, is_pure=True, pack=2,
         )  # fmt: skip
         kept = bits.to(values.dtype, bitcast=True)
-    elif _on_cuda() and BITS == 32:
+    elif on_cuda() and BITS == 32:
         kept = tl.inline_asm_elementwise(
             "{ .reg .pred a, b; setp.ge.f16x2 a|b, $4, $5; selp.f32 $0, $2, 0f00000000, a; "
             "selp.f32 $1, $3, 0f00000000, b; }", "=r,=r,r,r,r,r,r",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.philox import _on_cuda
+from fasttfm.kernels.philox import on_cuda
 
 
 @triton.jit
 def wide(x):
     """Return x in float32. bfloat16 takes one instruction per element; the compiler uses two for every other one."""
-    if _on_cuda() and x.dtype == tl.bfloat16:
+    if on_cuda() and x.dtype == tl.bfloat16:
         widened = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2
         )

@@ -55,12 +55,17 @@ def _walk_keys(
     """
     head, masking, dropout, scale = view
     rows = first_row + tl.arange(0, T.ROWS)
+    HALF: tl.constexpr = q_tile.dtype != tl.float32  # operands of float32 products leave no registers for a mask
     for column in range(first, last, T.COLUMNS):
         k_tile = steps.load_keys(k, column, head.visible, T.COLUMNS, T.D, not CHECKED)
+        if HALF:
+            mask = steps.load_mask(masking, first_row, column, head.queries, head.visible, T.ROWS, T.COLUMNS, CHECKED)
         s = steps.product(q_tile, tl.trans(k_tile), T.PRECISION) * scale  # (ROWS, COLUMNS)
         s = steps.capped(s, masking)
         slope = steps.cap_slope(s, masking)
-        s = steps.hide(s, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
+        if not HALF:
+            mask = steps.load_mask(masking, first_row, column, head.queries, head.visible, T.ROWS, T.COLUMNS, CHECKED)
+        s = steps.hide(s, mask, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
         v_tile = steps.load_keys(v, column, head.visible, T.COLUMNS, T.DV, not CHECKED)
         dp = steps.product(dout_tile, tl.trans(v_tile), T.PRECISION)
@@ -134,10 +139,15 @@ def _walk_queries(
         rows = row + tl.arange(0, T.ROWS)
         q_tile = steps.load(q, row, head.queries, T.ROWS, T.D)
         lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))
+        mask = steps.load_mask(
+            masking, row, first_column, head.queries, head.visible, T.ROWS, T.COLUMNS, CHECKED, ORDER="transposed"
+        )
         s = steps.product(k_tile, tl.trans(q_tile), T.PRECISION) * scale  # (COLUMNS, ROWS)
         s = steps.capped(s, masking)
         slope = steps.cap_slope(s, masking)
-        s = steps.hide(s, row, first_column, masking, head.queries, head.visible, T.CAUSAL, CHECKED, ORDER="transposed")
+        s = steps.hide(
+            s, mask, row, first_column, masking, head.queries, head.visible, T.CAUSAL, CHECKED, ORDER="transposed"
+        )
         p = tl.exp2(s - lse_tile[None, :])
         dout_tile = steps.load(dout, row, head.queries, T.ROWS, T.DV)
         delta_tile = tl.load(delta + rows, mask=rows < head.queries, other=0.0)
@@ -181,7 +191,8 @@ def _gradients_of_keys(
         first = tl.maximum(first_column - offset, 0) // T.ROWS * T.ROWS
         free = (tl.maximum(first_column + T.COLUMNS - 1 - offset, 0) + T.ROWS - 1) // T.ROWS * T.ROWS
     end = tl.where(first_column < head.visible, head.queries, 0)
-    if dq is not None:  # dQ sums over the keys of the tile: mask those that are not visible
+    # dQ sums over the keys of the tile: mask those that are not visible; and none past them has a mask
+    if dq is not None or masking.mask is not None:
         free = tl.where(first_column + T.COLUMNS <= head.visible, free, end)
     whole = end
     if masking.window is not None:
@@ -204,7 +215,7 @@ def _gradients_of_keys(
         deltas = delta + line
         part = tl.minimum(free, end)
         view = View(reader, reader_masking, dropout, problem.scale * steps.LOG2E)
-        if T.CAUSAL or dq is not None:
+        if T.CAUSAL or dq is not None or masking.mask is not None:
             dk_tile, dv_tile = _walk_queries(
                 dk_tile, dv_tile, k_tile, v_tile, queries, douts, dqs, lses, deltas, first, part, first_column, view, T,
                 True,

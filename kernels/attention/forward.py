@@ -43,9 +43,10 @@ def _walk(acc, peak, total, q_tile, k, v, first, last, first_row, view, T, CHECK
     rows = first_row + tl.arange(0, T.ROWS)
     for column in range(first, last, T.COLUMNS):
         k_tile = steps.load_keys(k, column, head.visible, T.COLUMNS, T.D, not CHECKED)
+        mask = steps.load_mask(masking, first_row, column, head.queries, head.visible, T.ROWS, T.COLUMNS, CHECKED)
         s = steps.product(q_tile, tl.trans(k_tile), T.PRECISION)  # (ROWS, COLUMNS)
         s, factor = steps.unscaled(s, masking, scale)
-        s = steps.hide(s, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
+        s = steps.hide(s, mask, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
         highest = tl.maximum(peak, tl.max(s, 1) * factor)
         base = highest
         if CHECKED or masking.mask is not None:

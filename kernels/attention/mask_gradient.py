@@ -90,7 +90,8 @@ def _gradient(
         s = steps.capped(s, masking)
         # Keys stay consecutive, so that the mask is read and its gradient written coalesced.
         of_head = steps.masking_of(masking, head)
-        s = steps.hide(s, row, column, of_head, head.queries, head.visible, CAUSAL, True, ORDER="plain")
+        mask = steps.load_mask(of_head, row, column, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="plain")
+        s = steps.hide(s, mask, row, column, of_head, head.queries, head.visible, CAUSAL, True, ORDER="plain")
         p = tl.exp2(s - lse_tile[:, None])
         dp = steps.product(dout_tile, tl.trans(v_tile), PRECISION)
         if dropout.seed is not None:

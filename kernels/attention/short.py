@@ -27,7 +27,7 @@ from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
-from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_spread, select, with_seed
+from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_BY_LONG, SHORT_FORWARD, Tile
 
 
@@ -50,20 +50,15 @@ def _forward(
     count = head.queries - first_row
     row = head.first_query + first_row
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
-    SPREAD: tl.constexpr = masking.mask is None  # with a mask, keys stay consecutive: its tile is read coalesced
     keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
     values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
-    if SPREAD:
-        k_tile = steps.load_keys(keys, 0, head.visible, COLUMNS, D)
-        v_tile = steps.load_keys(values, 0, head.visible, COLUMNS, DV)
-    else:
-        k_tile = steps.load(keys, 0, head.visible, COLUMNS, D)
-        v_tile = steps.load(values, 0, head.visible, COLUMNS, DV)
+    k_tile = steps.load_keys(keys, 0, head.visible, COLUMNS, D)
+    v_tile = steps.load_keys(values, 0, head.visible, COLUMNS, DV)
     masking = steps.masking_of(masking, head)
     scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # scale 0: 0 * -inf would be NaN
+    mask = steps.load_mask(masking, first_row, 0, head.queries, head.visible, ROWS, COLUMNS, True)
     s, factor = steps.unscaled(steps.product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
-    ORDER: tl.constexpr = "spread" if SPREAD else "plain"
-    s = steps.hide(s, first_row, 0, masking, head.queries, head.visible, CAUSAL, True, ORDER)
+    s = steps.hide(s, mask, first_row, 0, masking, head.queries, head.visible, CAUSAL, True)
     peak = tl.max(s, 1) * factor
     if masking.sinks is not None:
         peak = tl.maximum(peak, masking.sinks)
@@ -74,12 +69,8 @@ def _forward(
         total += tl.exp2(masking.sinks - peak)
     weights = p.to(v_tile.dtype)
     if dropout.seed is not None:
-        seeded = with_seed(dropout)
-        if SPREAD:
-            weights = select(weights, lanes_spread(seeded, head.plane, rows, 0, COLUMNS), dropout.threshold)
-        else:
-            keep = keep_mask(seeded.seed, seeded.site, head.plane, rows, 0, dropout.threshold, COLUMNS)
-            weights = tl.where(keep, weights, 0.0)
+        lane = lanes_spread(with_seed(dropout), head.plane, rows, 0, COLUMNS)
+        weights = select(weights, lane, dropout.threshold)
     total = tl.where(total == 0.0, 1.0, total)
     acc = steps.product(weights, v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
     steps.store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
@@ -125,10 +116,15 @@ def _backward(
             dout_tile = steps.load(dout_rows, row, head.queries, ROWS, DV)
             # weight 0 past the end
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
+            mask = steps.load_mask(
+                reader_masking, row, 0, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="transposed"
+            )
             s = steps.product(k_tile, tl.trans(q_tile), PRECISION) * (scale * steps.LOG2E)  # (COLUMNS, ROWS)
             s = steps.capped(s, masking)
             slope = steps.cap_slope(s, masking)
-            s = steps.hide(s, row, 0, reader_masking, head.queries, head.visible, CAUSAL, True, ORDER="transposed")
+            s = steps.hide(
+                s, mask, row, 0, reader_masking, head.queries, head.visible, CAUSAL, True, ORDER="transposed"
+            )
             p = tl.exp2(s - lse_tile[None, :])
             dp = steps.product(v_tile, tl.trans(dout_tile), PRECISION)
             kept = p

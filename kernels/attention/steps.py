@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from fasttfm.kernels.attention.problem import Head, Masking, Rows, Sizes
-from fasttfm.kernels.philox import spread
+from fasttfm.kernels.philox import on_cuda, spread, spread_columns
 
 LOG2E = tl.constexpr(1.4426950408889634)
 FAR = tl.constexpr(1 << 29)
@@ -246,16 +246,47 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_mask(
+    masking, row, column, queries, visible, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr,
+    ORDER: tl.constexpr = "spread",
+):  # fmt: skip
+    """Return the mask of a tile for hide(), or None.
+
+    To be called before the product of the scores: else the compiler computes the softmax twice, in the layout of the
+    product and in that of the mask. Keys are read in their order, several at once.
+    """
+    tile = None
+    if masking.mask is not None:
+        row_step, column_step = masking.mask_strides[2], masking.mask_strides[3]
+        if len(masking.mask_strides) == 5:
+            row_step, column_step = tl.cast(row_step, tl.int64), tl.cast(column_step, tl.int64)
+        if ORDER == "transposed":
+            rows = tl.arange(0, ROWS)[None, :]
+            columns = tl.arange(0, COLUMNS)[:, None]
+        else:
+            rows = tl.arange(0, ROWS)[:, None]
+            columns = tl.arange(0, COLUMNS)[None, :]
+        inside = rows < queries - row
+        if CHECKED:
+            inside = inside & (columns < visible - column)
+        start = masking.mask + (tl.cast(row, tl.int64) * row_step + tl.cast(column, tl.int64) * column_step)
+        tile = tl.load(start + (rows * row_step + columns * column_step), mask=inside, other=1)
+        if ORDER == "spread":
+            tile = spread_columns(tile)
+    return tile
+
+
+@triton.jit
 def hide(
-    s, row, column, masking, queries, visible, CAUSAL: tl.constexpr, CHECKED: tl.constexpr,
+    s, mask, row, column, masking, queries, visible, CAUSAL: tl.constexpr, CHECKED: tl.constexpr,
     ORDER: tl.constexpr = "spread",
 ):  # fmt: skip
     """Add ALiBi and mask to scores s in base 2, and set -inf where the query may not attend.
 
-    s (ROWS, COLUMNS): scores of queries from `row` and keys from `column` on. masking: of one head; an additive mask
-    hides a key where it is -inf in base 2, that is below reference.LOWEST. ORDER of the keys: spread (that of
-    spread()), plain (consecutive), or transposed (consecutive, s (COLUMNS, ROWS)). CHECKED: the tile may reach past
-    the visible keys, the diagonal or the window.
+    s (ROWS, COLUMNS): scores of queries from `row` and keys from `column` on. mask: from load_mask(); an additive one
+    hides a key where it is -inf in base 2, that is below reference.LOWEST. masking: of one head. ORDER of the keys:
+    spread (that of spread()), plain (consecutive), or transposed (consecutive, s (COLUMNS, ROWS)). CHECKED: the tile
+    may reach past the visible keys, the diagonal or the window.
     """
     if ORDER == "transposed":
         rows = tl.arange(0, s.shape[1])[None, :]
@@ -264,24 +295,18 @@ def hide(
         rows = tl.arange(0, s.shape[0])[:, None]
         columns = (spread(s.shape[1]) if ORDER == "spread" else tl.arange(0, s.shape[1]))[None, :]
     if masking.slopes is not None:
-        past = rows - columns + (row - column + masking.causal_offset - masking.past)
-        s -= tl.abs(past).to(tl.float32) * masking.slopes
-    if masking.mask is not None:
-        row_step, column_step = masking.mask_strides[2], masking.mask_strides[3]
-        if len(masking.mask_strides) == 5:
-            row_step, column_step = tl.cast(row_step, tl.int64), tl.cast(column_step, tl.int64)
-        inside = (rows < queries - row) & (columns < visible - column)
-        mask = masking.mask + (tl.cast(row, tl.int64) * row_step + tl.cast(column, tl.int64) * column_step)
-        pointers = mask + (rows * row_step + columns * column_step)
-        if mask.dtype.element_ty == tl.uint8:
-            allowed = tl.load(pointers, mask=inside, other=1)
+        # in float32, as converting an integer takes as long as an exponential; exact up to 2^24 keys
+        start = (row - column + masking.causal_offset - masking.past).to(tl.float32)
+        s -= tl.abs(rows.to(tl.float32) + start - columns.to(tl.float32)) * masking.slopes
+    if mask is not None:
+        if mask.dtype == tl.uint8:
             if s.shape[0] == 16 or s.shape[1] == 16:
                 # Triton up to 3.7 gives a product of depth 16 that depends on a byte load and a tl.join (dropout's) a
                 # layout for depth 32, and multiplies wrongly (triton#11691). A no-op reduction hides the byte load.
-                allowed = tl.max(tl.expand_dims(allowed, 2), 2)
-            s = tl.where(allowed != 0, s, float("-inf"))
+                mask = tl.max(tl.expand_dims(mask, 2), 2)
+            s = tl.where(mask != 0, s, float("-inf"))
         else:
-            s += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
+            s += mask.to(tl.float32) * LOG2E
     if CHECKED:
         # One comparison per element: both borders become one bound per query, or per key if transposed.
         offset = row - column + masking.causal_offset  # query i of the tile sees its keys up to i + offset
@@ -314,10 +339,15 @@ def unscaled(s, masking, scale):
 
 @triton.jit
 def capped(s, masking):
-    """Return scores in base 2 after the soft cap: c * tanh(s / c)."""
+    """Return scores in base 2 after the soft cap: c * tanh(s / c); near 0, where c - 2 c / (1 + exp2()) cancels, by a
+    polynomial."""
     if masking.softcap is not None:
         cap = masking.softcap * LOG2E
-        s = cap * _tanh(s / cap)
+        x = s * (1.0 / cap)
+        far = cap - 2.0 * cap * _reciprocal(1.0 + tl.exp2(x * 2.8853900817779268))
+        square = x * x
+        near = 1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254 + square * 0.021869488)))
+        s = tl.where(square < 0.09, s * near, far)
     return s
 
 
@@ -326,20 +356,18 @@ def cap_slope(s, masking):
     """Return the derivative of capped() where its result is s."""
     slope = 1.0
     if masking.softcap is not None:
-        ratio = s / (masking.softcap * LOG2E)
+        ratio = s * (1.0 / (masking.softcap * LOG2E))
         slope = 1.0 - ratio * ratio
     return slope
 
 
 @triton.jit
-def _tanh(x):
-    """Return tanh(x); near 0, where 1 - exp2() cancels, by a polynomial."""
-    size = tl.abs(x)
-    fade = tl.exp2(size * -2.8853900817779268)
-    far = (1.0 - fade) / (1.0 + fade)
-    square = x * x
-    near = size * (
-        1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254 + square * 0.021869488)))
-    )
-    result = tl.where(size < 0.3, near, far)
-    return tl.where(x < 0.0, -result, result)
+def _reciprocal(x):
+    """Return 1 / x for x >= 1; on NVIDIA chips one instruction, within one unit in the last place."""
+    if on_cuda():
+        inverse = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        inverse = 1.0 / x
+    return inverse

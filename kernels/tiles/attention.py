@@ -8,9 +8,9 @@ docs/compile-matrix.md); 48 KiB of shared memory on older chips; in half precisi
 the busiest unit where possible. Extras are size classes because dropout takes registers, and a mask tile as many as the
 scores. Where cells of a row differ only by chip, the larger tile spills on the other chip.
 
-Timed on an H100, in half precision: the sm_90 forward tiles for heads of 64 and 128, and both passes for rows of 17 to
-32 keys, are the fastest whose results were checked; some spill up to 48 bytes. These short rows with a mask, and
-backward tiles of long rows without mask and shared keys, were timed without checking results; executing their PTX does.
+Timed on an H100, in half precision and without mask, window, soft cap and slopes: the sm_90 forward tiles for heads of
+64 and 128, and both passes for rows of 17 to 32 keys, are the fastest whose results were checked; some spill up to 48
+bytes. Backward tiles of long rows without shared keys were timed without checking results; executing their PTX does.
 No other tile has been timed (docs/gpu-predictions.md).
 """
 
@@ -130,11 +130,13 @@ FORWARD = Choice(
     half  64     0      | -        -        128x64w8s3  -            -           -           -  @ 3.9+  # w4: 8 bytes
     half  64     0      | 32x32w8  64x32w4  128x64w4s3  128x64w4s2   128x64w8s3  128x64w4s3  64x32w4s2
     half  64     1,4    | 32x32w8  64x32w4  128x64w8s3  64x32w4s2    128x64w4s3  64x64w4s3   64x32w4s2
-    half  64     2,3    | 32x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
+    # sm_80: 8 bytes with a soft cap and a mask; sm_100: 128x32w4 spills 48 bytes so
+    half  64     3      | -        -        128x64w8s3  -            -           128x32w8s3  -
+    half  64     2,3    | 32x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s3  128x32w4s3  64x32w4s2
     half  128    0      | 16x32w8  64x32w4  128x64w8s2  64x64w8s2    64x64w4s3   128x64w8s3  64x64w8s2
     half  128    1,4    | 16x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s3  64x32w4s3   64x32w8s2
-    # sm_100: 64x32w4 spills 8 bytes
-    half  128    2,3    | 16x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
+    half  128    3      | -        -        -           -            -           -           64x32w8s2
+    half  128    2,3    | 16x32w8  64x32w4  128x32w8s3  64x64w8s2    128x64w8s3  128x32w8s3  32x64w4s2
     half  256    0      | 16x16w8  32x32w4  64x32w8s2   64x32w8s2    64x32w8s2   64x32w8s2   64x32w8s2
     half  256    *      | 16x16w8  32x32w4  32x32w8s2   32x32w8s2    32x32w8s2   32x32w8s2   32x32w8s2
     """),
@@ -182,13 +184,13 @@ BACKWARD_QUERIES = Choice(
     half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   64x64w4s3   128x32w4   128x64w8s2
     # sm_100: 128x32w4 spills 8 bytes
     half  64     1,4    | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    64x64w4s3   128x64w8   64x32w8s2
-    # sm_86, sm_89: 64x32 spills 8 bytes; sm_100: with a window and a mask 128x32w4 spills 80 bytes (184 at 128)
-    half  64     3      | -        -        -           -            -           64x32w4    -
-    half  64     2,3    | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   128x32w4   64x32w8s2
+    # sm_100: with a window and a mask 128x32w4 spills 80 bytes (184 at 128)
+    half  64     3      | -        -        -           -            128x32w8s2  64x32w4    -
+    half  64     2,3    | 32x32w8  32x32w4  64x32w4s2   128x32w8s2   128x64w8s2  128x32w4   64x32w4s2
     half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x64w8s3  64x64w4    64x32w4s2
     half  128    1,4    | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  128x32w4   64x32w8s2
     # sm_120: 64x32 spills 88 bytes
-    half  128    3      | -        -        -           -            -           128x32w8   -
+    half  128    3      | -        -        128x32w8s2  -            -           128x32w8   -
     half  128    2,3    | 16x16w8  32x32w4  32x64w4s2   32x64w8s2    128x32w8s2  128x32w4   32x64w8s2
     half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
     half  256    *      | 16x16w8  32x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
@@ -224,7 +226,7 @@ BACKWARD_KEYS = Choice(
     half  128    1      | -        -        -           -            16x128w8    -          -  @ 3.9+
     half  128    1      | -        -        -           -            32x128w8s3  32x128w8   -  # shared keys spill 16
     half  128    1,4    | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w4    32x64w8s2
-    half  128    2,3    | 16x16w8  16x64w8  128x32w8    32x32w4      128x32w8    32x64w4    32x32w8
+    half  128    2,3    | 16x16w8  16x64w8  128x32w8    32x32w4      128x32w8    32x64w4    32x32w4
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    *      | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
     """),
@@ -324,14 +326,14 @@ SHORT_FORWARD = Choice(
     tf32  64     2,3     32   | -        -        32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
     tf32  64     *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
     half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
-    half  64     0,1,4   32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
-    half  64     2,3     32   | 32x32w4  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
-    half  64     2,3     64   | -        -        -         32x64w4      -         -         -
+    half  64     2,3     32   | -        32x32w4  -         -            -         -         -
+    half  64     *       32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
+    half  64     2,3     64   | -        -        64x64w2   64x64w2      64x64w2   64x64w2   64x64w2
     half  64     *       64   | 16x64w4  32x64w2  32x64w2   32x64w2      32x64w2   32x64w2   32x64w2
-    half  64     0,1,4   128  | -        -        64x128w4  64x128w4     64x128w4  64x128w4  -
-    half  64     2,3     128  | -        -        64x128w8  64x128w8     16x128w4  64x128w8  -
+    half  64     *       128  | -        -        64x128w4  64x128w4     64x128w4  64x128w4  -
     half  128    0,1,4   32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
-    half  128    2,3     32   | 16x32w4  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
+    half  128    2,3     32   | 16x32w4  32x32w4  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
+    half  128    2,3     64   | -        -        64x64w2   -            64x64w4   64x64w4   -
     half  128    *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
     """),
     _short_alternatives,
@@ -343,8 +345,8 @@ SHORT_BACKWARD = Choice(
     tiles("""
     kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90     sm_100    sm_120
     fp32  64     *       16   | 16x16w4  16x16w4  16x16w4   16x16w4      16x16w4   16x16w4   16x16w4
-    # sm_86, sm_89, sm_90: 8 warps spill 8 bytes, with extras 3 on sm_86 and sm_89 16 warps do
-    fp32  64     3       32   | -        -        -         16x32w8      -         -         -
+    # sm_86, sm_89, sm_90: 8 warps spill 8 bytes, with extras 2 and 3 on sm_86 and sm_89 16 warps do
+    fp32  64     2,3     32   | -        -        -         16x32w8      -         -         -
     fp32  64     *       32   | 16x32w8  16x32w8  16x32w8   16x32w16     16x32w16  16x32w8   -
     tf32  64     *       16   | -        -        16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     tf32  64     0,1,4   32   | -        -        32x32w8   32x32w8      32x32w8   32x32w8   32x32w4
@@ -355,15 +357,17 @@ SHORT_BACKWARD = Choice(
     half  64     *       16   | 16x16w4  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     half  64     0,1,4   32   | -        -        -         -            32x32w4   -         -  @ 3.9+  # w1: 192 bytes
     half  64     0,1,4   32   | 16x32w8  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
-    half  64     2,3     32   | 16x32w8  16x32w4  16x32w4   16x32w4      32x32w2   16x32w4   16x32w4
+    half  64     2,3     32   | 16x32w8  16x32w4  16x32w2   16x32w2      16x32w2   16x32w2   16x32w2
     # sm_100: 4 warps spill 8 bytes
     half  64     0,1,4   64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
-    half  64     2,3     64   | 16x64w8  16x64w4  16x64w4   16x64w4      16x64w4   16x64w4   16x64w4
-    half  64     0,1,4   128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
-    half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w8  32x128w8  -
+    half  64     2,3     64   | 16x64w8  16x64w4  32x64w4   32x64w4      32x64w4   32x64w4   32x64w4
+    half  64     2,3     128  | -        -        16x128w8  16x128w8     -         -         -
+    half  64     *       128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
     half  128    *       16   | 16x16w8  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
-    half  128    *       32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
-    half  128    *       64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
+    half  128    *       32   | 16x32w8  16x32w4  32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
+    half  128    0       64   | -        -        -         -            -         16x64w8   -  # 32x64 spills 8 bytes
+    half  128    4       64   | -        -        -         -            32x64w8   -         -  # 16x64 spills 8 bytes
+    half  128    *       64   | -        -        32x64w8   32x64w8      16x64w4   32x64w8   -
     """),
     _short_backward_alternatives,
 )

@@ -86,6 +86,13 @@ UNEVEN = [
     *(_attention(1, 1, 37, 139, *widths, p=0.1) for widths in ((72, 128), (200, 256))),
     *(_attention(1, 1, 37, 139, *widths, mask="add") for widths in ((40, 64), (72, 128))),
 ]
+ALIGNED_MASKS = [
+    _attention(1, 1, 70, 320, 64, 64, mask="add", p=0.1),
+    _attention(1, 1, 150, 208, 64, 64, mask="bool", causal="bottom_right"),
+    _attention(1, 1, 70, 208, 128, 128, mask="bool", p=0.1),
+    _attention(1, 1, 70, 320, 128, 128, mask="add", lengths=[250]),
+]
+"""With rows of multiples of 16 elements, which are loaded 16 bytes at a time, and copied asynchronously."""
 SPECIAL = [
     # Triton up to 3.7 computes wrong products of 16-deep tiles that depend on an 8-bit load (triton#11691)
     *on("sm_80", ["bf16", "fp16"], *(_attention(1, 1, keys, keys, 64, 64, mask="bool", p=0.1) for keys in (16, 30))),
@@ -95,6 +102,7 @@ SPECIAL = [
     # keys or values aligned: with several stages the compiler copies only those asynchronously, and fences too early
     *on("sm_90", ["bf16"], *UNEVEN),
     *on("sm_100", ["fp16"], *UNEVEN),
+    *((p, chip, "bf16") for chip in ("sm_80", "sm_90", "sm_100", "sm_120") for p in ALIGNED_MASKS),
 ]
 EVERYTHING = itertools.product(EVERYWHERE + [p for p in PROBLEMS if p.keys < 9000], (*CHIPS, "sm_100"), DTYPES)
 REST = [
