@@ -64,7 +64,9 @@ def _walk_keys(
         s = steps.capped(s, masking)
         slope = steps.cap_slope(s, masking)
         if not HALF:
-            mask = steps.load_mask(masking, first_row, column, head.queries, head.visible, T.ROWS, T.COLUMNS, CHECKED)
+            mask = steps.load_mask(
+                masking, first_row, column, head.queries, head.visible, T.ROWS, T.COLUMNS, CHECKED, WIDE=False
+            )
         s = steps.hide(s, mask, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
         v_tile = steps.load_keys(v, column, head.visible, T.COLUMNS, T.DV, not CHECKED)

@@ -248,12 +248,12 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def load_mask(
     masking, row, column, queries, visible, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr,
-    ORDER: tl.constexpr = "spread",
+    ORDER: tl.constexpr = "spread", WIDE: tl.constexpr = True,
 ):  # fmt: skip
     """Return the mask of a tile for hide(), or None.
 
     To be called before the product of the scores: else the compiler computes the softmax twice, in the layout of the
-    product and in that of the mask. Keys are read in their order, several at once.
+    product and in that of the mask. WIDE: keys in the order of spread() are read in their own order, several at once.
     """
     tile = None
     if masking.mask is not None:
@@ -265,13 +265,13 @@ def load_mask(
             columns = tl.arange(0, COLUMNS)[:, None]
         else:
             rows = tl.arange(0, ROWS)[:, None]
-            columns = tl.arange(0, COLUMNS)[None, :]
+            columns = (spread(COLUMNS) if ORDER == "spread" and not WIDE else tl.arange(0, COLUMNS))[None, :]
         inside = rows < queries - row
         if CHECKED:
             inside = inside & (columns < visible - column)
         start = masking.mask + (tl.cast(row, tl.int64) * row_step + tl.cast(column, tl.int64) * column_step)
         tile = tl.load(start + (rows * row_step + columns * column_step), mask=inside, other=1)
-        if ORDER == "spread":
+        if ORDER == "spread" and WIDE:
             tile = spread_columns(tile)
     return tile
 

@@ -276,15 +276,15 @@ BACKWARD_HEADS = Choice(
 
 # attention/mask_gradient.py.
 MASK_GRADIENT = tiles("""
-kind  width | simt     amd      sm_90    sm_100   sm_80+
-fp32  64    | 16x16w4  16x16w4  16x16w4  16x16w4  16x16w4
-fp32  *     | 16x16w8  16x16w8  -        -        -
-tf32  64    | -        -        32x32w8  32x32w8  32x32w8
-tf32  128   | -        -        16x64w8  16x64w8  16x64w8
-tf32  256   | -        -        16x32w8  16x32w8  16x32w8
-half  64    | 16x16w4  32x32w4  32x32w4  32x32w4  32x32w4
-half  128   | 16x16w8  16x32w4  16x32w4  16x32w4  16x32w4  # simt: 32x32w4 spills 5 KB
-half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  # sm_90: 16x32w4 spills 8 bytes
+kind  width | simt     amd      sm_90    sm_100   sm_120   sm_80+
+fp32  64    | 16x16w4  16x16w4  16x16w4  16x16w4  16x16w4  16x16w4
+fp32  *     | 16x16w8  16x16w8  -        -        -        -
+tf32  64    | -        -        32x32w8  32x32w8  32x32w8  32x32w8
+tf32  128   | -        -        16x64w8  16x64w8  16x64w8  16x64w8
+tf32  256   | -        -        16x32w8  16x32w8  16x32w8  16x32w8
+half  64    | 16x16w4  32x32w4  32x32w4  32x32w8  32x32w8  32x32w4  # sm_100, sm_120: w4 spills 8 bytes with scoring
+half  128   | 16x16w8  16x32w4  16x32w4  16x32w4  16x32w4  16x32w4  # simt: 32x32w4 spills 5 KB
+half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  16x32w4  # sm_90: 16x32w4 spills 8 bytes
 """)
 
 # attention/decode.py; rows: 16 if at most 16 rows read a key head, else 32.
@@ -292,7 +292,7 @@ DECODE = tiles("""
 kind  width  rows | simt,amd  sm_86,sm_89  sm_90      sm_80+
 fp32  64     *    | -         16x32w4      16x32w8    16x32w4    # sm_90: 4 warps spill 8 bytes
 fp32  128    *    | -         16x32w8      16x32w8    16x32w8
-fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89: 8 warps spill 16 bytes
+fp32  256    *    | -         16x32w8      16x16w8    16x16w8    # sm_86, sm_89: 16x16 spills 16 bytes with a soft cap
 *     64     16   | 16x32w4   16x64w4s2    16x64w4s2  16x64w4s2
 *     64     32   | 32x32w8   32x32w4s2    32x32w4s2  32x32w4s2  # 32x64 spills 8 bytes
 *     128    16   | 16x32w8   16x64w4s2    16x64w4s2  16x64w4s2
