@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from public_surface import SEED, Use, functions, leaf_tensors
+from public_surface import SEED, Use, functions, new
 
 from fasttfm import functional as F
 
@@ -59,10 +59,10 @@ def test_passes_and_their_gradients_are_the_same(request):
     dropped = {"dropout_p": 0.1, "seed": SEED}
     uses = [
         *functions(40, 512, dropout_p=0.1).values(),
-        Use(lambda x: F.cross_entropy(x, target)[0], leaf_tensors((256, 512))),
-        Use(lambda w: F.embed(target.view(4, 64), w, **dropped), leaf_tensors((300, 512))),
-        Use(lambda q: F.attention(q, q, q, mask=allowed), leaf_tensors((2, 4, 40, 32))),
-        Use(lambda q: F.attention(q, q, q, causal=True, **dropped), leaf_tensors((2, 4, 40, 32))),
+        Use(lambda x: F.cross_entropy(x, target)[0], new((256, 512))),
+        Use(lambda w: F.embed(target.view(4, 64), w, **dropped), new((300, 512))),
+        Use(lambda q: F.attention(q, q, q, mask=allowed), new((2, 4, 40, 32))),
+        Use(lambda q: F.attention(q, q, q, causal=True, **dropped), new((2, 4, 40, 32))),
     ]
 
     def results():

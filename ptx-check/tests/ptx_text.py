@@ -45,13 +45,13 @@ def run(
     shared: int = 0,
     target: str = "sm_80",
     fresh=(),
-    given=(),
+    scalars=(),
     **memory,
 ) -> Ran:
     """Runs `body` with one parameter for every array, whose address is in %rd1, %rd2, ... in their order. fresh: names
-    of arrays whose bytes that hold POISON nobody wrote. given: types and values of further parameters."""
+    of arrays whose bytes that hold POISON nobody wrote. scalars: types and values of further parameters."""
     names = list(memory)
-    kinds = ["u64"] * len(names) + [kind for kind, _ in given]
+    kinds = ["u64"] * len(names) + [kind for kind, _ in scalars]
     text = HEAD.format(
         name="probe",
         target=target,
@@ -73,7 +73,7 @@ def run(
         grid,
         threads,
         shared,
-        parameters_of(code.facts.parameters, [*(t.data_ptr() for t in tensors), *(value for _, value in given)]),
+        parameters_of(code.facts.parameters, [*(t.data_ptr() for t in tensors), *(value for _, value in scalars)]),
         buffers(tensors),
     )
     faults = launch.execute()

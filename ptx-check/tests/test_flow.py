@@ -106,7 +106,7 @@ def test_loops_within_loops_meet_after_each_round_and_threads_may_end_within():
 )
 def test_a_signed_parameter_stays_signed_in_a_wider_register(kind, load, value, wanted):
     """ignore_index = -100 is an int32 that losses compare with 64-bit labels."""
-    ran = run(f"{load};\nst.global.b64 [%rd1], %rd5;", given=[(kind, value)], out=np.zeros(1, "i8"))
+    ran = run(f"{load};\nst.global.b64 [%rd1], %rd5;", scalars=[(kind, value)], out=np.zeros(1, "i8"))
     assert not ran.faults
     assert ran["out"] == wanted
 
