@@ -112,7 +112,9 @@ def test_weights_are_frozen_only_inside_the_block_and_without_gradients():
         for _ in range(3):
             linear(x, layer.weight, layer.bias, relu=True).sum().backward()
         with torch.no_grad():
-            assert frozen(x)
+            with frozen_weights(nn.Linear(2, 2)):
+                pass
+            assert frozen(x), "blocks nest"
             assert not frozen(x.to("meta"))
     (expected,) = torch.autograd.grad(layer(x).relu().sum(), layer.weight)
     torch.testing.assert_close(layer.weight.grad, 3 * expected)

@@ -59,9 +59,9 @@ def test_beams(passes, monkeypatch, vocab_size, changes, moves_nothing):
 
 
 def test_excluded_endings_do_not_count_for_early_stopping(passes):
-    """One word, and a beam of three: endings come among the best before they are allowed."""
-    results = found(Tied(5), config(beam=3, nbest=3, early_stopping=True, min_len=3, max_len_b=4))
-    assert all(sorted(some) == [[4] * 3, [4] * 4] for some in results)
+    """One word, and a beam of five: endings come among the best before they are allowed."""
+    results = found(Tied(5), config(beam=5, nbest=5, early_stopping=True, min_len=5))
+    assert all(sorted(some) == [[4] * 5, [4] * 6] for some in results)
 
 
 def greedy_by_hand(model, source: int, longest: int) -> list[int]:
