@@ -46,7 +46,6 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     # shapes of inputs
     "query 1-D": (lambda nn: mha(nn, z(E), z(E), z(E)), r"query \(8,\)"),
     "kdim": (lambda nn: mha(nn, X, Y, Y, options={"kdim": 5}), r"key \(2, 4, 8\).*kdim"),
-    "batch sizes": (lambda nn: mha(nn, X, z(3, S, E), z(3, S, E)), "batch size"),
     # masks
     "attn_mask transposed": (lambda nn: mha(nn, X, Y, Y, attn_mask=z(S, L)), r"attn_mask \(4, 3\) must be \(3, 4\)"),
     # layers and stacks
