@@ -54,35 +54,6 @@ def test_missing_arguments_are_named_in_one_line(arguments, message, tmp_path, c
     assert printed.err.count("\n") == 1
 
 
-def test_the_built_in_corpus_runs_ours_and_the_plain_trainer(tmp_path, monkeypatch, capsys, request):
-    """With stubs for the corpus and the two runs, which take minutes; they have tests of their own."""
-    record = request.getfixturevalue("end_to_end")()
-    fields = {name: value for name, value in record.items() if name not in ("benchmark", "machine")}
-    ran = []
-
-    def run(name, text, work, *more):
-        assert (text / "train.en").exists()
-        ran.append((name, *more))
-        return fields | {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
-
-    def corpus(folder):
-        folder.mkdir()
-        (folder / "train.en").touch()
-        return [folder / "train.en"]
-
-    monkeypatch.setattr(end_to_end, "write_demo_corpus", corpus)
-    monkeypatch.setattr(end_to_end, "run", run)
-    monkeypatch.setattr(end_to_end, "run_peer", lambda *a: run(*a) | {"corpus": "demo, torch.nn"})
-    end_to_end.run_built_in(tmp_path, "cpu", 3)
-    options = ["--device", "cpu", "--threads", "3"]
-    assert ran == [("demo", options), ("demo", 1.5, options)]
-    assert {path.name for path in tmp_path.iterdir()} == {"end-to-end-demo.jsonl", "end-to-end-demo-torch-nn.jsonl"}
-    assert main(["end_to_end", "demo", "--results", str(tmp_path)]) == 0
-    assert ran[2:] == [("demo", [], None)]
-    assert len((tmp_path / "end-to-end-demo.jsonl").read_text().splitlines()) == 2
-    assert "BLEU 12.35 after 1.5 minutes" in capsys.readouterr().out
-
-
 def test_the_plain_greedy_search_equals_ours():
     sizes = {"vocab_size": 60, "d_model": 32, "heads": 4, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 2}
     config = TransformerConfig(**sizes, norm_first=True, final_norm=True)

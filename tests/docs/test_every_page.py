@@ -57,40 +57,6 @@ def test_all_measured_figures_are_generated_from_records():
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-LONGEST_LINE = 120
-"""Characters of code that fit in a line at 1280 pixels with docs/stylesheets/tables.css."""
-PIXELS, A_CHARACTER, A_CELL = 872, 6.3, 14.4
-"""Width of a table, a character and a cell's padding there, in pixels."""
-SMALL, MOST_COLUMNS = 12, 19
-"""Tables with more columns than SMALL have smaller type and break words anywhere."""
-
-
-def test_a_line_of_code_fits_the_site():
-    code = [block for text in PAGES.values() for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", text)]
-    assert [line for block in code for line in block.splitlines() if len(line) > LONGEST_LINE] == []
-
-
-def least_width(table: str) -> float:
-    """Minimum width of a table in pixels, from its longest unbreakable words."""
-    lines = [line for line in table.splitlines() if not re.match(r"\|[-:| ]+\|$", line)]
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
-    width = 0.0
-    for number, cells in enumerate(zip(*rows, strict=True)):
-        words = [word for cell in cells for word in re.sub(r"`[^`]*`|\]\([^)]*\)|<br>|[*\[]", " ", cell).split()]
-        longest = 0 if number == len(rows[0]) - 1 else max(map(len, words), default=0)
-        width += max(52.0, longest * A_CHARACTER + A_CELL)
-    return width
-
-
-def test_a_table_fits_the_site():
-    for text in PAGES.values():
-        for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
-            head = table.splitlines()[0]
-            columns = len(re.split(r"(?<!\\)\|", head)) - 2
-            assert columns <= MOST_COLUMNS, head
-            assert columns > SMALL or least_width(table) <= PIXELS, head
-
-
 def test_the_newcomers_hour_has_fewer_than_2000_lines_and_its_ten_answers_exist():
     text = PAGES["CONTRIBUTING.md"]
     hour = text[text.index("### A newcomer's hour") : text.index("## Rings of proof")]

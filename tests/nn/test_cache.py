@@ -140,7 +140,6 @@ def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bo
         cache.reorder(index, memory=memory_too or len(rows) != len(past))
         new = rand(len(rows), 2 if number == 6 else 1, E)
         past, memory = torch.cat([past[index % len(past)], new], 1), memory[index % len(past)]
-        cache = copy.deepcopy(cache)
         got = model(new, memory, cache=cache)
         assert cache.length == past.shape[1]
         close(got, whole(model, past, memory)[:, -new.shape[1] :])
@@ -218,6 +217,18 @@ def test_steps_with_masks_and_wrong_inputs_call_the_layers(route: str) -> None:
         model(tgt[:, :1, 1:], memory, cache=cache)
     with pytest.raises(ValueError, match="must have one batch size"):
         model(tgt[:, :1], memory[:2], cache=cache)
+
+
+@torch.no_grad()
+def test_a_copied_cache_is_independent() -> None:
+    model, tgt, memory, cache = decoder(batch_first=True), rand(N, 5, E), rand(N, S, E), DecoderCache()
+    for piece in tgt[:, :3].split(1, 1):
+        model(piece, memory, cache=cache)
+    twin, other = copy.deepcopy(cache), rand(N, 2, E)
+    for new, each in ((tgt[:, 3:], cache), (other, twin)):
+        tgt = torch.cat([tgt[:, :3], new], 1)
+        pieces = [model(piece, memory, cache=each) for piece in new.split(1, 1)]
+        close(torch.cat(pieces, 1), whole(model, tgt, memory)[:, 3:])
 
 
 @pytest.mark.sample(4)

@@ -1,17 +1,22 @@
 """Ties: the better hypothesis comes first, then the lower token; every search and top-k against the rule in Python."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from numba_passes import skip_without
 
 from fasttfm.cpu import step_passes
-from fasttfm.search import search_ids
+from fasttfm.search import beam, search_ids
+from fasttfm.search.beam import Beams
+from fasttfm.search.constraints import Constraints
 from fasttfm.search.device.search import DeviceSearch
+from fasttfm.search.tasks import Waiting, tasks_of
 from fasttfm.search.top_k import top_k
 
 from .device_tables import search_by
-from .table_model import EOS, TableCache, Tied, by_hand, config
+from .table_model import EOS, TableCache, TableModel, Tied, by_hand, config
 
 SOURCES = [[number, EOS] for number in range(20, 32)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -63,6 +68,41 @@ def test_excluded_endings_do_not_count_for_early_stopping(passes, monkeypatch):
     monkeypatch.setattr(TableCache, "moves_nothing", True, raising=False)
     results = found(Tied(5), config(beam=5, nbest=5, early_stopping=True, min_len=5))
     assert all(sorted(some) == [[4] * 5, [4] * 6] for some in results)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("excluded", [0.0, 0.9, 1.0], ids=lambda share: f"{share} excluded")
+@pytest.mark.parametrize("vocab_size", [5, 40])
+def test_the_compiled_choice_is_pytorchs(monkeypatch, vocab_size, excluded, early_stopping):
+    """Ends that enter and that do not, few values, tokens that are excluded, and NaN."""
+    skip_without("numba")
+    model, draw = TableModel(vocab_size), torch.Generator().manual_seed(7)
+    settings = config(beam=3, early_stopping=early_stopping, max_len_b=9)
+
+    def beams():
+        tasks = tasks_of(model, [Waiting(number, [number + 4, EOS]) for number in range(6)], settings)
+        return Beams(tasks, Constraints(settings, torch.device("cpu")), in_order=True)
+
+    def state(steps, logits):
+        rows, ended = steps.extend(logits)
+        finished = [[each.best() for each in some] for some in (ended, steps.tasks)]
+        return str((rows.tolist(), steps.tokens.tolist(), steps.scores.tolist(), steps.history.tolist(), finished))
+
+    both = beams(), beams()
+    for step in range(5):
+        logits = torch.randint(-3, 3, (len(both[0].tokens), vocab_size), generator=draw).float()
+        logits[:, EOS] += torch.randint(0, 4, (len(logits),), generator=draw)
+        logits[torch.rand(logits.shape, generator=draw) < excluded] = -torch.inf
+        logits[:, -1] = 0.0
+        logits[-1] += torch.nan if step == 2 else 0.0
+        states = []
+        for steps, compiled in zip(both, (True, False), strict=True):
+            ways = SimpleNamespace(takes=lambda x, compiled=compiled: compiled, loops=step_passes.loops)
+            monkeypatch.setattr(beam, "step_passes", ways)
+            states.append(state(steps, logits.clone()))
+        assert states[0] == states[1]
+        if not both[0].tasks:
+            break
 
 
 def greedy_by_hand(model, source: int, longest: int) -> list[int]:
@@ -139,3 +179,15 @@ def test_nan_is_largest_and_other_devices_are_not_read(width, k):
     assert top_k(values, k)[0].isnan().tolist() == [[False] * k, [True] * k, [False] * k]
     # A meta tensor has no values to read.
     assert [part.shape for part in top_k(values.to("meta"), k)] == [(3, k), (3, k)]
+
+
+@pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
+@pytest.mark.parametrize("k", [1, 5])
+def test_the_compiled_pass_finds_the_likeliest_anywhere(k):
+    logits = torch.randn(7, 1000, generator=torch.Generator().manual_seed(k))
+    logits[1] = logits[1].round()
+    logits[2] = logits[2] * 1e-9  # equal as log-probabilities
+    best, tokens = step_passes.likeliest(logits, k, lambda values: None)
+    expected = logits.log_softmax(1)
+    torch.testing.assert_close(best, expected.gather(1, tokens))
+    assert tokens.tolist() == by_rule(expected, k)
