@@ -86,11 +86,15 @@ def _gradient(
         line = steps.line_of(lse_strides, head, rows)
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # weight 0 past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
-        s = steps.product(q_tile, tl.trans(k_tile), PRECISION) * (scale * steps.LOG2E)  # (ROWS, COLUMNS)
-        s = steps.capped(s, masking)
         # Keys stay consecutive, so that the mask is read and its gradient written coalesced.
         of_head = steps.masking_of(masking, head)
-        mask = steps.load_mask(of_head, row, column, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="plain")
+        HALF: tl.constexpr = q_tile.dtype != tl.float32  # as in dQ
+        if HALF:
+            mask = steps.load_mask(of_head, row, column, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="plain")
+        s = steps.product(q_tile, tl.trans(k_tile), PRECISION) * (scale * steps.LOG2E)  # (ROWS, COLUMNS)
+        s = steps.capped(s, masking)
+        if not HALF:
+            mask = steps.load_mask(of_head, row, column, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="plain")
         s = steps.hide(s, mask, row, column, of_head, head.queries, head.visible, CAUSAL, True, ORDER="plain")
         p = tl.exp2(s - lse_tile[:, None])
         dp = steps.product(dout_tile, tl.trans(v_tile), PRECISION)

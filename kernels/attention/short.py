@@ -27,7 +27,7 @@ from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
-from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
+from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_spread, select, with_seed
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_BY_LONG, SHORT_FORWARD, Tile
 
 
@@ -50,15 +50,25 @@ def _forward(
     count = head.queries - first_row
     row = head.first_query + first_row
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
+    # Without matrix units a thread holds consecutive scores, as it reads the mask.
+    EARLY: tl.constexpr = steps.matrix_units(q_tile.dtype, PRECISION)
+    ORDER: tl.constexpr = "spread" if EARLY or masking.mask is None else "plain"
     keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
     values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
-    k_tile = steps.load_keys(keys, 0, head.visible, COLUMNS, D)
-    v_tile = steps.load_keys(values, 0, head.visible, COLUMNS, DV)
+    if ORDER == "spread":
+        k_tile = steps.load_keys(keys, 0, head.visible, COLUMNS, D)
+        v_tile = steps.load_keys(values, 0, head.visible, COLUMNS, DV)
+    else:
+        k_tile = steps.load(keys, 0, head.visible, COLUMNS, D)
+        v_tile = steps.load(values, 0, head.visible, COLUMNS, DV)
     masking = steps.masking_of(masking, head)
     scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # scale 0: 0 * -inf would be NaN
-    mask = steps.load_mask(masking, first_row, 0, head.queries, head.visible, ROWS, COLUMNS, True)
+    if EARLY:
+        mask = steps.load_mask(masking, first_row, 0, head.queries, head.visible, ROWS, COLUMNS, True, ORDER)
     s, factor = steps.unscaled(steps.product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
-    s = steps.hide(s, mask, first_row, 0, masking, head.queries, head.visible, CAUSAL, True)
+    if not EARLY:
+        mask = steps.load_mask(masking, first_row, 0, head.queries, head.visible, ROWS, COLUMNS, True, ORDER)
+    s = steps.hide(s, mask, first_row, 0, masking, head.queries, head.visible, CAUSAL, True, ORDER)
     peak = tl.max(s, 1) * factor
     if masking.sinks is not None:
         peak = tl.maximum(peak, masking.sinks)
@@ -69,8 +79,12 @@ def _forward(
         total += tl.exp2(masking.sinks - peak)
     weights = p.to(v_tile.dtype)
     if dropout.seed is not None:
-        lane = lanes_spread(with_seed(dropout), head.plane, rows, 0, COLUMNS)
-        weights = select(weights, lane, dropout.threshold)
+        seeded = with_seed(dropout)
+        if ORDER == "spread":
+            weights = select(weights, lanes_spread(seeded, head.plane, rows, 0, COLUMNS), dropout.threshold)
+        else:
+            keep = keep_mask(seeded.seed, seeded.site, head.plane, rows, 0, dropout.threshold, COLUMNS)
+            weights = tl.where(keep, weights, 0.0)
     total = tl.where(total == 0.0, 1.0, total)
     acc = steps.product(weights, v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
     steps.store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
@@ -116,12 +130,12 @@ def _backward(
             dout_tile = steps.load(dout_rows, row, head.queries, ROWS, DV)
             # weight 0 past the end
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
-            mask = steps.load_mask(
-                reader_masking, row, 0, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="transposed"
-            )
             s = steps.product(k_tile, tl.trans(q_tile), PRECISION) * (scale * steps.LOG2E)  # (COLUMNS, ROWS)
             s = steps.capped(s, masking)
             slope = steps.cap_slope(s, masking)
+            mask = steps.load_mask(
+                reader_masking, row, 0, head.queries, head.visible, ROWS, COLUMNS, True, ORDER="transposed"
+            )
             s = steps.hide(
                 s, mask, row, 0, reader_masking, head.queries, head.visible, CAUSAL, True, ORDER="transposed"
             )

@@ -19,6 +19,8 @@ Parameters shared by the kernels of this folder:
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -245,6 +247,17 @@ def product(a, b, PRECISION: tl.constexpr):
     return c
 
 
+def matrix_units(dtype: Any, precision: Any, _semantic: Any = None) -> tl.constexpr:
+    """Return whether matrix units compute products of these operands; True in the interpreter for half precision."""
+    options = None if _semantic is None else _semantic.builder.options
+    old = options is not None and options.backend_name == "cuda" and int(options.arch.removeprefix("sm")) < 80
+    full = tl.constexpr(dtype).value == tl.float32 and tl.constexpr(precision).value != "tf32"
+    return tl.constexpr(not (old or full))
+
+
+matrix_units.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
 @triton.jit
 def load_mask(
     masking, row, column, queries, visible, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr,
@@ -252,7 +265,7 @@ def load_mask(
 ):  # fmt: skip
     """Return the mask of a tile for hide(), or None.
 
-    To be called before the product of the scores: else the compiler computes the softmax twice, in the layout of the
+    To be called before a product by matrix_units(): else the compiler computes the softmax twice, in the layout of the
     product and in that of the mask. WIDE: keys in the order of spread() are read in their own order, several at once.
     """
     tile = None

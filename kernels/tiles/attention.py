@@ -276,15 +276,15 @@ BACKWARD_HEADS = Choice(
 
 # attention/mask_gradient.py.
 MASK_GRADIENT = tiles("""
-kind  width | simt     amd      sm_90    sm_100   sm_120   sm_80+
-fp32  64    | 16x16w4  16x16w4  16x16w4  16x16w4  16x16w4  16x16w4
-fp32  *     | 16x16w8  16x16w8  -        -        -        -
-tf32  64    | -        -        32x32w8  32x32w8  32x32w8  32x32w8
-tf32  128   | -        -        16x64w8  16x64w8  16x64w8  16x64w8
-tf32  256   | -        -        16x32w8  16x32w8  16x32w8  16x32w8
-half  64    | 16x16w4  32x32w4  32x32w4  32x32w8  32x32w8  32x32w4  # sm_100, sm_120: w4 spills 8 bytes with scoring
-half  128   | 16x16w8  16x32w4  16x32w4  16x32w4  16x32w4  16x32w4  # simt: 32x32w4 spills 5 KB
-half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  16x32w4  # sm_90: 16x32w4 spills 8 bytes
+kind  width | simt     amd      sm_90    sm_100   sm_80+
+fp32  64    | 16x16w4  16x16w4  16x16w4  16x16w4  16x16w4
+fp32  *     | 16x16w8  16x16w8  -        -        -
+tf32  64    | -        -        32x32w8  32x32w8  32x32w8
+tf32  128   | -        -        16x64w8  16x64w8  16x64w8
+tf32  256   | -        -        16x32w8  16x32w8  16x32w8
+half  64    | 16x16w4  32x32w4  32x32w4  32x32w4  32x32w4
+half  128   | 16x16w8  16x32w4  16x32w4  16x32w4  16x32w4  # simt: 32x32w4 spills 5 KB
+half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  # sm_90: 16x32w4 spills 8 bytes
 """)
 
 # attention/decode.py; rows: 16 if at most 16 rows read a key head, else 32.
@@ -323,7 +323,7 @@ SHORT_FORWARD = Choice(
     tf32  64     *       16   | -        -        16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
     tf32  64     1,4     32   | -        -        32x32w4   -            -         -         -
     tf32  64     0,1,4   32   | -        -        32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
-    tf32  64     2,3     32   | -        -        32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
+    tf32  64     2,3     32   | -        -        32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
     tf32  64     *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
     half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
     half  64     2,3     32   | -        32x32w4  -         -            -         -         -
@@ -357,7 +357,8 @@ SHORT_BACKWARD = Choice(
     half  64     *       16   | 16x16w4  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     half  64     0,1,4   32   | -        -        -         -            32x32w4   -         -  @ 3.9+  # w1: 192 bytes
     half  64     0,1,4   32   | 16x32w8  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
-    half  64     2,3     32   | 16x32w8  16x32w4  16x32w2   16x32w2      16x32w2   16x32w2   16x32w2
+    # sm_90: timed; spills 16 bytes with a mask
+    half  64     2,3     32   | 16x32w8  16x32w4  16x32w2   16x32w2      32x32w2   16x32w2   16x32w2
     # sm_100: 4 warps spill 8 bytes
     half  64     0,1,4   64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
     half  64     2,3     64   | 16x64w8  16x64w4  32x64w4   32x64w4      32x64w4   32x64w4   32x64w4
