@@ -258,7 +258,7 @@ def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtyp
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [100, 200, 300])
 @pytest.mark.parametrize(("activation", "before"), [("relu", "_add_dropped"), ("gelu", "_activate")])
-def test_activations_between_two_products_of_cublas(activation, before, hidden, dtype, monkeypatch):
+def test_activations_between_two_products_of_cublas_on_sm_90(activation, before, hidden, dtype, monkeypatch):
     monkeypatch.setattr(product, "route_of", lambda *given: "cublas")
     machine = check(_feed_forward(9, 24, hidden, 0.1, activation), "sm_90", DTYPES[dtype])
     assert [launch.name for launch in machine.launches][:2] == [before, "_gate"]
@@ -267,7 +267,7 @@ def test_activations_between_two_products_of_cublas(activation, before, hidden, 
 @pytest.mark.executed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_large_tiles_of_products(activation, dtype, monkeypatch):
+def test_large_tiles_of_products_on_sm_90(activation, dtype, monkeypatch):
     """With few processors, few tiles already make a product large."""
     monkeypatch.setitem(chips.CHIPS, "sm_90", dataclasses.replace(chips.CHIPS["sm_90"], processors=2))
     check(_feed_forward(130, 64, 192, 0.1, activation), "sm_90", DTYPES[dtype])
