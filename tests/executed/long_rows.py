@@ -59,7 +59,7 @@ CASES = {
         {"causal": True, "causal_offset": -70, "window": 0},
     ),
     "a window narrower than a tile": (
-        "128x128w4s2", "128x64w4s3", "64x128w4s3", torch.float16, (2, 4, 2, 170, 320, 64), FIRST,
+        "128x128w4s2", "128x64w4s3", "64x128w4s2", torch.float16, (2, 4, 2, 170, 320, 64), FIRST,
         {"causal": True, "causal_offset": 45, "window": 37, "dropout_p": 0.3, "lengths": [171, 0]},
     ),
     "a window of whole tiles": (

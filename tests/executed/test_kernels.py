@@ -109,6 +109,10 @@ REST = [
     *(case for case in EVERYTHING if case not in SMALL + ONCE),
     # a chip with the instructions of an older one
     *on("sm_120", ["bf16"], *[p for p in PROBLEMS if p.keys < 9000][::3]),
+    # tiles that nothing above enters
+    *on("sm_90", ["bf16"],
+        _attention(1, 1, 100, 150, 256, 256, causal=True), _attention(1, 1, 30, 30, 128, 128, causal=True, p=0.1),
+        _attention(1, 4, 37, 139, 40, 64, key_heads=2, causal=True, p=0.1)),
     # a few rows of each width with a tile of its own
     *on("sm_90", ["fp32", "bf16"], *(p for N in (100, 200, 300, 900, 2000, 4000, 8000) for p in _norms(3, N, 0.1))),
     *on("sm_90", ["fp16", "bf16"],
@@ -151,7 +155,9 @@ def test_every_kernel_on_every_chip(problem, chip, dtype):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize(
+    ("chip", "dtype"), [*zip(("sm_80", "sm_89", "sm_90", "sm_120"), ["bf16"] * 4), ("sm_90", "fp16")]
+)
 @pytest.mark.parametrize(
     "problem",
     [
@@ -162,10 +168,10 @@ def test_every_kernel_on_every_chip(problem, chip, dtype):
     ],
     ids=str,
 )
-def test_the_backward_pass_of_one_launch(problem, chip, monkeypatch):
+def test_the_backward_pass_of_one_launch(problem, chip, dtype, monkeypatch):
     """A program accumulates dQ in memory, where its threads read what others wrote."""
     monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *size: 1)
-    machine = check(problem, chip, torch.bfloat16)
+    machine = check(problem, chip, DTYPES[dtype])
     assert "_backward_heads" in {launch.name for launch in machine.launches}
 
 
@@ -198,7 +204,7 @@ def test_backward_tiles_of_long_rows_that_were_fastest_on_an_h100(problem, tiles
 
 
 PAGES = [(chip, dtype, queries, 40, 8) for chip, dtype, queries in zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))]
-EVERY_TILE = itertools.product(["sm_90"], DTYPES, (1, 9), (40, 100, 200), (8, 16))
+EVERY_TILE = itertools.product(["sm_90"], DTYPES, (1, 9), (40, 104, 200), (8, 16))
 
 
 @pytest.mark.sample(1)
