@@ -98,7 +98,8 @@ def section(lines: Sequence[records.Record]) -> str:
     wrong = [f"- `{each['kernel']}` {each['tile']} {each['dtype']}, ptxas {each['assembler']}: {text}"
              for each in lines for text in each["wrong"]]  # fmt: skip
     left = [f"- `{kernel}`: {', '.join(tiles)}" for kernel, tiles in not_run(lines).items()]
-    parts = [table(lines), f"Recorded at commit {commits}. Differences are of the largest number of a tensor."]
+    told = f"Recorded at commit {commits}. Differences are of the largest number of a tensor."
+    parts = [table(lines), told if left else f"{told} Every tile of the compile cases for sm_90 has run."]
     lists = {"Wrong:": wrong, "Not run, of the compile cases for sm_90:": left}
     return "\n\n".join([*parts, *(text for head, each in lists.items() if each for text in (head, "\n".join(each)))])
 
