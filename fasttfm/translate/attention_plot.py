@@ -6,7 +6,6 @@ labelled with the token written from it, so the plot reads as an alignment of th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ KINDS = {"encoder": "encoder self-attention", "cross": "cross-attention", "decod
 MOST_TOKENS = 80
 """Maximum tokens per side; labels are unreadable beyond."""
 _MOST_PIXELS = 12_000  # longer side of the image; many viewers reject larger ones
+_FONTS = ["DejaVu Sans", "Noto Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Arial Unicode MS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
 def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int] | None = None) -> None:
     """Write a PNG, or the format of the path's suffix: one row of panels per kind and layer, one column per head.
 
-    layers: numbers from 1; None: all. Characters without an installed font are written as \\u3042. Raises UserError for
-    a layer that does not exist, an unsupported suffix, or if matplotlib is not installed.
+    layers: numbers from 1; None: all. Characters that the installed fonts among _FONTS lack are drawn as boxes. Raises
+    UserError for a layer that does not exist, an unsupported suffix, or if matplotlib is not installed.
     """
     chosen = list(range(1, attention.layers + 1)) if layers is None else list(layers)
     for layer in chosen:
@@ -103,11 +103,10 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
-        fonts, unknown = _fonts_for(frozenset("".join(attention.source + attention.read + attention.written)))
         heads = max(weights.shape[0] for _, _, weights in rows)
         longest = max(len(attention.source), len(attention.read))
         panel = max(1.6, 0.13 * longest)  # inches; 0.13 inches hold a label of 8 points
-        label = 0.085 * max(len(_readable(piece, unknown)) for piece in attention.source + attention.read) + 0.2
+        label = 0.085 * max(map(len, attention.source + attention.read)) + 0.2
         width, height = 0.6 + label + heads * (panel + 0.12), 1.0 + len(rows) * (panel + 0.3) + 3 * label
         figure.set_size_inches(width, height)
         axes = figure.subplots(len(rows), heads, squeeze=False)
@@ -128,44 +127,12 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
                     (axis.yaxis, asking, head == 0, 0),
                     (axis.xaxis, looked_at, last_of_kind, 90),
                 ):
-                    shown = [_readable(name, unknown) for name in names] if labelled else []
+                    shown = names if labelled else []
                     ticks.set_ticks(range(len(names)))
-                    ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=fonts, parse_math=False)
+                    ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=_FONTS, parse_math=False)
                     ticks.set_tick_params(length=2 if labelled else 0)
         figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
         try:
             save(figure, Path(path), Path(path).suffix[1:] or "png", dpi=min(110, _MOST_PIXELS / max(width, height)))
         except ValueError as error:
             raise UserError(f"{path}: {error}".replace("\n", " ")) from None
-
-
-def _readable(piece: str, unknown: frozenset[str]) -> str:
-    """piece with characters that no font has escaped, such as \\u3042."""
-    return "".join(
-        character.encode("unicode_escape").decode() if character in unknown else character for character in piece
-    )
-
-
-@cache
-def _fonts_for(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Installed font families that cover the characters as far as possible, and the characters not covered."""
-    from matplotlib import font_manager
-    from matplotlib.ft2font import FT2Font
-
-    families = ["DejaVu Sans"]  # comes with matplotlib
-    path = font_manager.findfont("DejaVu Sans")
-    missing = {each for each in characters if ord(each) not in FT2Font(path).get_charmap()}
-    # Script-specific fonts first; Last Resort has a box for every character and is skipped.
-    entries = [entry for entry in font_manager.fontManager.ttflist if "Last Resort" not in entry.name]
-    entries.sort(key=lambda entry: ("CJK" not in entry.name, "Noto" not in entry.name, entry.name, entry.fname))
-    for entry in entries:
-        if not missing:
-            break
-        try:
-            present = missing & {chr(code) for code in FT2Font(entry.fname).get_charmap()}
-        except (OSError, RuntimeError):  # a damaged font file
-            continue
-        if present:
-            families.append(entry.name)
-            missing -= present
-    return families, frozenset(missing)
