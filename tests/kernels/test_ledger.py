@@ -72,10 +72,11 @@ def test_a_record_has_every_loop_and_names_its_columns(tmp_path):
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
-def test_a_record_of_some_cases_keeps_the_others_of_their_chip(tmp_path, monkeypatch):
+def test_a_record_of_some_cases_keeps_the_other_compile_cases_of_their_chip(tmp_path, monkeypatch):
     file, case = tmp_path / "ledger.jsonl", usual()
-    other = dataclasses.replace(case, name=f"other/{case.name}")
-    stale = [{"commit": "0" * 40, **record.entry_of(SM_80, each, counted_as(9.0))} for each in (case, other)]
+    other = next(each for _, each in matrix.enumerate_cases([SM_80], ["attention.short"]))
+    gone = dataclasses.replace(case, name=f"gone/{case.name}")
+    stale = [{"commit": "0" * 40, **record.entry_of(SM_80, each, counted_as(9.0))} for each in (case, other, gone)]
     task = matrix.Task("attention.forward", "sm_80", 0)
     monkeypatch.setattr(ledger_main, "_rows", lambda cases, workers: {task: (SM_80, case, counted_as(2.5))})
     for some, left in ((True, [(other.name, "0" * 40), (case.name, None)]), (False, [(case.name, None)])):

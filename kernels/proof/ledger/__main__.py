@@ -112,13 +112,14 @@ def _rows(cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> dict
 
 
 def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int | None, *, some: bool) -> int:
-    """Counts and records the cases, chip by chip. some: other cases of the chips stay recorded."""
+    """Counts and records the cases, chip by chip. some: the other compile cases of the chips stay recorded."""
     missing = 0
     for chip in dict.fromkeys(task.chip for task in cases):
         own = {task: case for task, case in cases.items() if task.chip == chip}
         entries = [record.entry_of(*row) for row in _rows(own, workers).values()]
-        chosen = {(case.name, case.dtype) for case in own.values()}
-        others = [each for each in record.entries_of(file, chip) if (each["case"], each["dtype"]) not in chosen]
+        left = {(case.name, case.dtype) for _, case in matrix.enumerate_cases([CHIPS[chip]])}
+        left -= {(case.name, case.dtype) for case in own.values()}
+        others = [each for each in record.entries_of(file, chip) if (each["case"], each["dtype"]) in left]
         record.write(file, {chip: [*(others if some else ()), *entries]})
         missing += len(own) - len(entries)
         print(f"{chip}: {len(entries)} cases", flush=True)
