@@ -19,7 +19,7 @@ for name in ("run$_{$b", "run_\\\\frac", os.fsdecode(b"caf\\xe9"), "翻訳 пе�
 
 
 def test_a_curve_is_drawn_without_warnings(tmp_path):
-    (tmp_path / "matplotlibrc").write_bytes(b"figure.dpi: 20\ntext.usetex: True\n")
+    (tmp_path / "matplotlibrc").write_bytes(b"backend: nonsense\nfigure.dpi: many\ntext.usetex: True\n\xff\xfe\n")
     environment = {**os.environ, "MPLBACKEND": "nonsense", "HOME": "/proc/nowhere", "XDG_CACHE_HOME": ""}
     done = run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -33,7 +33,7 @@ def _attention(setting: Setting) -> list[Case]:
     smoke, standard, full = setting.level == "smoke", setting.at_least("standard"), setting.level == "full"
     tokens = 48 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
     H, D = (2, 16) if smoke else (8, 64)
-    short = (8, 12) if smoke else (27, 100)
+    short = (8, 12) if smoke else (27, 50, 100) if setting.on_gpu else (27, 100)
     result = []
     for passes in PASSES:
         for length in short:

@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
@@ -22,6 +24,8 @@ from fasttfm.system.machine import allowed_cores
 
 _GRACE = 600
 """Seconds that stopped ranks have to finish the update and save."""
+_INTERVAL = 3
+"""Seconds between two checks of the ranks."""
 
 
 def number_of_workers(workers: int | None, threads: int, device: str | None) -> int:
@@ -51,6 +55,7 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
     started: start time of the command by time.monotonic(), a clock that all processes of the machine share.
     The first process that fails reports its error and ends the others. A stop signal exits after rank 0 has saved and
     printed a message. Raises UserError for a process killed by a signal and if processes cannot connect to each other.
+    Warns of a paused rank (SIGSTOP).
     """
     _refuse_without_loopback()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -78,6 +83,8 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             signals_to_handle="SIGQUIT",
         )
         os.environ.update(child_environment({}))
+        over = threading.Event()
+        threading.Thread(target=_watch, args=(over,), daemon=True).start()
         try:
             program, *words = command_line(*arguments, started=started)
             elastic_launch(config, program)(*words)
@@ -88,6 +95,7 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
         except ChildFailedError as failed:
             return _status({rank: failure.exitcode for rank, failure in failed.failures.items()})
         finally:
+            over.set()
             del os.environ[PARENT]
     return 0
 
@@ -102,6 +110,22 @@ def _refuse_without_loopback() -> None:
             f"--workers: this machine cannot connect to itself ({error.strerror or error}): bring its loopback up (ip "
             "link set lo up), or give --workers 1"
         ) from error
+
+
+def _watch(over: threading.Event) -> None:
+    """Warn of each rank that is paused in two successive checks: all others wait for it."""
+    paused = None
+    while hasattr(os, "waitid") and not over.wait(_INTERVAL):
+        with suppress(ChildProcessError):
+            child = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            if child is not None and child.si_pid == paused:
+                os.waitid(os.P_PID, paused, os.WSTOPPED | os.WNOHANG)  # do not report it again
+                print(
+                    f"fasttfm train: warning: process {paused} is paused ({signal_name(child.si_status)}), and the "
+                    f"others wait for it: kill -CONT {paused} resumes it",
+                    file=sys.stderr,
+                )
+            paused = child and child.si_pid
 
 
 def _status(statuses: dict[int, int]) -> int:

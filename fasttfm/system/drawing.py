@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 def drawing(**settings: Any) -> "Iterator[Figure]":
     """A matplotlib Figure(**settings) with an Agg canvas, to be drawn and saved in the block.
 
-    Ignores MPLBACKEND and matplotlibrc's settings, and suppresses warnings about missing glyphs or a read-only home
-    folder.
+    Ignores MPLBACKEND and matplotlibrc files, and suppresses warnings about missing glyphs or a read-only home folder.
     Raises UserError if matplotlib is not installed.
     """
     logger = logging.getLogger("matplotlib")
@@ -52,10 +52,17 @@ def save(figure: "Figure", path: Path, kind: str, **settings: Any) -> None:
 
 
 def _matplotlib() -> Any:
-    """The package, imported without MPLBACKEND: a notebook's may name a package that is not installed here."""
-    backend = os.environ.pop("MPLBACKEND", None)
+    """The package, imported without MPLBACKEND and without the working folder's matplotlibrc."""
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"]
+    hidden = {name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ}
+    folder = os.open(".", os.O_RDONLY) if hasattr(os, "fchdir") else None
     try:
+        if folder is not None:
+            os.chdir(Path(__file__).parent)
         return optional("matplotlib", "plots")
     finally:
-        if backend is not None:
-            os.environ["MPLBACKEND"] = backend
+        os.environ.update(hidden)
+        if folder is not None:
+            os.fchdir(folder)
+            os.close(folder)

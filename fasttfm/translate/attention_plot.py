@@ -23,7 +23,6 @@ KINDS = {"encoder": "encoder self-attention", "cross": "cross-attention", "decod
 MOST_TOKENS = 80
 """Maximum tokens per side; labels are unreadable beyond."""
 _MOST_PIXELS = 12_000  # longer side of the image; many viewers reject larger ones
-_FONTS = ["DejaVu Sans", "Noto Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Arial Unicode MS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
 def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int] | None = None) -> None:
     """Write a PNG, or the format of the path's suffix: one row of panels per kind and layer, one column per head.
 
-    layers: numbers from 1; None: all. Characters that the installed fonts among _FONTS lack are drawn as boxes. Raises
-    UserError for a layer that does not exist, an unsupported suffix, or if matplotlib is not installed.
+    layers: numbers from 1; None: all. Characters that no installed font has are drawn as boxes. Raises UserError for a
+    layer that does not exist, an unsupported suffix, or if matplotlib is not installed.
     """
     chosen = list(range(1, attention.layers + 1)) if layers is None else list(layers)
     for layer in chosen:
@@ -102,7 +101,9 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
     with drawing(layout="constrained") as figure:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
+        from matplotlib.font_manager import get_font_names
 
+        fonts = ["DejaVu Sans", *sorted(get_font_names(), key=lambda n: ("Last Resort" in n, "CJK" not in n, n))]
         heads = max(weights.shape[0] for _, _, weights in rows)
         longest = max(len(attention.source), len(attention.read))
         panel = max(1.6, 0.13 * longest)  # inches; 0.13 inches hold a label of 8 points
@@ -118,18 +119,18 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
                     axis.set_axis_off()
                     continue
                 axis.imshow(weights[head].numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-                axis.set_title(
-                    f"{KINDS[kind]}, layer {layer}, head 1" if head == 0 else f"head {head + 1}",
-                    fontsize=8,
-                    loc="left" if head == 0 else "center",
+                title, place = (
+                    (f"head {head + 1}", "center") if head else (f"{KINDS[kind]}, layer {layer}, head 1", "left")
                 )
+                axis.set_title(title, fontsize=8, loc=place)
                 for ticks, names, labelled, turn in (
                     (axis.yaxis, asking, head == 0, 0),
                     (axis.xaxis, looked_at, last_of_kind, 90),
                 ):
-                    shown = names if labelled else []
                     ticks.set_ticks(range(len(names)))
-                    ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=_FONTS, parse_math=False)
+                    ticks.set_ticklabels(
+                        names if labelled else [], fontsize=8, rotation=turn, family=fonts, parse_math=False
+                    )
                     ticks.set_tick_params(length=2 if labelled else 0)
         figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
         try:

@@ -314,7 +314,7 @@ fp32  256   | 16w8  # sm_80: 4 warps spill 8 bytes
 # attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do if mask and
 # dropout would spill; without, threads share the work evenly. For 32 keys one warp is best: two split the keys and
 # reduce each row in shared memory, 2,126 instructions per head with dropout on sm_80 instead of 1,346. For 64 keys four
-# warps hold 64 rows, which read keys and values once; two warps count less in half precision, at half of the occupancy.
+# warps hold 64 rows, which read keys and values once, where neither count nor occupancy is worse for it.
 SHORT_FORWARD = Choice(
     "attention.short.forward",
     tiles("""
@@ -329,11 +329,12 @@ SHORT_FORWARD = Choice(
     half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
     half  64     2,3     32   | -        32x32w4  -         -            -         -         -
     half  64     *       32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
-    half  64     *       64   | 16x64w4  32x64w2  64x64w4   64x64w4      64x64w4   64x64w4   64x64w4
+    half  64     2,3     64   | -        -        64x64w2   -            -         -         -
+    half  64     *       64   | 16x64w4  32x64w2  32x64w2   64x64w4      64x64w4   64x64w4   64x64w4
     half  64     *       128  | -        -        64x128w4  64x128w4     64x128w4  64x128w4  -
     half  128    0,1,4   32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
     half  128    2,3     32   | 16x32w4  32x32w4  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
-    half  128    2,3     64   | -        -        64x64w2   -            64x64w4   64x64w4   -
+    half  128    2,3     64   | -        -        64x64w2   -            -         -         -
     half  128    *       64   | -        -        32x64w2   32x64w2      64x64w4   64x64w4   -
     """),
     _short_alternatives,
